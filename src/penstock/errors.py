@@ -1,0 +1,47 @@
+"""What can go wrong, by name. Every error is also the builtin a caller would expect.
+
+    PenstockError
+    ├── PlanError(ValueError)            sizes, batches, ranks or chunks that cannot be
+    ├── StateError(ValueError)           a saved state that does not fit this loader
+    ├── ConfigError(ValueError)          a configuration that cannot be used
+    ├── SourceError(OSError)             storage that cannot be read
+    ├── BatchError(AssertionError)       a batch that is not what it should be
+    ├── WorkerError(RuntimeError)        a worker process or reader thread that died
+    └── MissingExtraError(ImportError)   an optional library that is not installed
+
+A message says what was asked, what was found and what to do, in one sentence.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Anything Penstock refuses to do; its message says why and what to do instead."""
+
+
+class PlanError(PenstockError, ValueError):
+    """Sizes, batches, ranks or chunks that cannot be."""
+
+
+class StateError(PenstockError, ValueError):
+    """A saved state that does not fit this loader."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A configuration that cannot be used."""
+
+
+class SourceError(PenstockError, OSError):
+    """Storage that cannot be read."""
+
+
+class BatchError(PenstockError, AssertionError):
+    """A batch that is not what it should be."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process or reader thread that died."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional library that is not installed."""
