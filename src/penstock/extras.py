@@ -16,7 +16,7 @@ def optional(module: str, extra: str) -> Any:
     >>> optional("no_such_library", extra="zarr")
     Traceback (most recent call last):
     ...
-    penstock.errors.MissingExtraError: no_such_library is not installed: pip install 'penstock[zarr]'
+    penstock.errors.MissingExtraError: no_such_library is not installed: pip install ...
     """
     try:
         return import_module(module)

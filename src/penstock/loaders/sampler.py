@@ -1,0 +1,133 @@
+"""Samplers: chunks of a shuffle for a stock ``DataLoader``, and what trainers see of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DistributedSampler, Sampler
+
+from penstock.errors import PlanError
+from penstock.loaders.course import Course, check_epoch
+from penstock.loaders.seeds import resolve_seed
+from penstock.order import Cursor, Indices, Order, SequentialOrder, ShuffledOrder
+from penstock.order.permutation import STRIDE
+from penstock.order.state import check_format, check_identity, cursor_of, to_state
+
+
+class ChunkedSampler(Sampler[int]):
+    """One chunk of an epoch's shuffle at a time, for a stock ``DataLoader``.
+
+    Chunks ``0 .. total_chunks - 1`` of an epoch are disjoint and cover the dataset; they are cut
+    from a shuffle of the *whole* dataset, another one in every epoch. Iterating never moves
+    ``current_chunk``; `set_chunk` does.
+
+    Args:
+        chunk_size: Samples a chunk; the last one of an epoch may be shorter.
+
+    >>> sampler = ChunkedSampler(10, chunk_size=4)
+    >>> sampler.total_chunks, [len(sampler.get_chunk_indices(k)) for k in range(3)]
+    (3, [4, 4, 2])
+    """
+
+    def __init__(
+        self, dataset_size: int, chunk_size: int, seed: int | None = 42, *, shuffle: bool = True
+    ) -> None:
+        if chunk_size < 1:
+            raise PlanError(f"chunk_size must be at least 1 sample, got {chunk_size!r}")
+        self.seed = resolve_seed(seed)
+        self._order = make_order(dataset_size, self.seed, shuffle=shuffle)
+        self.dataset_size, self.chunk_size, self.shuffle = dataset_size, chunk_size, shuffle
+        self.epoch = self.current_chunk = 0
+
+    @property
+    def total_chunks(self) -> int:
+        """Chunks of an epoch."""
+        return -(-self.dataset_size // self.chunk_size)
+
+    def get_chunk_indices(self, chunk_idx: int) -> Indices:
+        """The samples of a chunk, the same however often and in whatever order it is asked.
+
+        Past the last chunk the cycle goes on: chunk ``total_chunks`` is the next epoch's first.
+        """
+        epoch, begin, end = self._span(chunk_idx)
+        return self._order.at(epoch, np.arange(begin, end))
+
+    def _span(self, chunk: int) -> tuple[int, int, int]:
+        if chunk < 0:
+            raise PlanError(f"chunk_idx must be 0 or more, got {chunk!r}")
+        further, chunk = divmod(chunk, self.total_chunks)
+        begin = chunk * self.chunk_size
+        return self.epoch + further, begin, min(begin + self.chunk_size, self.dataset_size)
+
+    def set_chunk(self, chunk_idx: int) -> None:
+        """The chunk the next iterations give."""
+        self._span(chunk_idx)
+        self.current_chunk = chunk_idx
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch whose shuffle the chunks are cut from."""
+        check_epoch(epoch)
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, begin, end = self._span(self.current_chunk)
+        for at in range(begin, end, STRIDE):
+            yield from self._order.at(epoch, np.arange(at, min(at + STRIDE, end))).tolist()
+
+    def __len__(self) -> int:
+        _, begin, end = self._span(self.current_chunk)
+        return end - begin
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chunk it is at, as a small flat dict."""
+        epoch, begin, _ = self._span(self.current_chunk)
+        return to_state(Cursor(epoch, begin), self._order)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the chunk a state was taken at (the one that holds its position)."""
+        check_format(state)
+        check_identity(state, self._order)
+        cursor = cursor_of(state)
+        self.epoch, self.current_chunk = cursor.epoch, cursor.position // self.chunk_size
+
+
+def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
+    """A shuffled or a sequential order."""
+    return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
+
+
+class RankSampler(DistributedSampler[Any]):
+    """What trainers find as ``loader.sampler``: this rank's share, already dealt.
+
+    It *is* a ``DistributedSampler``, so Lightning does not put one in its place; and its
+    `set_epoch` does nothing, because trainers call it with numbers that count chunks.
+    """
+
+    def __init__(self, dataset: Any, course: Course) -> None:
+        Sampler.__init__(self)  # not DistributedSampler's, which fixes the ranks once and for all
+        self.dataset, self._course = dataset, course
+        self.epoch = 0
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Ranks there are now."""
+        return self._course.plan.steps.world
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Which of them this is."""
+        return self._course.plan.rank
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the epoch is the loader's, and travels with the indices."""
+
+    def __iter__(self) -> Iterator[int]:
+        plan, course = self._course.plan, self._course
+        for batch in plan.walk(course.start, course.remaining):
+            yield from batch.samples.tolist()
+
+    def __len__(self) -> int:
+        steps = self._course.plan.steps
+        return min(steps.count * steps.batch, -(-steps.size // steps.world))

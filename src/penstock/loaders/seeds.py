@@ -1,0 +1,24 @@
+"""Seeds: given, or drawn once and said."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from penstock.errors import PlanError
+
+log = logging.getLogger("penstock")
+
+
+def resolve_seed(seed: int | None) -> int:
+    """``seed`` itself, checked; for None, one drawn from the system, logged.
+
+    >>> resolve_seed(42)
+    42
+    """
+    if seed is None:
+        seed = secrets.randbits(32)
+        log.info("seed=%d (drawn; give it to repeat this run)", seed)
+    if not 0 <= seed < 1 << 64:
+        raise PlanError(f"seed must be in [0, 2**64), got {seed!r}")
+    return int(seed)

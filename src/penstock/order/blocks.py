@@ -1,0 +1,254 @@
+"""An order for storage that is read in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.order.keys import derive_key
+from penstock.order.orders import check_positions, check_size
+from penstock.order.permutation import Indices, Permutation, permutation
+
+Number = TypeVar("Number", int, Indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Samples ``start : start + count``, consecutive in storage, inside one block."""
+
+    start: int
+    count: int
+
+
+class BlockOrder:
+    """An order for storage read in blocks, dealt to ``lanes`` readers.
+
+    Geometry, fixed for all epochs (n samples, B a block, L lanes, W rows a window)::
+
+        full   = n // B                 whole blocks; the short last one is not among them
+        rows   = full // L              whole blocks that every lane reads in an epoch
+        left   = n - rows * L * B       leftover: fewer than L whole blocks, and the short one
+        rounds = max(1, ceil(rows / W)) of balanced size: rows // rounds rows, or one more
+
+    Per epoch the whole blocks are permuted; row i of the permuted list holds entries
+    ``i*L .. i*L+L-1``, one for each lane. One keyed round, the extra one, takes the leftover
+    too, cut into L contiguous slices, each less than a block long. A lane's window is its column
+    of the round's rows (and its slice), permuted by a key of its own. The positions of a round
+    deal the windows of all lanes sample by sample.
+
+    Hence ``lane = position % lanes`` everywhere; a lane holds at most ``(W + 1) * B`` samples;
+    every whole block but a leftover one belongs to one lane; windows are never tiny; and neither
+    the short block nor anything else is always last, or always dropped.
+
+    >>> order = BlockOrder(23, seed=42, block=3, window=2, lanes=2)
+    >>> order.at(1, np.arange(6))
+    array([18, 12, 20, 13,  5,  6])
+    """
+
+    kind = "block"
+
+    def __init__(self, size: int, seed: int, block: int, window: int, lanes: int = 1) -> None:
+        for name, value in (("block", block), ("window", window), ("lanes", lanes)):
+            if value < 1:
+                raise PlanError(f"{name} must be at least 1, got {value!r}")
+        self.size, self.seed = check_size(size), seed
+        self.block, self.window, self.lanes = int(block), int(window), int(lanes)
+        self.full = self.size // self.block
+        self.rows = self.full // self.lanes
+        self.left = self.size - self.rows * self.lanes * self.block
+        self.rounds = max(1, -(-self.rows // self.window))
+        self._each, self._more = divmod(self.rows, self.rounds)
+        self._slice_each, self._slice_more = divmod(self.left, self.lanes)
+
+    def identity(self) -> dict[str, int | str]:
+        """Kind, size, seed and the geometry: other blocks are another order."""
+        return {
+            "order": self.kind,
+            "samples": self.size,
+            "seed": self.seed,
+            "block": self.block,
+            "window": self.window,
+            "lanes": self.lanes,
+        }
+
+    # -- the order itself
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The samples at these positions of this epoch."""
+        k, column, place, length = self.locate(epoch, positions)
+        i = self._shuffle_windows(epoch, k, column, length, place, backwards=False)
+        whole = self._round_rows(k) * self.block
+        sliced = i >= whole
+        slot = self._slice_start(column) + (i - whole)  # within the leftover
+        row = self._first_row(k) + i // self.block
+        entry = np.where(
+            sliced, self.rows * self.lanes + slot // self.block, row * self.lanes + column
+        )
+        offset: Indices = np.where(sliced, slot, i) % self.block
+        return self._block_at(epoch, entry) * self.block + offset
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """The positions of these samples: the inverse of `at`."""
+        samples = check_positions(samples, self.size)
+        entry, offset = self._entry_of(epoch, samples // self.block), samples % self.block
+        sliced = entry >= self.rows * self.lanes
+        slot = (entry - self.rows * self.lanes) * self.block + offset
+        column = np.where(sliced, self._column_of_slot(slot), entry % self.lanes)
+        row = np.where(sliced, 0, entry // self.lanes)
+        k = np.where(sliced, self.extra_round(epoch), self._round_of_row(row))
+        whole = self._round_rows(k) * self.block
+        i = np.where(
+            sliced,
+            whole + slot - self._slice_start(column),
+            (row - self._first_row(k)) * self.block + offset,
+        )
+        length = whole + np.where(k == self.extra_round(epoch), self._slice_length(column), 0)
+        place = self._shuffle_windows(epoch, k, column, length, i, backwards=True)
+        return self._round_starts(epoch, k) + place * self.lanes + column
+
+    def locate(self, epoch: int, positions: Indices) -> tuple[Indices, Indices, Indices, Indices]:
+        """Round, column, place in the window and length of the window of each position."""
+        p = check_positions(positions, self.size)
+        extra = self.extra_round(epoch)
+        unit = self.lanes * self.block
+        begin = self._first_row(extra) * unit  # where the extra round begins, and ends
+        end = self._first_row(extra + 1) * unit + self.left
+        inside = (p >= begin) & (p < end)
+        row = np.where(inside, 0, np.where(p >= end, p - self.left, p)) // unit
+        k = np.where(inside, extra, self._round_of_row(row))
+        q = p - self._round_starts(epoch, k)
+        column, place = q % self.lanes, q // self.lanes
+        length = self._round_rows(k) * self.block
+        return k, column, place, length + np.where(k == extra, self._slice_length(column), 0)
+
+    # -- what a reader needs: one lane's window
+
+    def extra_round(self, epoch: int) -> int:
+        """The round that takes the leftover too."""
+        return derive_key(self.seed, "extra", epoch) % self.rounds
+
+    def round_start(self, epoch: int, k: int) -> int:
+        """First position of round ``k``; of round ``rounds``: the end of the epoch."""
+        left = self.left if k > self.extra_round(epoch) else 0
+        return self._first_row(k) * self.lanes * self.block + left
+
+    def round_of(self, epoch: int, position: int) -> int:
+        """The round a position is in."""
+        return int(self.locate(epoch, np.array([position]))[0][0])
+
+    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
+        """One lane's window: its whole blocks, then the parts of leftover ones."""
+        rows = np.arange(self._first_row(k), self._first_row(k + 1))
+        blocks = self._block_at(epoch, rows * self.lanes + column)
+        reads = [Span(b * self.block, self.block) for b in blocks.tolist()]
+        if k == self.extra_round(epoch):
+            slot, rest = self._slice_start(column), self._slice_length(column)
+            while rest:
+                entry, offset = divmod(slot, self.block)
+                count = min(rest, self.block - offset)
+                at = np.array([self.rows * self.lanes + entry])
+                reads.append(Span(int(self._block_at(epoch, at)[0]) * self.block + offset, count))
+                slot, rest = slot + count, rest - count
+        return reads
+
+    def window_positions(self, epoch: int, k: int, column: int) -> Indices:
+        """Position of each sample of the window, in the order of `window_reads`."""
+        length = self._round_rows(k) * self.block
+        if k == self.extra_round(epoch):
+            length += self._slice_length(column)
+        if not length:
+            return np.empty(0, np.int64)
+        key = derive_key(derive_key(self.seed, "window", epoch), k, column)
+        place = Permutation(length, key).inverse(np.arange(length))
+        place *= self.lanes
+        place += self.round_start(epoch, k) + column
+        return place
+
+    @property
+    def window_samples(self) -> int:
+        """Samples a lane holds at most in one window."""
+        each = self._each + bool(self._more)
+        return each * self.block + self._slice_each + bool(self._slice_more)
+
+    # -- geometry
+
+    def _first_row(self, k: Number) -> Number:
+        more = min(k, self._more) if isinstance(k, int) else np.minimum(k, self._more)
+        return k * self._each + more
+
+    def _round_rows(self, k: Number) -> Number:
+        return self._first_row(k + 1) - self._first_row(k)
+
+    def _round_of_row(self, row: Indices) -> Indices:
+        big = self._more * (self._each + 1)
+        rest = self._more + (row - big) // max(self._each, 1)
+        return np.where(row < big, row // (self._each + 1), rest)
+
+    def _round_starts(self, epoch: int, k: Indices) -> Indices:
+        left = np.where(k > self.extra_round(epoch), self.left, 0)
+        return self._first_row(k) * (self.lanes * self.block) + left
+
+    def _slice_start(self, column: Number) -> Number:
+        more = self._slice_more
+        first = min(column, more) if isinstance(column, int) else np.minimum(column, more)
+        return column * self._slice_each + first
+
+    def _slice_length(self, column: Number) -> Number:
+        return self._slice_start(column + 1) - self._slice_start(column)
+
+    def _column_of_slot(self, slot: Indices) -> Indices:
+        each, more = self._slice_each, self._slice_more
+        big = more * (each + 1)
+        return np.where(slot < big, slot // (each + 1), more + (slot - big) // max(each, 1))
+
+    # -- shuffles
+
+    def _blocks(self, epoch: int) -> Permutation:
+        return permutation(self.full, derive_key(self.seed, "blocks", epoch))
+
+    def _block_at(self, epoch: int, entry: Indices) -> Indices:
+        """Block at an entry of the permuted list; the short block is always the last entry."""
+        whole = entry < self.full
+        if whole.all() and entry.size:
+            return self._blocks(epoch)(entry)
+        block = entry.copy()
+        if whole.any():
+            block[whole] = self._blocks(epoch)(entry[whole])
+        return block
+
+    def _entry_of(self, epoch: int, block: Indices) -> Indices:
+        entry, whole = block.copy(), block < self.full
+        if whole.any():
+            entry[whole] = self._blocks(epoch).inverse(block[whole])
+        return entry
+
+    def _shuffle_windows(
+        self,
+        epoch: int,
+        k: Indices,
+        column: Indices,
+        length: Indices,
+        index: Indices,
+        *,
+        backwards: bool,
+    ) -> Indices:
+        """Each index through its own window's permutation."""
+        out = np.empty_like(index)
+        base = derive_key(self.seed, "window", epoch)
+        windows, first, of = np.unique(
+            k * self.lanes + column, return_index=True, return_inverse=True
+        )
+        if windows.size * 64 > index.size:  # many windows: a key for every index
+            for n in np.unique(length):  # at most four lengths in an epoch
+                here = length == n
+                shuffle = Permutation(int(n), np.asarray(derive_key(base, k[here], column[here])))
+                out[here] = shuffle.inverse(index[here]) if backwards else shuffle(index[here])
+            return out
+        for w, at in enumerate(first.tolist()):  # few windows: one key for many indices
+            here = of == w
+            shuffle = Permutation(int(length[at]), derive_key(base, int(k[at]), int(column[at])))
+            out[here] = shuffle.inverse(index[here]) if backwards else shuffle(index[here])
+        return out

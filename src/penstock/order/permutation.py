@@ -1,0 +1,151 @@
+"""A shuffle that is computed, not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError
+from penstock.order.keys import GAMMA, MASK, MULTIPLIERS, Keys, mix, mix_array
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+LARGEST: Final = 1 << 62
+ROUNDS: Final = 8
+STRIDE: Final = 1 << 14  # elements whose temporaries stay in the first two cache levels
+FORWARD: Final = range(ROUNDS)
+BACKWARD: Final = range(ROUNDS - 1, -1, -1)
+
+_C1, _C2, _29, _32 = (np.array(c, np.uint64) for c in (*MULTIPLIERS, 29, 32))  # 0-d: cheap operands
+
+
+class Permutation:
+    """A keyed bijection of ``range(length)``, computed one place at a time.
+
+    Memory is constant: a trillion samples cost the same two integers as ten. ``key`` may be an
+    array: then there is one permutation per index, and the object takes arrays of that length.
+
+    An alternating Feistel network over the bits of ``length - 1``, in halves of unequal width so
+    that its domain is less than twice the length, and cycle walking back into the range.
+
+    >>> order = Permutation(10, key=7)
+    >>> sorted(order)
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> order(np.arange(4)), order[3], order.inverse(1)
+    (array([6, 9, 7, 1]), 1, 3)
+    """
+
+    __slots__ = ("_high", "_keys", "_low", "length")
+
+    def __init__(self, length: int, key: int | Keys) -> None:
+        if not 1 <= length <= LARGEST:
+            raise PlanError(f"length must be in [1, 2**62], got {length!r}")
+        self.length = int(length)
+        bits = max(6, (self.length - 1).bit_length())  # fewer are biased at any number of rounds
+        self._low = bits // 2
+        self._high = bits - self._low
+        steps = [GAMMA * (i + 1) & MASK for i in FORWARD]
+        self._keys: Sequence[int] | Sequence[Keys]
+        if isinstance(key, np.ndarray):
+            self._keys = [mix_array(key.astype(np.uint64) + np.uint64(s)) for s in steps]
+        else:
+            self._keys = [mix(int(key) + s & MASK) for s in steps]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return self._walk_one(index, FORWARD)
+
+    @overload
+    def __call__(self, index: int) -> int: ...
+    @overload
+    def __call__(self, index: Indices) -> Indices: ...
+    def __call__(self, index: int | Indices) -> int | Indices:
+        """The values at these places."""
+        return self._walk(index, FORWARD)
+
+    @overload
+    def inverse(self, value: int) -> int: ...
+    @overload
+    def inverse(self, value: Indices) -> Indices: ...
+    def inverse(self, value: int | Indices) -> int | Indices:
+        """The places of these values: the rounds backwards, along the same cycle."""
+        return self._walk(value, BACKWARD)
+
+    # -- one index, in plain integers
+
+    def _walk_one(self, index: int, rounds: range) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(f"index {index!r} is not in range({self.length})")
+        x = self._scramble_one(int(index), rounds)
+        while x >= self.length:
+            x = self._scramble_one(x, rounds)
+        return x
+
+    def _scramble_one(self, x: int, rounds: range) -> int:
+        low_mask, high_mask = (1 << self._low) - 1, (1 << self._high) - 1
+        low, high = x & low_mask, x >> self._low
+        for i in rounds:
+            f = ((high if i % 2 else low) ^ int(self._keys[i])) * MULTIPLIERS[0] & MASK
+            f = (f ^ (f >> 29)) * MULTIPLIERS[1] & MASK
+            if i % 2:
+                low ^= f >> 32 & low_mask
+            else:
+                high ^= f >> 32 & high_mask
+        return high << self._low | low
+
+    # -- many indices, in place, a stride at a time
+
+    def _walk(self, index: int | Indices, rounds: range) -> int | Indices:
+        if not isinstance(index, np.ndarray):
+            return self._walk_one(index, rounds)
+        if index.size and (index.min() < 0 or index.max() >= self.length):
+            raise IndexError(f"index out of range({self.length})")
+        x = index.astype(np.uint64).ravel()
+        keys = [k if isinstance(k, np.ndarray) else np.array(k, np.uint64) for k in self._keys]
+        self._scramble(x, keys, rounds)
+        length = np.uint64(self.length)
+        outside = np.flatnonzero(x >= length)
+        y, keys = x[outside], [k[outside] if k.ndim else k for k in keys]
+        while outside.size:  # all strays of all strides together: a pass costs the same for few
+            self._scramble(y, keys, rounds)
+            x[outside] = y
+            stray = y >= length
+            outside, y = outside[stray], y[stray]
+            keys = [k[stray] if k.ndim else k for k in keys]
+        return x.view(np.int64).reshape(index.shape)
+
+    def _scramble(self, x: Keys, keys: list[Keys], rounds: range) -> None:
+        for begin in range(0, x.size, STRIDE):
+            part = slice(begin, begin + STRIDE)
+            self._scramble_stride(x[part], [k[part] if k.ndim else k for k in keys], rounds)
+
+    def _scramble_stride(self, x: Keys, keys: list[Keys], rounds: range) -> None:
+        shift = np.uint64(self._low)
+        low_mask = np.array((1 << self._low) - 1, np.uint64)
+        high_mask = np.array((1 << self._high) - 1, np.uint64)
+        low, high = x & low_mask, x >> shift
+        f, t = np.empty_like(x), np.empty_like(x)
+        for i in rounds:
+            source, target, mask = (high, low, low_mask) if i % 2 else (low, high, high_mask)
+            np.bitwise_xor(source, keys[i], out=f)
+            np.multiply(f, _C1, out=f)
+            np.right_shift(f, _29, out=t)
+            np.bitwise_xor(f, t, out=f)
+            np.multiply(f, _C2, out=f)
+            np.right_shift(f, _32, out=f)
+            np.bitwise_and(f, mask, out=f)
+            np.bitwise_xor(target, f, out=target)
+        np.left_shift(high, shift, out=high)
+        np.bitwise_or(high, low, out=x)
+
+
+@lru_cache(maxsize=1024)
+def permutation(length: int, key: int) -> Permutation:
+    """The permutation of this length and key, made once: orders ask for the same few again."""
+    return Permutation(length, key)

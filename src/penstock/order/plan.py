@@ -1,0 +1,70 @@
+"""The plan: everything decided before the first byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.order.cursor import Cursor
+from penstock.order.orders import Order
+from penstock.order.permutation import STRIDE, Indices
+from penstock.order.steps import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """One rank's batch: the samples, the epoch they belong to, and the cursor after it."""
+
+    epoch: int
+    samples: Indices
+    after: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An order, cut into one rank's batches.
+
+    >>> from penstock.order.orders import SequentialOrder
+    >>> plan = Plan(SequentialOrder(10), Steps(10, batch=2, world=2, drop_last=False), rank=1)
+    >>> [batch.samples.tolist() for batch in plan.walk(Cursor(0, 0), steps=4)]
+    [[2, 3], [6, 7], [9], [2, 3]]
+    """
+
+    order: Order
+    steps: Steps
+    rank: int = 0
+
+    def samples(self, cursor: Cursor) -> Indices:
+        """What this rank gets in the step at ``cursor``."""
+        return self.order.at(cursor.epoch, self.steps.rank_positions(cursor.position, self.rank))
+
+    def walk(self, cursor: Cursor, steps: int) -> Iterator[PlannedBatch]:
+        """The next ``steps`` batches, on through the ends of epochs.
+
+        Samples are computed in strides that grow, so that the first batch costs one batch and
+        the later ones a fraction of it.
+        """
+        stride = 1
+        while steps > 0:
+            batches = self._stride(
+                cursor, min(stride, steps, self.steps.steps_from(cursor.position))
+            )
+            yield from batches
+            cursor = batches[-1].after
+            steps -= len(batches)
+            stride = min(2 * stride, max(1, STRIDE // self.steps.batch))
+
+    def _stride(self, cursor: Cursor, count: int) -> list[PlannedBatch]:
+        """``count`` steps of one epoch, their samples computed together."""
+        cursors, positions = [cursor], []
+        for _ in range(count):
+            positions.append(self.steps.rank_positions(cursors[-1].position, self.rank))
+            cursors.append(cursors[-1].advance(self.steps))
+        samples = self.order.at(cursor.epoch, np.concatenate(positions))
+        ends = np.cumsum([part.size for part in positions]).tolist()
+        return [
+            PlannedBatch(cursor.epoch, samples[begin:end], after)
+            for begin, end, after in zip([0, *ends], ends, cursors[1:], strict=False)
+        ]

@@ -1,0 +1,114 @@
+"""State: small, flat, absolute, versioned; refused loudly where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.errors import StateError
+from penstock.order.cursor import Cursor
+from penstock.order.orders import Order
+
+FORMAT: Final = "penstock/1"
+
+WORDS: Final = {
+    "order": "{!r} order",
+    "samples": "{:,} samples",
+    "seed": "seed {}",
+    "block": "blocks of {:,} samples",
+    "window": "windows of {:,} blocks",
+    "lanes": "{} lanes",
+}
+
+
+def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> dict[str, Any]:
+    """The state of a loader: the cursor, the identity of its order and of its data.
+
+    >>> from penstock.order.orders import ShuffledOrder
+    >>> to_state(Cursor(3, 480), ShuffledOrder(1000, seed=7))  # doctest: +NORMALIZE_WHITESPACE
+    {'format': 'penstock/1', 'epoch': 3, 'position': 480,
+     'order': 'shuffled', 'samples': 1000, 'seed': 7}
+    """
+    state: dict[str, Any] = {"format": FORMAT, "epoch": cursor.epoch, "position": cursor.position}
+    state |= order.identity()
+    if fingerprint is not None:
+        state["fingerprint"] = fingerprint
+    return state
+
+
+def check_format(state: Mapping[str, Any]) -> None:
+    """Refuse what is not a state of this format."""
+    found = state.get("format") if isinstance(state, Mapping) else None
+    if found is None:
+        raise StateError(
+            f"this is not a loader state: it has no 'format' field, got {_brief(state)}; "
+            "give load_state_dict what state_dict returned"
+        )
+    if found != FORMAT:
+        raise StateError(
+            f"the state has format {found!r}, this release reads {FORMAT!r}: "
+            "load it with the release of Penstock that wrote it"
+        )
+    if state.get("skipped"):
+        raise StateError(
+            f"the state skips positions {state['skipped']!r}, which this release cannot do: "
+            "load it with the release of Penstock that wrote it"
+        )
+
+
+def cursor_of(state: Mapping[str, Any]) -> Cursor:
+    """The place a state was taken at."""
+    epoch, position = (_count(state, name) for name in ("epoch", "position"))
+    if position > _count(state, "samples"):
+        raise StateError(
+            f"the state's position {position:,} is past its {state['samples']:,} samples"
+        )
+    return Cursor(epoch, position)
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise StateError(f"the state's {name} must be an integer of 0 or more, got {value!r}")
+    return value
+
+
+def check_identity(state: Mapping[str, Any], order: Order) -> None:
+    """Refuse a state of another order, saying what differs."""
+    ours = order.identity()
+    theirs = {name: state.get(name) for name in ours}
+    if theirs == ours:
+        return
+    differing = [name for name in ours if theirs[name] != ours[name]]
+    raise StateError(
+        f"the state belongs to {_words(theirs, differing)}, this loader has "
+        f"{_words(ours, differing)}: {_advice(differing)}"
+    )
+
+
+def check_data(state: Mapping[str, Any], fingerprint: str | None) -> None:
+    """Refuse a state of other data, where both sides know theirs."""
+    theirs = state.get("fingerprint")
+    if theirs is not None and fingerprint is not None and theirs != fingerprint:
+        raise StateError(
+            f"the data changed since the state was taken (fingerprint {theirs}, now "
+            f"{fingerprint}): restore it, or load_state_dict(state, allow_changed_data=True)"
+        )
+
+
+def _words(identity: Mapping[str, Any], names: list[str]) -> str:
+    return ", ".join(
+        WORDS[name].format(identity[name]) if identity[name] is not None else f"no {name}"
+        for name in names
+    )
+
+
+def _advice(differing: list[str]) -> str:
+    if "samples" in differing:
+        return "the dataset changed; restore it, or begin anew with seek(epoch)"
+    return "build the loader with the same " + ", ".join(differing)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
