@@ -52,11 +52,11 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Identity of the data: shape, dtype, chunking and a hash of a few stored bytes; no path."""
+        """Identity of the data: shape, dtype, chunking, hash of a few stored bytes; no path."""
         ...
 
     def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for each name in ``out``."""
+        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
         ...
 
     def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:

@@ -1,0 +1,89 @@
+"""What a caller may ask of a source: ranges, indices and buffers, checked where they enter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError
+from penstock.sources.base import Arrays, Field
+
+
+def check_range(length: int, start: int, stop: int) -> None:
+    """Refuse a range that is not within ``range(length)``.
+
+    >>> check_range(10, 3, 10)
+    >>> check_range(10, 3, 11)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.PlanError: cannot read samples 3:11 of a source of 10 samples: ...
+    """
+    if not 0 <= start <= stop <= length:
+        raise PlanError(
+            f"cannot read samples {start}:{stop} of a source of {length} samples: "
+            f"ask for 0 <= start <= stop <= {length}"
+        )
+
+
+def checked_indices(length: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The indices as int64, each within ``range(length)``; negative ones are refused, not wrapped.
+
+    >>> checked_indices(10, [9, 0]).tolist()
+    [9, 0]
+    """
+    chosen = np.asarray(indices)
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        raise PlanError(
+            "indices must be a flat array of integers, "
+            f"got {chosen.ndim} dimensions of {chosen.dtype}"
+        )
+    low, high = (int(chosen.min()), int(chosen.max())) if chosen.size else (0, -1)
+    if low < 0 or high >= length:
+        raise PlanError(
+            f"cannot take samples {low} to {high} of a source of {length} samples: "
+            f"indices must be from 0 to {length - 1}"
+        )
+    return chosen.astype(np.int64, copy=False)
+
+
+def destinations(
+    fields: Mapping[str, Field], out: Arrays, samples: int
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Each name in ``out`` with the first ``samples`` rows of its buffer, once all of them fit.
+
+    >>> fields = {"x": Field((3,), np.dtype("f4"))}
+    >>> out = {"x": np.empty((8, 3), "f4")}
+    >>> [(name, rows.shape) for name, rows in destinations(fields, out, 2)]
+    [('x', (2, 3))]
+    """
+    for name, buffer in out.items():
+        _check_buffer(fields, name, buffer, samples)
+    return ((name, buffer[:samples]) for name, buffer in out.items())
+
+
+def _check_buffer(
+    fields: Mapping[str, Field], name: str, buffer: npt.NDArray[np.generic], samples: int
+) -> None:
+    field = fields.get(name)
+    if field is None:
+        raise PlanError(f"no field {name!r} in this source{did_you_mean(name, fields)}")
+    if buffer.dtype != field.dtype or buffer.shape[1:] != field.shape or len(buffer) < samples:
+        raise PlanError(
+            f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
+            f"reading {samples} samples needs ({samples} or more, *{field.shape}) of {field.dtype}"
+        )
+
+
+def did_you_mean(name: str, known: Mapping[str, object] | list[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them.
+
+    >>> did_you_mean("voltge", ["voltage", "stimulus"])
+    ": did you mean 'voltage'?"
+    """
+    near = get_close_matches(name, list(known), n=1)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    return f": it has {', '.join(repr(each) for each in known) or 'none'}"
