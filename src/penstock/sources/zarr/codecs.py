@@ -1,0 +1,202 @@
+"""Stored bytes of a chunk into their place: one decompression, checked before and after."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from penstock.extras import optional
+from penstock.sources.scratch import Bytes
+
+
+class BadChunk(ValueError):
+    """What is wrong with the stored bytes of a chunk."""
+
+
+class NotDirect(Exception):
+    """Why an array is left to zarr-python."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChain:
+    """Perhaps a compressor, then perhaps a crc32c checksum: what most arrays are written with.
+
+    >>> place = np.empty(3, np.uint8)
+    >>> CodecChain("zlib", checksum=False).decode(np.frombuffer(zlib.compress(b"abc"), "u1"), place)
+    >>> place.tobytes()
+    b'abc'
+    """
+
+    compressor: str | None
+    checksum: bool
+
+    def decode(self, stored: Bytes, place: Bytes) -> None:
+        """Fill ``place`` with exactly its size in decoded bytes, or raise ``BadChunk``."""
+        if self.checksum:
+            stored = _verified(stored)
+        if self.compressor is None:
+            _copy(stored, place)
+        else:
+            _DECODERS[self.compressor](stored, place)
+
+    def most_stored_bytes(self, decoded_bytes: int) -> int:
+        """More than any encoder makes of a chunk: a larger file is refused before it is read."""
+        if self.compressor is None:
+            return decoded_bytes + 4 * self.checksum
+        return decoded_bytes + decoded_bytes // 8 + (1 << 16)
+
+
+def compressor_named(name: str) -> str:
+    """The compressor behind a codec name of Zarr version 2 or 3.
+
+    >>> compressor_named("numcodecs.lz4")
+    'lz4'
+    """
+    known = name.removeprefix("numcodecs.")
+    if known not in _DECODERS:
+        raise NotDirect(f"codec {name}")
+    return known
+
+
+def verify_checksum(body: Bytes, checksum: Bytes) -> None:
+    """Raise ``BadChunk`` unless ``checksum`` is the crc32c of ``body``."""
+    crc32c = optional("google_crc32c", extra="zarr")
+    if crc32c.value(body) != int.from_bytes(checksum.tobytes(), "little"):
+        raise BadChunk("its crc32c checksum does not match")
+
+
+def _verified(stored: Bytes) -> Bytes:
+    if stored.size < 4:
+        raise BadChunk(f"{stored.size} bytes are too few for a checksum")
+    verify_checksum(stored[:-4], stored[-4:])
+    return stored[:-4]
+
+
+def _check_size(found: int, place: Bytes) -> None:
+    if found != place.size:
+        raise BadChunk(f"it holds {found} bytes where the chunk has {place.size}")
+
+
+def _copy(stored: Bytes, place: Bytes) -> None:
+    _check_size(stored.size, place)
+    if stored is not place:  # a raw chunk is read straight into its place
+        np.copyto(place, stored)
+
+
+def _decompressed(decompress: Callable[[Bytes, Bytes], object], stored: Bytes, out: Bytes) -> None:
+    try:
+        decompress(stored, out)
+    except (RuntimeError, ValueError) as error:
+        raise BadChunk(str(error)) from error
+
+
+@cache
+def _blosc() -> Any:
+    blosc = optional("numcodecs.blosc", extra="zarr")
+    if blosc.use_threads is None:
+        # Blosc's own pool has one global lock and does not survive a fork; our threads are
+        # the parallelism, and its other mode releases the GIL and shares nothing.
+        blosc.use_threads = False
+    return blosc
+
+
+def _decode_blosc(stored: Bytes, place: Bytes) -> None:
+    # The header is checked first, so that nothing is ever written past the place.
+    if stored.size < 16:
+        raise BadChunk(f"{stored.size} bytes are too few for a blosc chunk")
+    nbytes, _, cbytes = stored[4:16].view("<u4").tolist()
+    _check_size(nbytes, place)
+    if cbytes != stored.size:
+        raise BadChunk(f"{stored.size} of {cbytes} compressed bytes are there")
+    _decompressed(_blosc().decompress, stored, place)
+
+
+def _decode_lz4(stored: Bytes, place: Bytes) -> None:
+    if stored.size < 4:
+        raise BadChunk(f"{stored.size} bytes are too few for an lz4 chunk")
+    _check_size(int.from_bytes(stored[:4].tobytes(), "little"), place)
+    _decompressed(optional("numcodecs.lz4", extra="zarr").decompress, stored, place)
+
+
+def _decode_zstd(stored: Bytes, place: Bytes) -> None:
+    zstd = optional("numcodecs.zstd", extra="zarr")
+    size = zstd_content_size(stored[:18].tobytes())
+    if size is not None:
+        _check_size(size, place)
+        _decompressed(zstd.decompress, stored, place)
+        return
+    try:
+        whole = zstd.decompress(stored)  # the frame does not say its size: a copy more
+    except (RuntimeError, ValueError) as error:
+        raise BadChunk(str(error)) from error
+    _copy(np.frombuffer(whole, np.uint8), place)
+
+
+def zstd_content_size(head: bytes) -> int | None:
+    """The decoded size a zstd frame declares; None where it declares none.
+
+    >>> zstd_content_size(bytes.fromhex("28b52ffd2003"))
+    3
+    """
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        return None
+    descriptor = head[4]
+    single = descriptor >> 5 & 1
+    width = (single, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    if width == 0 or len(head) < start + width:
+        return None
+    return int.from_bytes(head[start : start + width], "little") + (256 if width == 2 else 0)
+
+
+@cache
+def _deflate() -> Any | None:
+    try:
+        return optional("deflate", extra="zarr")  # twice as fast as zlib on whole chunks
+    except ImportError:
+        return None
+
+
+def _decode_gzip(stored: Bytes, place: Bytes) -> None:
+    _inflate(stored, place, fast="gzip_decompress", window_bits=31)
+
+
+def _decode_zlib(stored: Bytes, place: Bytes) -> None:
+    _inflate(stored, place, fast="zlib_decompress", window_bits=15)
+
+
+def _inflate(stored: Bytes, place: Bytes, *, fast: str, window_bits: int) -> None:
+    deflate = _deflate()
+    if deflate is not None:
+        try:
+            whole = getattr(deflate, fast)(stored, place.size)
+        except deflate.DeflateError:
+            whole = None  # zlib says what is wrong, or reads what deflate does not
+    if deflate is None or whole is None or len(whole) != place.size:
+        whole = _inflate_with_zlib(stored, place.size, window_bits)
+    _copy(np.frombuffer(whole, np.uint8), place)
+
+
+def _inflate_with_zlib(stored: Bytes, size: int, window_bits: int) -> bytes:
+    stream = zlib.decompressobj(window_bits)
+    try:
+        whole = stream.decompress(stored.data, size + 1)  # one more than wanted: enough to notice
+    except zlib.error as error:
+        raise BadChunk(str(error)) from error
+    if not stream.eof:
+        raise BadChunk(f"the stream of {stored.size} bytes is not complete at {size} bytes")
+    return whole
+
+
+_DECODERS: dict[str, Callable[[Bytes, Bytes], None]] = {
+    "blosc": _decode_blosc,
+    "gzip": _decode_gzip,
+    "lz4": _decode_lz4,
+    "zlib": _decode_zlib,
+    "zstd": _decode_zstd,
+}
