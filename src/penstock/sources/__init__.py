@@ -1,0 +1,22 @@
+"""Where samples live: memory, files, Zarr, tables, recordings, object storage."""
+
+from penstock.sources.base import Arrays, Field, MappedSource, Source
+from penstock.sources.combine import ConcatenatedSource, RangeSource, ZippedSource
+from penstock.sources.memory import MemorySource
+from penstock.sources.npy import NpySource
+from penstock.sources.opening import open_source
+from penstock.sources.zarr import ZarrSource
+
+__all__ = [
+    "Arrays",
+    "ConcatenatedSource",
+    "Field",
+    "MappedSource",
+    "MemorySource",
+    "NpySource",
+    "RangeSource",
+    "Source",
+    "ZarrSource",
+    "ZippedSource",
+    "open_source",
+]
