@@ -210,10 +210,8 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         gather = self._gather
         options: dict[str, Any] = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         if gather is not None:
-            options = {
-                "dataset": GatheredDataset(gather, len(self.dataset)),
-                "collate_fn": hand_over,
-            }  # type: ignore[arg-type]
+            dataset = GatheredDataset(gather, self._order.size)
+            options = {"dataset": dataset, "collate_fn": hand_over}
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import pickle
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,12 +87,14 @@ class Workers:
     def __init__(self, dataset: Any, *, seed: int, **options: Any) -> None:
         self._feed = _Feed(inline=options.get("num_workers", 0) == 0)
         generator = torch.Generator().manual_seed(derive_key(seed, "workers"))
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=self._feed,
-            generator=generator,  # torch seeds its workers from it, not from the default one
-            **options,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
+            self._loader: DataLoader[Any] = DataLoader(
+                dataset,
+                batch_sampler=self._feed,
+                generator=generator,  # torch seeds its workers from it, not from the default one
+                **options,
+            )
         self._start: tuple[Any, ...] = (dataset, options.get("collate_fn"))
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
