@@ -1,0 +1,49 @@
+"""The fixture that fails what leaves something running, shown to fail."""
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+HOUSE = Path(__file__).with_name("conftest.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "leaver",
+    [
+        "threading.Thread(target=threading.Event().wait, name='penstock-x', daemon=True).start()",
+        "subprocess.Popen(['sleep', '60'])",
+        "multiprocessing.Process(target=time.sleep, args=[60], daemon=True).start()",
+    ],
+)
+def test_a_test_that_leaves_something_running_fails(pytester: pytest.Pytester, leaver: str) -> None:
+    pytester.makeconftest(HOUSE.replace("PATIENCE_SECONDS = 5.0", "PATIENCE_SECONDS = 0.2"))
+    pytester.makepyfile(
+        f"""
+        import multiprocessing, subprocess, threading, time
+
+        def test_leaves():
+            {leaver}
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*left running: *"])
+
+
+def test_a_test_that_cleans_up_passes(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(HOUSE)
+    pytester.makepyfile(
+        """
+        import multiprocessing, os, threading
+
+        def test_cleans_up():
+            thread = threading.Thread(target=int, name="penstock-x")
+            thread.start()
+            child = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+            child.start()
+            child.join()
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
