@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 
-from penstock.errors import PlanError
+from penstock.order.orders import check_seed
 
 log = logging.getLogger("penstock")
 
@@ -19,6 +19,4 @@ def resolve_seed(seed: int | None) -> int:
     if seed is None:
         seed = secrets.randbits(32)
         log.info("seed=%d (drawn; give it to repeat this run)", seed)
-    if not 0 <= seed < 1 << 64:
-        raise PlanError(f"seed must be in [0, 2**64), got {seed!r}")
-    return int(seed)
+    return check_seed(seed)

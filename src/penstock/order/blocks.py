@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.order.keys import derive_key
-from penstock.order.orders import check_positions, check_size
+from penstock.order.orders import check_positions, check_seed, check_size
 from penstock.order.permutation import Indices, Permutation, permutation
 
 Number = TypeVar("Number", int, Indices)
@@ -54,11 +54,12 @@ class BlockOrder:
         for name, value in (("block", block), ("window", window), ("lanes", lanes)):
             if value < 1:
                 raise PlanError(f"{name} must be at least 1, got {value!r}")
-        self.size, self.seed = check_size(size), seed
+        self.size, self.seed = check_size(size), check_seed(seed)
         self.block, self.window, self.lanes = int(block), int(window), int(lanes)
         self.full = self.size // self.block
         self.rows = self.full // self.lanes
         self.left = self.size - self.rows * self.lanes * self.block
+        self._unit = min(self.lanes * self.block, self.size)  # of a row; without rows any will do
         self.rounds = max(1, -(-self.rows // self.window))
         self._each, self._more = divmod(self.rows, self.rounds)
         self._slice_each, self._slice_more = divmod(self.left, self.lanes)
@@ -113,11 +114,10 @@ class BlockOrder:
         """Round, column, place in the window and length of the window of each position."""
         p = check_positions(positions, self.size)
         extra = self.extra_round(epoch)
-        unit = self.lanes * self.block
-        begin = self._first_row(extra) * unit  # where the extra round begins, and ends
-        end = self._first_row(extra + 1) * unit + self.left
+        begin = self._first_row(extra) * self._unit  # where the extra round begins, and ends
+        end = self._first_row(extra + 1) * self._unit + self.left
         inside = (p >= begin) & (p < end)
-        row = np.where(inside, 0, np.where(p >= end, p - self.left, p)) // unit
+        row = np.where(inside, 0, np.where(p >= end, p - self.left, p)) // self._unit
         k = np.where(inside, extra, self._round_of_row(row))
         q = p - self._round_starts(epoch, k)
         column, place = q % self.lanes, q // self.lanes
@@ -133,7 +133,7 @@ class BlockOrder:
     def round_start(self, epoch: int, k: int) -> int:
         """First position of round ``k``; of round ``rounds``: the end of the epoch."""
         left = self.left if k > self.extra_round(epoch) else 0
-        return self._first_row(k) * self.lanes * self.block + left
+        return self._first_row(k) * self._unit + left
 
     def round_of(self, epoch: int, position: int) -> int:
         """The round a position is in."""
@@ -189,7 +189,7 @@ class BlockOrder:
 
     def _round_starts(self, epoch: int, k: Indices) -> Indices:
         left = np.where(k > self.extra_round(epoch), self.left, 0)
-        return self._first_row(k) * (self.lanes * self.block) + left
+        return self._first_row(k) * self._unit + left
 
     def _slice_start(self, column: Number) -> Number:
         more = self._slice_more

@@ -44,6 +44,13 @@ def check_size(size: int) -> int:
     return int(size)
 
 
+def check_seed(seed: int) -> int:
+    """``seed`` as an int, refused where no key can have it."""
+    if not 0 <= seed < 1 << 64:
+        raise PlanError(f"seed must be in [0, 2**64), got {seed!r}")
+    return int(seed)
+
+
 def check_positions(positions: Indices, size: int) -> Indices:
     """``positions`` as int64, all in ``range(size)``."""
     positions = np.asarray(positions, np.int64)
@@ -64,7 +71,9 @@ class SequentialOrder:
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = check_size(size)
-        self.seed = seed  # not of the order, but of what is keyed by it: augmentation, noise
+        self.seed = check_seed(
+            seed
+        )  # not of the order, but of what is keyed by it: augmentation, noise
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The positions themselves."""
@@ -90,7 +99,7 @@ class ShuffledOrder:
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = check_size(size)
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def _shuffle(self, epoch: int) -> Permutation:
         return permutation(self.size, derive_key(self.seed, "order", epoch))
