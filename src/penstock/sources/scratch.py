@@ -31,8 +31,13 @@ def scratch(use: str, nbytes: int) -> Bytes:
     buffer = _BUFFERS.by_use.get(use)
     if buffer is None or buffer.size < nbytes:
         _BUFFERS.by_use.pop(use, None)  # free the small one before making the large one
-        buffer = _BUFFERS.by_use[use] = np.empty(nbytes + nbytes // 8, np.uint8)
+        buffer = _BUFFERS.by_use[use] = np.empty(_roomy(nbytes), np.uint8)
     return buffer[:nbytes]
+
+
+def _roomy(nbytes: int) -> int:
+    """Some more than asked for; from 4 MB on, numpy asks for huge pages, which decode faster."""
+    return nbytes + nbytes // 8 if nbytes < 1 << 20 else max(nbytes + nbytes // 8, 4 << 20)
 
 
 def scratch_array(

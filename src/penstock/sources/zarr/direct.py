@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.sources.base import Field
 from penstock.sources.fingerprints import digest, sampled_blocks
 from penstock.sources.scratch import Bytes, scratch
 from penstock.sources.zarr.codecs import BadChunk
-from penstock.sources.zarr.grid import ChunkRead, Grid
+from penstock.sources.zarr.grid import ChunkRead, Crop, Grid, sample_shape
 from penstock.sources.zarr.layout import ArrayLayout
 from penstock.sources.zarr.locate import ChunkLocator, Location
 from penstock.sources.zarr.slots import Slots
@@ -30,17 +31,25 @@ class DirectArray:
     reader = "direct"
     why = ""
 
-    def __init__(self, stored: StoredBytes, prefix: str, layout: ArrayLayout, axis: int) -> None:
-        self._stored, self._layout = stored, layout
-        self.shape, self.dtype, self.axis = layout.shape, layout.dtype, axis
-        self._grid = Grid(layout.shape, layout.chunks, axis)
+    def __init__(
+        self,
+        stored: StoredBytes,
+        prefix: str,
+        layout: ArrayLayout,
+        axis: int,
+        crop: Crop | None = None,
+    ) -> None:
+        self._stored, self._layout, self._axis, self._crop = stored, layout, axis, crop
+        self._grid = Grid(layout.shape, layout.chunks, axis, crop)
+        self.samples = layout.shape[axis]
+        self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
         self.chunk_samples = self._grid.samples_per_chunk
         self._locate = ChunkLocator(stored, prefix, layout)
         self._maps: Slots[mmap.mmap] = Slots(KEPT_MAPS)
 
     def read(self, start: int, stop: int, out: Rows) -> None:
         """Fill ``out`` with samples ``start:stop``, its first axis being that of samples."""
-        target = np.moveaxis(out, 0, self.axis)
+        target = np.moveaxis(out, 0, self._axis) if self._axis else out
         reads = list(self._grid.reads(start, stop))
         threads = min(self._stored.concurrency, len(reads))
         if threads < 2:
@@ -59,12 +68,12 @@ class DirectArray:
         if len(reads) != 1:
             return None
         chunk = self._mapped_chunk(reads[0].place)
-        return None if chunk is None else np.moveaxis(chunk[reads[0].inside], self.axis, 0)
+        return None if chunk is None else np.moveaxis(chunk[reads[0].inside], self._axis, 0)
 
     def fingerprint(self) -> str:
         """Identity of the array: shape, dtype, chunking and the stored bytes of a few chunks."""
         layout = self._layout
-        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self.axis]
+        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self._axis, self._crop]
         return digest(facts, self._sampled_bytes())
 
     def _sampled_bytes(self) -> Iterator[bytes | Bytes]:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.sources.base import Field
 from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
+from penstock.sources.zarr.grid import Crop, sample_shape
 from penstock.sources.zarr.stored import StoredBytes
 
 Rows = npt.NDArray[np.generic]
@@ -53,19 +55,24 @@ class GenericArray:
 
     reader = "zarr-python"
 
-    def __init__(self, stored: StoredBytes, key: str, axis: int, why: str) -> None:
-        self._stored, self._key, self.axis, self.why = stored, key, axis, why
+    def __init__(
+        self, stored: StoredBytes, key: str, axis: int, why: str, crop: Crop | None = None
+    ) -> None:
+        self._stored, self._key, self._axis, self.why = stored, key, axis, why
         self._opened: tuple[int, Any] | None = None
         array = _open(stored, key, pipeline=None)
-        self.shape: tuple[int, ...] = tuple(array.shape)
-        check_axis(self.shape, axis, stored.name(key))
+        shape = tuple(array.shape)
+        check_axis(shape, axis, stored.name(key))
+        self._crop = crop or tuple((0, n) for n in shape)
         self._stored_dtype = np.dtype(array.dtype)
         if self._stored_dtype.hasobject or self._stored_dtype.kind == "T":
             raise SourceError(
                 f"array {stored.name(key)} holds items of variable size ({array.dtype}): "
                 "choose other arrays with fields=[...]"
             )
-        self.dtype: np.dtype[np.generic] = self._stored_dtype.newbyteorder("=")
+        self.samples = shape[axis]
+        dtype = self._stored_dtype.newbyteorder("=")
+        self.field = Field(sample_shape(shape, axis, self._crop), dtype)
         self.chunk_samples = int(array.chunks[axis])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,15 +80,15 @@ class GenericArray:
 
     def read(self, start: int, stop: int, out: Rows) -> None:
         """Fill ``out`` with samples ``start:stop``, its first axis being that of samples."""
-        chosen = (slice(None),) * self.axis + (slice(start, stop),)
-        as_stored = self.axis == 0 and self.dtype == self._stored_dtype
+        spans = [*self._crop[: self._axis], (start, stop), *self._crop[self._axis + 1 :]]
+        chosen = tuple(slice(first, last) for first, last in spans)
+        as_stored = self._axis == 0 and self.field.dtype == self._stored_dtype
         if as_stored and out.flags.c_contiguous:
             self._select(chosen, out)
             return
-        shape = tuple(stop - start if a == self.axis else n for a, n in enumerate(self.shape))
-        rows = np.empty(shape, self._stored_dtype)
+        rows = np.empty([last - first for first, last in spans], self._stored_dtype)
         self._select(chosen, rows)
-        np.copyto(out, np.moveaxis(rows, self.axis, 0))
+        np.copyto(out, np.moveaxis(rows, self._axis, 0))
 
     def _select(self, chosen: tuple[slice, ...], into: Rows) -> None:
         if not into.size:
@@ -90,10 +97,9 @@ class GenericArray:
         try:
             self._array().get_basic_selection(chosen, out=buffer)
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-            name = self._stored.name(self._key)
+            name, samples = self._stored.name(self._key), chosen[self._axis]
             raise SourceError(
-                f"zarr-python cannot read samples {chosen[-1].start}:{chosen[-1].stop} of {name}: "
-                f"{error}"
+                f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: {error}"
             ) from error
 
     def view(self, start: int, stop: int) -> Rows | None:
@@ -102,19 +108,18 @@ class GenericArray:
 
     def fingerprint(self) -> str:
         """Identity of the array: shape, dtype, chunking and a few samples (decoded)."""
-        samples = self.shape[self.axis]
-        facts = [list(self.shape), self._stored_dtype.str, self.chunk_samples, self.axis]
-        shape = tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
-        row = np.empty((1, *shape), self.dtype)
+        facts = [self.samples, self._crop, self._stored_dtype.str, self.chunk_samples, self._axis]
+        row = np.empty((1, *self.field.shape), self.field.dtype)
         parts = []
-        for sample in sampled_blocks(samples):
+        for sample in sampled_blocks(self.samples):
             self.read(sample, sample + 1, row)
             parts.append(row_bytes(row))
         return digest(facts, parts)
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            plain = self.dtype == self._stored_dtype and self.dtype.kind in "biufc"
+            dtype = self.field.dtype
+            plain = dtype == self._stored_dtype and dtype.kind in "biufc"
             pipeline = _RustThreads.pipeline() if plain else None
             self._opened = (os.getpid(), _open(self._stored, self._key, pipeline))
         return self._opened[1]

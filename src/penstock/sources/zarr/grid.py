@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 Slices = tuple[slice, ...]
+Crop = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRead:
+class Span(NamedTuple):
+    """Along one axis: part ``inside`` of chunk ``number`` is part ``target`` of the output."""
+
+    number: int
+    inside: slice
+    target: slice
+
+
+class ChunkRead(NamedTuple):
     """Put ``inside`` of the chunk at ``place`` in the grid to ``target`` of the output."""
 
     place: tuple[int, ...]
@@ -19,48 +27,62 @@ class ChunkRead:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
+def sample_shape(shape: tuple[int, ...], axis: int, crop: Crop | None) -> tuple[int, ...]:
+    """The shape of one sample, within the crop.
+
+    >>> sample_shape((10, 6, 4), 0, ((0, 10), (0, 2), (0, 4)))
+    (2, 4)
+    """
+    sizes = shape if crop is None else tuple(last - first for first, last in crop)
+    return sizes[:axis] + sizes[axis + 1 :]
+
+
 class Grid:
     """A shape cut into chunks, with samples along one of its axes.
+
+    Of the other axes only a ``crop`` (first, last) is wanted; that of samples is not cropped.
 
     >>> grid = Grid(shape=(10, 6), chunks=(4, 6), axis=0)
     >>> [(read.place, read.inside[0], read.whole) for read in grid.reads(3, 8)]
     [((0, 0), slice(3, 4, None), False), ((1, 0), slice(0, 4, None), True)]
     """
 
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    axis: int
-
-    @property
-    def samples_per_chunk(self) -> int:
-        """Length of a chunk along the axis of samples."""
-        return self.chunks[self.axis]
-
-    @property
-    def chunk_counts(self) -> tuple[int, ...]:
-        """Number of chunks along each axis."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True))
+    def __init__(
+        self, shape: tuple[int, ...], chunks: tuple[int, ...], axis: int, crop: Crop | None = None
+    ) -> None:
+        self.samples_per_chunk = chunks[axis]
+        self.chunk_counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
+        self._chunks, self._axis = chunks, axis
+        wanted = crop or tuple((0, n) for n in shape)
+        spans = [spans_of(*part, c) for part, c in zip(wanted, chunks, strict=True)]
+        # the other axes are the same for every read: work them out once
+        self._before = list(product(*spans[:axis]))
+        self._after = list(product(*spans[axis + 1 :]))
 
     def reads(self, start: int, stop: int) -> Iterator[ChunkRead]:
         """The chunks that hold samples ``start:stop``, in storage order."""
-        spans = [
-            _spans(start, stop, chunk) if axis == self.axis else _spans(0, size, chunk)
-            for axis, (size, chunk) in enumerate(zip(self.shape, self.chunks, strict=True))
-        ]
-        for parts in product(*spans):
-            inside = tuple(part[1] for part in parts)
-            whole = all(s.stop - s.start == c for s, c in zip(inside, self.chunks, strict=True))
-            yield ChunkRead(tuple(p[0] for p in parts), inside, tuple(p[2] for p in parts), whole)
+        along = spans_of(start, stop, self.samples_per_chunk)
+        for before, middle, after in product(self._before, along, self._after):
+            yield self._read((*before, middle, *after))
+
+    def _read(self, spans: tuple[Span, ...]) -> ChunkRead:
+        place, inside, target = zip(*spans, strict=True)
+        sizes = zip(inside, self._chunks, strict=True)
+        whole = all(part.stop - part.start == chunk for part, chunk in sizes)
+        return ChunkRead(place, inside, target, whole)
 
 
-def _spans(start: int, stop: int, chunk: int) -> list[tuple[int, slice, slice]]:
-    """Along one axis: chunk number, part inside the chunk, part of the output."""
+def spans_of(start: int, stop: int, chunk: int) -> list[Span]:
+    """The parts of ``start:stop`` that lie in each chunk along one axis.
+
+    >>> spans_of(3, 5, 4)[1]
+    Span(number=1, inside=slice(0, 1, None), target=slice(1, 2, None))
+    """
     if stop <= start:
         return []
     spans = []
     for number in range(start // chunk, -(-stop // chunk)):
         first, last = max(start, number * chunk), min(stop, (number + 1) * chunk)
         inside = slice(first - number * chunk, last - number * chunk)
-        spans.append((number, inside, slice(first - start, last - start)))
+        spans.append(Span(number, inside, slice(first - start, last - start)))
     return spans

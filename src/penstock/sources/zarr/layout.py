@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class ShardLayout:
     @property
     def index_bytes(self) -> int:
         """Size of the index: offset and length of each chunk, then perhaps a checksum."""
-        return 16 * int(np.prod(self.chunks_per_shard)) + 4 * self.index_checksum
+        return 16 * prod(self.chunks_per_shard) + 4 * self.index_checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ArrayLayout:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a decoded chunk; the last ones are stored whole too, with padding."""
-        return int(np.prod(self.chunks, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self.chunks) * self.dtype.itemsize
 
     @property
     def is_raw(self) -> bool:

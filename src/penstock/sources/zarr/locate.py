@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,7 @@ MISSING = 2**64 - 1
 Index = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """``nbytes`` from ``offset`` of the file ``key``; None means all of it."""
 
     key: str

@@ -10,6 +10,7 @@ from penstock.errors import SourceError
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
 from penstock.sources.zarr.generic import GenericArray, check_axis
+from penstock.sources.zarr.grid import Crop
 from penstock.sources.zarr.layout import ArrayLayout
 from penstock.sources.zarr.metadata import layout_v2, layout_v3
 from penstock.sources.zarr.stored import StoredBytes, new_memory
@@ -39,19 +40,26 @@ def open_arrays(
     return {name: _opened(stored, f"{name}/", axis, direct) for name in names}
 
 
+def open_cropped(stored: StoredBytes, *, axis: int, crop: Crop) -> ZarrArray:
+    """The one array stored here, of which only a part along the other axes is wanted."""
+    return _opened(stored, "", axis, True, crop)
+
+
 def _arrays_below(stored: StoredBytes) -> list[str]:
     return [n for n in stored.children("") if _layout_at(stored, f"{n}/") is not None]
 
 
-def _opened(stored: StoredBytes, prefix: str, axis: int, direct: bool) -> ZarrArray:
+def _opened(
+    stored: StoredBytes, prefix: str, axis: int, direct: bool, crop: Crop | None = None
+) -> ZarrArray:
     layout = _layout_at(stored, prefix)
     if layout is None:
         raise SourceError(f"there is no Zarr array {stored.name(prefix)}")
     if isinstance(layout, ArrayLayout) and direct:
         check_axis(layout.shape, axis, stored.name(prefix))
-        return DirectArray(stored, prefix, layout, axis)
+        return DirectArray(stored, prefix, layout, axis, crop)
     why = str(layout) if isinstance(layout, NotDirect) else "asked for"
-    return GenericArray(stored, prefix, axis, why)
+    return GenericArray(stored, prefix, axis, why, crop)
 
 
 def _layout_at(stored: StoredBytes, prefix: str) -> ArrayLayout | NotDirect | None:
