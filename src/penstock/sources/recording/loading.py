@@ -1,0 +1,125 @@
+"""Columns of a recording as arrays: whole slices, metadata, and a loader for chunks of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError
+from penstock.sources.base import Field
+from penstock.sources.readers import ArrayReader
+from penstock.sources.recording.columns import FlyVisSim, dynamic_column
+from penstock.sources.recording.layout import find_recording
+from penstock.sources.requests import check_range, destinations
+
+FloatRows = npt.NDArray[np.float32]
+Buffers = tuple[npt.NDArray[np.generic], ...]
+
+
+def load_column_slice(
+    path: str | os.PathLike[str],
+    column: FlyVisSim | int,
+    start: int,
+    end: int,
+    neuron_limit: int | None = None,
+) -> FloatRows:
+    """Timesteps ``start:end`` of one column, (timesteps, neurons) of contiguous float32.
+
+    ``neuron_limit=0`` means no neurons. A static column is an ``AssertionError``, a range past
+    the end a ``ValueError``.
+    """
+    reader = find_recording(path).reader(dynamic_column(column), neuron_limit)
+    check_range(reader.samples, start, end)
+    rows = np.empty((end - start, *reader.field.shape), reader.field.dtype)
+    reader.read(start, end, rows)
+    return rows.astype(np.float32, copy=False)
+
+
+def load_metadata(path: str | os.PathLike[str]) -> FloatRows:
+    """The static columns (INDEX, XPOS, YPOS, GROUP_TYPE, TYPE), (neurons, 5) of float32."""
+    return find_recording(path).metadata()
+
+
+class ColumnLoader:
+    """Reads timesteps ``start:end`` of two columns: ``loader(start, end) -> (data, stim)``.
+
+    The store is opened once; calls from several threads, and after pickling, are fine. With
+    ``out=(data, stim)`` the rows go into those buffers and the parts that were filled come back.
+    """
+
+    def __init__(self, readers: tuple[ArrayReader, ...], threads: int) -> None:
+        self._readers, self._threads = readers, threads
+        self.total_timesteps = readers[0].samples
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Shape and dtype of one timestep of each array."""
+        return tuple(reader.field for reader in self._readers)
+
+    @property
+    def chunk_timesteps(self) -> int:
+        """Timesteps in one chunk of the storage: ranges aligned to it decode nothing twice."""
+        return max(reader.chunk_samples for reader in self._readers)
+
+    def __call__(self, start: int, end: int, out: Buffers | None = None) -> Buffers:
+        """Rows ``start:end`` of each array, in new memory or in ``out``."""
+        check_range(self.total_timesteps, start, end)
+        rows = self._buffers(end - start, out)
+        parts = list(self._parts(start, end, rows))
+        if len(parts) < 2 or self._threads < 2:
+            for reader, first, last, into in parts:
+                reader.read(first, last, into)
+            return rows
+        with ThreadPoolExecutor(self._threads, "penstock-decode") as pool:
+            for done in [pool.submit(r.read, a, b, into) for r, a, b, into in parts]:
+                done.result()
+        return rows
+
+    def _buffers(self, timesteps: int, out: Buffers | None) -> Buffers:
+        if out is None:
+            return tuple(np.empty((timesteps, *f.shape), f.dtype) for f in self.fields)
+        if len(out) != len(self._readers):
+            raise PlanError(f"out must hold {len(self._readers)} buffers, got {len(out)}")
+        fields = {str(number): field for number, field in enumerate(self.fields)}
+        named = {str(number): buffer for number, buffer in enumerate(out)}
+        return tuple(rows for _, rows in destinations(fields, named, timesteps))
+
+    def _parts(
+        self, start: int, end: int, rows: Buffers
+    ) -> Iterator[tuple[ArrayReader, int, int, npt.NDArray[np.generic]]]:
+        """One part for each chunk of storage, so that threads share the decoding."""
+        for reader, into in zip(self._readers, rows, strict=True):
+            first = start
+            while first < end:
+                last = min(end, (first // reader.chunk_samples + 1) * reader.chunk_samples)
+                yield reader, first, last, into[first - start : last - start]
+                first = last
+
+
+def create_zarr_loader(
+    data_path: str | os.PathLike[str],
+    column_idx: FlyVisSim | int,
+    stim_column_idx: FlyVisSim | int,
+    num_stim_dims: int | None,
+    *,
+    threads: int = 2,
+) -> ColumnLoader:
+    """A function that reads timesteps of a column and of the stimulus of the first neurons.
+
+    Args:
+        data_path: The recording, in any of its layouts.
+        column_idx: The column to model, for all neurons.
+        stim_column_idx: The column of the stimulus.
+        num_stim_dims: Read the stimulus of so many neurons, the first ones.
+        threads: Threads that decode one range; two keep up with most training.
+    """
+    if threads < 1:
+        raise PlanError(f"threads must be at least 1, got {threads}")
+    files = find_recording(data_path)
+    data = files.reader(dynamic_column(column_idx), None)
+    stimulus = files.reader(dynamic_column(stim_column_idx), num_stim_dims)
+    return ColumnLoader((data, stimulus), threads)

@@ -1,0 +1,38 @@
+"""A fly-visual-system recording as a source: a sample is a timestep, a field is a column."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from penstock.sources.readers import ReaderSource
+from penstock.sources.recording.columns import DYNAMIC, FlyVisSim, dynamic_column
+from penstock.sources.recording.layout import find_recording
+
+
+class RecordingSource(ReaderSource):
+    """Columns of a recording over time, by name; each sample holds one value for each neuron.
+
+    Args:
+        path: The recording, in any of its layouts; a ``.zarr`` or ``.npy`` suffix may be left out.
+        columns: Columns that change with time, by name or number; all four of them if None.
+        neurons: Read only the first so many neurons of a column: ``{"STIMULUS": 1736}``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Sequence[FlyVisSim | int | str] | None = None,
+        neurons: Mapping[str, int] | None = None,
+    ) -> None:
+        files = find_recording(path)
+        self._path, self.layout = files.path, files.layout
+        chosen = [dynamic_column(column) for column in (columns or DYNAMIC)]
+        limits = {dynamic_column(name): count for name, count in (neurons or {}).items()}
+        readers = {column.name: files.reader(column, limits.get(column)) for column in chosen}
+        super().__init__(readers, str(self._path))
+
+    def __repr__(self) -> str:
+        columns = list(self.fields)
+        return f"RecordingSource({str(self._path)!r}, {len(self)} timesteps of {columns})"
