@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from penstock.errors import PenstockError
 from penstock.loaders.course import Course
-from penstock.order import Cursor, Indices, Plan, PlannedBatch, Topology
+from penstock.order import Cursor, Indices, Plan, Topology
 
 
 class LostTurnError(PenstockError, RuntimeError):
@@ -52,15 +52,15 @@ class Loader:
         turn, plan = course.take_turn(), course.plan
         try:
             for _ in range(course.remaining):
-                planned, batch = self._next(plan, turn)
-                course.delivered(planned.after)
+                after, batch = self._next(plan, turn)
+                course.delivered(after)
                 yield batch
                 del batch  # ours no more: its memory may be recycled while the next one is read
         finally:
             if not self._keeps_stream and course.turn == turn:
                 self._drop_stream()
 
-    def _next(self, plan: Plan, turn: int) -> tuple[PlannedBatch, Any]:
+    def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
         if self._course.turn != turn:
             raise LostTurnError(
                 "this iterator ended when its loader was moved or iterated anew: "
@@ -151,8 +151,8 @@ class Stream(Protocol):
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
         ...
 
-    def __next__(self) -> tuple[PlannedBatch, Any]:
-        """The next batch; blocks until it is there."""
+    def __next__(self) -> tuple[Cursor, Any]:
+        """The next batch and the cursor after it; blocks until it is there."""
         ...
 
     def close(self) -> None:

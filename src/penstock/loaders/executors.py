@@ -51,12 +51,12 @@ class InlineStream:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
         return plan is self._plan and cursor == self._cursor
 
-    def __next__(self) -> tuple[PlannedBatch, Any]:
+    def __next__(self) -> tuple[Cursor, Any]:
         planned = next(self._batches)
         self._cursor = planned.after
         announce(Reading(self._plan.order.seed, planned.epoch, planned.samples))
         try:
-            return planned, self._read(planned)
+            return planned.after, self._read(planned)
         finally:
             announce(None)
 
@@ -118,11 +118,10 @@ class WorkerStream:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
         return plan is self._plan and cursor == self._cursor
 
-    def __next__(self) -> tuple[PlannedBatch, Any]:
+    def __next__(self) -> tuple[Cursor, Any]:
         batch = next(self._batches)
-        planned = self._sent.popleft()
-        self._cursor = planned.after
-        return planned, batch
+        self._cursor = self._sent.popleft().after
+        return self._cursor, batch
 
     def close(self) -> None:
         """Let go of torch's iterator: it ends its workers, unless they are persistent."""

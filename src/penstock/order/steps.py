@@ -180,19 +180,19 @@ class Steps:
             begin, lane_begin = begin + lanes * each, lane_begin + lanes
         return p + (lane - p) % self.lanes + place * self.lanes
 
-    def places(self, p: int, positions: Indices) -> Indices:
-        """Place of each position in the step at ``p``, counted over all ranks: the inverse.
+    def places(self, p: int | Indices, positions: Indices, stop: int | Indices) -> Indices:
+        """Place of each position in its step ``[p, stop)``, counted over all ranks: the inverse.
 
         Rank r has the places ``r * m // world`` to ``(r + 1) * m // world`` of the step's m.
         """
-        m = self.stop(p) - p
         if self.lanes == 1:
             return positions - p
-        lane = positions % self.lanes
-        q, h = divmod(m, self.lanes)
+        q, h = np.divmod(stop - p, self.lanes)  # as in `rank_positions`
         s = p % self.lanes
-        wrap = max(0, s + h - self.lanes)
-        longer = np.clip(lane - s, 0, h - wrap) + np.minimum(lane, wrap)  # lanes before, with q + 1
+        wrap = np.maximum(0, s + h - self.lanes)
+        lane: Indices = positions % self.lanes
+        longer: Indices = np.clip(lane - s, 0, h - wrap)  # lanes before it that have q + 1
+        longer += np.minimum(lane, wrap)
         return lane * q + longer + (positions - p) // self.lanes
 
     def lanes_of(self, rank: int) -> range:

@@ -1,0 +1,1 @@
+"""Streaming: read ahead in threads, place rows while they are hot, hand out views."""

@@ -1,0 +1,96 @@
+"""Batches as they come out of the pipeline: in order, finished, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+from penstock.keyed import Reading, announce, keyed_generator
+from penstock.order import Cursor, Plan
+from penstock.streaming.memory import Slots
+from penstock.streaming.pipeline import Pipeline
+from penstock.streaming.segments import Segment
+from penstock.streaming.transfer import Transfer
+
+Batch: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+Transform: TypeAlias = Callable[[Any, torch.Generator], Any]
+
+
+class BatchStream:
+    """One rank's batches of a plan, from a cursor on, without end.
+
+    Args:
+        segments: What is delivered, epoch by epoch; the pipeline follows the same.
+        transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank).
+        collate: Called with the batch last.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Callable[[], Iterator[Segment]],
+        pipeline: Pipeline,
+        slots: Slots,
+        transfer: Transfer | None,
+        *,
+        transform: Transform | None,
+        collate: Callable[[Any], Any] | None,
+    ) -> None:
+        self._plan, self._pipeline = plan, pipeline
+        self._transform, self._collate = transform, collate
+        self._places = _places(plan, segments())
+        self._place, _ = next(self._places)
+        batches = _filled(pipeline, slots, _places(plan, segments()))
+        if transfer is not None:
+            batches = transfer.ahead(batches, pipeline)
+        self._batches = batches
+
+    def continues(self, plan: Plan, cursor: Cursor) -> bool:
+        """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
+        return plan is self._plan and cursor == self._place
+
+    def __next__(self) -> tuple[Cursor, Any]:
+        """The next batch and the cursor after it; blocks until it is there."""
+        batch, place = next(self._batches), self._place
+        self._place, _ = next(self._places)
+        return self._place, self._finish(batch, place)
+
+    def close(self) -> None:
+        """End the reader threads; batches handed out stay valid."""
+        self._batches = iter(())
+        self._pipeline.close()
+
+    def _finish(self, fields: dict[str, torch.Tensor], place: Cursor) -> Any:
+        batch: Any = fields[""] if fields.keys() == {""} else fields
+        if self._transform is None and self._collate is None:
+            return batch
+        order = self._plan.order
+        announce(Reading(order.seed, place.epoch, self._plan.samples(place)))
+        try:
+            if self._transform is not None:
+                path = ("transform", place.epoch, place.position, self._plan.rank)
+                batch = self._transform(batch, keyed_generator(order.seed, *path))
+            return batch if self._collate is None else self._collate(batch)
+        finally:
+            announce(None)
+
+
+def _filled(
+    pipeline: Pipeline, slots: Slots, places: Iterator[tuple[Cursor, int]]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches in their slots, as soon as they are complete."""
+    for _, rows in places:
+        yield slots.hand_out(pipeline.next_slot(), rows)
+
+
+def _places(plan: Plan, segments: Iterator[Segment]) -> Iterator[tuple[Cursor, int]]:
+    """Where each batch begins, and how many rows of it are this rank's."""
+    whole, world, rank = plan.steps.whole, plan.steps.world, plan.rank
+    for segment in segments:
+        for i in range(segment.count):
+            begin, end = segment.bounds(i, whole)
+            m = end - begin
+            rows = (rank + 1) * m // world - rank * m // world
+            yield Cursor(segment.epoch, begin), rows

@@ -1,0 +1,87 @@
+"""How much memory a stream may use, and what that allows. Arithmetic."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from penstock.errors import PlanError
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+LENT_BATCHES = 4  # that the user may look at at once before further ones are copies
+ROUNDS_HELD = 2  # the one in use and the one being read
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes: an int, or a text such as ``"1GB"``, ``"256 MiB"``.
+
+    >>> parse_bytes("1.5GB"), parse_bytes("64MiB"), parse_bytes(4096)
+    (1500000000, 67108864, 4096)
+    """
+    if isinstance(size, int):
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size.lower())
+    if found is None:
+        raise PlanError(f"cannot read {size!r} as a size: use a number of bytes, or '1GB', '64MiB'")
+    number, prefix, binary = found.groups()
+    unit = 1024 ** "kmgt".index(prefix) * 1024 if binary and prefix else UNITS[prefix]
+    return int(float(number) * unit)
+
+
+def format_bytes(size: int) -> str:
+    """A size for people.
+
+    >>> format_bytes(1_500_000_000), format_bytes(512)
+    ('1.5 GB', '512 B')
+    """
+    for prefix in ("t", "g", "m", "k"):
+        if size >= UNITS[prefix]:
+            return f"{size / UNITS[prefix]:.3g} {prefix.upper() if prefix != 'k' else prefix}B"
+    return f"{size} B"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a stream holds in memory, from its geometry.
+
+    Args:
+        row_bytes: Of one stored row, all fields.
+        steps: Rows a sample is made of.
+        whole: Samples of a step over all ranks.
+        threads: Reader threads, each with a scratch block (and its codec with another).
+    """
+
+    row_bytes: int
+    steps: int
+    batch: int
+    whole: int
+    threads: int
+    copies: int
+
+    def slots(self, round_samples: int) -> int:
+        """Batches held for rounds of that many samples over all lanes.
+
+        A round touches so many batches, one more at either end, and one that ends an epoch early.
+        """
+        return ROUNDS_HELD * (-(-round_samples // self.whole) + 3) + LENT_BATCHES
+
+    def nbytes(self, *, block: int, round_samples: int) -> int:
+        """All buffers together."""
+        slots = self.slots(round_samples) * self.batch * self.steps * self.row_bytes
+        return slots + self.threads * self.copies * (block + self.steps - 1) * self.row_bytes
+
+    def largest_window(self, budget: int, *, size: int, block: int, lanes: int) -> int:
+        """Most blocks a lane's window may have within a budget; 0 where not even one fits."""
+        low, high = 0, max(1, size // block // lanes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            samples = min(size, lanes * (middle + 1) * block)
+            fits = self.nbytes(block=block, round_samples=samples) <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low

@@ -1,0 +1,98 @@
+"""Memory that batches live in: reserved once, handed out as views, reused when nobody looks."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.sources.base import Field
+
+HUGE_PAGE = 2 << 20
+
+
+class Slots:
+    """Batch-sized pieces of reserved memory, for each field.
+
+    A batch is a view of its slot: handing it out copies nothing. The slot is free again when the
+    last tensor or array that looks at it is gone, so a batch is the user's as long as he likes.
+    Where he keeps more than ``lent`` of them, further batches are copies, and the reserved memory
+    never grows.
+
+    >>> slots = Slots({"": Field((4,), np.dtype("float32"))}, batch=8, count=3, lent=1)
+    >>> slots.rows[""].shape, slots.nbytes
+    ((24,), 384)
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Field], *, batch: int, count: int, lent: int, pin: bool = False
+    ) -> None:
+        self.fields, self.batch, self.count, self.lent = fields, batch, count, lent
+        self.free = deque(range(count))
+        self.rows = {
+            name: reserve(count * batch * field.nbytes, pin=pin).view(row_type(field))
+            for name, field in fields.items()
+        }
+        self.nbytes = sum(rows.nbytes for rows in self.rows.values())
+        self._views: dict[int, set[int]] = {}  # slot -> its views that somebody holds
+        self._refs: dict[int, _SlotRef] = {}
+
+    def take(self, count: int) -> list[int]:
+        """That many free slots; the caller has made sure that there are."""
+        return [self.free.popleft() for _ in range(count)]
+
+    def hand_out(self, slot: int, rows: int) -> dict[str, torch.Tensor]:
+        """The batch in a slot, as tensors that look at it (or copies, if too many do already)."""
+        lent = len(self._views) < self.lent
+        views = {name: self._view(name, slot, rows) for name in self.fields}
+        if not lent:
+            batch = {name: torch.from_numpy(view.copy()) for name, view in views.items()}
+            self.free.append(slot)
+            return batch
+        refs = [_SlotRef(view, self._gone) for view in views.values()]
+        self._views[slot] = {id(ref) for ref in refs}
+        for ref in refs:
+            ref.slot = slot
+            self._refs[id(ref)] = ref
+        return {name: torch.from_numpy(view) for name, view in views.items()}
+
+    def _view(self, name: str, slot: int, rows: int) -> npt.NDArray[np.generic]:
+        field = self.fields[name]
+        offset = slot * self.batch * field.nbytes
+        return np.ndarray((rows, *field.shape), field.dtype, self.rows[name], offset)
+
+    def _gone(self, ref: _SlotRef) -> None:
+        """Nobody looks at this view of a slot any more; may run in any thread, takes no lock."""
+        del self._refs[id(ref)]
+        views = self._views[ref.slot]
+        views.discard(id(ref))
+        if not views and self._views.pop(ref.slot, None) is not None:  # one of many threads does it
+            self.free.append(ref.slot)
+
+
+class _SlotRef(weakref.ref[Any]):
+    __slots__ = ("slot",)
+    slot: int
+
+
+def row_type(field: Field) -> np.dtype[np.void]:
+    """One sample as one opaque item: gathers and scatters of those are plain copies."""
+    return np.dtype((np.void, field.nbytes))
+
+
+def reserve(nbytes: int, *, pin: bool = False) -> npt.NDArray[np.uint8]:
+    """Memory that costs nothing until it is touched; page-locked for an accelerator."""
+    if pin:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    pages = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_PAGE:
+        with suppress(OSError, AttributeError):  # a hint, where the system takes it
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8, nbytes)

@@ -1,0 +1,173 @@
+"""Read ahead: threads that fill the next round's slots while this one's batches are used."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.errors import WorkerError
+from penstock.order import Indices
+from penstock.streaming.memory import Slots
+from penstock.streaming.placing import Placer
+from penstock.streaming.segments import BlockRead, Round
+
+
+class Pipeline:
+    """Rounds read into slots by threads; a batch's slot is had as soon as its rounds are in place.
+
+    Threads end when the pipeline is closed, dropped, or the interpreter exits. An error in one of
+    them is raised where its round's batches are asked for; all batches before come out first.
+    """
+
+    def __init__(
+        self,
+        rounds: Iterator[Round],
+        slots: Slots,
+        placer: Callable[[], Placer],
+        *,
+        threads: int,
+        name: str,
+    ) -> None:
+        self._ready = self._taken = 0  # batches complete, and handed over
+        self._desk = _Desk(rounds, slots)
+        self._threads = [
+            threading.Thread(
+                target=_work, args=(self._desk, placer()), name=f"penstock-{name}-{i}", daemon=True
+            )
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.close = weakref.finalize(self, _end, self._desk, self._threads)
+
+    @property
+    def is_ready(self) -> bool:
+        """Would `next_slot` give one at once?"""
+        return self._taken < self._ready
+
+    def next_slot(self) -> int:
+        """The slot of the next batch; blocks until it is in place."""
+        while not self.is_ready:
+            self._ready = self._desk.next_ready()
+        self._taken += 1
+        return self._desk.hand_over(self._taken - 1)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A round being read: its plan, where its batches' slots begin, and what is still to come."""
+
+    plan: Round
+    begins: Indices
+    left: int
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """Where readers and the consumer meet; readers hold it, so that the pipeline can be dropped."""
+
+    rounds: Iterator[Round]
+    slots: Slots
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    closed: bool = False
+    error: BaseException | None = None  # of the plan itself
+    _open: deque[_Open] = field(default_factory=deque)
+    _reads: deque[tuple[_Open, BlockRead]] = field(default_factory=deque)
+    _slot_of: dict[int, int] = field(default_factory=dict)  # batch -> slot, until handed over
+    _next: Round | None = None
+    _wanted: int = 0  # free slots that readers wait for
+
+    # -- readers
+
+    def take(self) -> tuple[_Open, BlockRead] | None:
+        """The next block to read, in plan order; None when it is over."""
+        with self.changed:
+            while not self.closed:
+                if self._reads:
+                    return self._reads.popleft()
+                if not self._open_round():
+                    self.changed.wait()
+            return None
+
+    def _open_round(self) -> bool:
+        """Give the next round its slots, if there are enough free ones."""
+        plan = self._next = self._next or next(self.rounds)
+        new = [b for b in range(plan.first, plan.stop) if b not in self._slot_of]
+        if len(self.slots.free) < len(new):
+            self._wanted = len(new)
+            return False
+        self._slot_of.update(zip(new, self.slots.take(len(new)), strict=True))
+        slots = [self._slot_of[batch] for batch in range(plan.first, plan.stop)]
+        opened = _Open(plan, np.array(slots, np.int64) * self.slots.batch, len(plan.reads))
+        self._next, self._wanted = None, 0
+        self._open.append(opened)
+        self._reads.extend((opened, read) for read in plan.reads)
+        self.changed.notify_all()
+        return True
+
+    def done(self, opened: _Open, error: BaseException | None) -> None:
+        """A block is in place, or could not be read."""
+        with self.changed:
+            opened.left -= 1
+            opened.error = opened.error or error
+            if opened.left == 0 or error is not None:
+                self.changed.notify_all()
+
+    # -- the consumer
+
+    def next_ready(self) -> int:
+        """Batches that are complete with the next round; blocks until it is in place."""
+        with self.changed:
+            self.changed.notify_all()  # whatever is free by now, readers may have
+            while not (self._open and (self._open[0].left == 0 or self._open[0].error)):
+                if self.error is not None:
+                    raise self.error
+                if self.closed:
+                    raise WorkerError("the stream was closed while a batch was waited for")
+                self.changed.wait()
+            if self._open[0].error is not None:
+                raise self._open[0].error
+            return self._open.popleft().plan.ready
+
+    def hand_over(self, batch: int) -> int:
+        """The slot of a complete batch; wakes readers that wait for room."""
+        if 0 < self._wanted <= len(self.slots.free):
+            with self.changed:
+                self.changed.notify_all()
+        return self._slot_of.pop(batch)
+
+
+def _work(desk: _Desk, placer: Placer) -> None:
+    try:
+        while (work := desk.take()) is not None:
+            desk.done(work[0], _read(placer, *work))
+            del work  # the round's plan is not kept while the next one is waited for
+    except BaseException as error:  # noqa: BLE001 - re-raised where a batch is asked for
+        with desk.changed:
+            desk.error = error
+            desk.changed.notify_all()
+
+
+def _read(placer: Placer, opened: _Open, read: BlockRead) -> BaseException | None:
+    try:
+        placer.place(read, opened.begins, opened.plan.first)
+    except BaseException as error:  # noqa: BLE001 - re-raised where its batch is asked for
+        name = threading.current_thread().name
+        error.add_note(f"reading samples {read.start}:{read.start + read.count} in {name}")
+        return error
+    return None
+
+
+def _end(desk: _Desk, threads: list[threading.Thread]) -> None:
+    with desk.changed:
+        desk.closed = True
+        desk.changed.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,185 @@
+"""Where the rows of a window go: which batch, which row of it. Arithmetic, before any read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.order import Cursor, Indices, Plan, Span, Steps
+
+
+class Windows(Protocol):
+    """An order whose samples come in rounds of windows, one window for each lane."""
+
+    @property
+    def window_samples(self) -> int:
+        """Samples a lane holds at most in one window."""
+        ...
+
+    def round_of(self, epoch: int, position: int) -> int:
+        """The round a position is in."""
+        ...
+
+    def round_start(self, epoch: int, k: int) -> int:
+        """First position of round ``k``; of round ``rounds``: the end of the epoch."""
+        ...
+
+    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
+        """What one lane reads for its window."""
+        ...
+
+    def window_positions(self, epoch: int, k: int, column: int) -> Indices:
+        """Position of each sample of the window, in the order of `window_reads`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The steps of one epoch that are delivered, from a position on.
+
+    All steps are whole, but for the last two: ``[.., last)`` and ``[last, stop)``.
+    """
+
+    epoch: int
+    start: int
+    count: int
+    last: int
+    stop: int
+
+    @classmethod
+    def of(cls, steps: Steps, cursor: Cursor, count: int) -> Segment:
+        """``count`` steps of the cursor's epoch, from its position on."""
+        last = cursor.position
+        if count > 1:
+            last = steps.stop(cursor.position + (count - 2) * steps.whole)
+        return cls(cursor.epoch, cursor.position, count, last, steps.stop(last))
+
+    def bounds(self, i: int, whole: int) -> tuple[int, int]:
+        """First and last position of step ``i`` of the segment."""
+        begin = self.last if i == self.count - 1 else self.start + i * whole
+        end = {self.count - 1: self.stop, self.count - 2: self.last}
+        return begin, end.get(i, begin + whole)
+
+    def steps_in(self, begin: int, end: int, whole: int) -> range:
+        """Steps that have a position in ``[begin, end)``."""
+        begin, end = max(begin, self.start), min(end, self.stop)
+        if begin >= end:
+            return range(0)
+        return range(self._step(begin, whole), self._step(end - 1, whole) + 1)
+
+    def _step(self, position: int, whole: int) -> int:
+        if position >= self.last:
+            return self.count - 1
+        return min((position - self.start) // whole, self.count - 2)
+
+    def place(
+        self, plan: Plan, positions: Indices
+    ) -> tuple[Indices, Indices, npt.NDArray[np.bool_] | None]:
+        """Step and row of each position on this rank, and which of them are its own.
+
+        None for a mask: all are.
+        """
+        steps, whole = plan.steps, plan.steps.whole
+        inside = positions.min() >= self.start and positions.max() < self.last - whole
+        i: Indices = (positions - self.start) // whole
+        if inside:  # whole steps only
+            begin = self.start + i * whole
+            m: int | Indices = whole
+        else:
+            i = np.where(positions >= self.last, self.count - 1, np.minimum(i, self.count - 2))
+            np.maximum(i, 0, out=i)
+            final, before = i == self.count - 1, i == self.count - 2
+            begin = np.where(final, self.last, self.start + i * whole)
+            m = np.where(final, self.stop - self.last, np.where(before, self.last - begin, whole))
+        t = steps.places(begin, positions, begin + m)
+        if steps.world == 1 and inside:
+            return i, t, None
+        low, high = plan.rank * m // steps.world, (plan.rank + 1) * m // steps.world
+        mine = (t >= low) & (t < high)
+        if not inside:
+            mine &= (positions >= self.start) & (positions < self.stop)
+        return i, t - low, mine
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """Read samples ``start : start + count``; the j-th becomes ``rows[j]`` of ``batches[j]``.
+
+    Batches count from the stream's start. ``keep``: which samples are wanted; None for all.
+    """
+
+    start: int
+    count: int
+    batches: Indices
+    rows: Indices
+    keep: npt.NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a rank reads to fill batches ``first : stop``; ``ready`` are complete after it."""
+
+    first: int
+    stop: int
+    ready: int
+    reads: tuple[BlockRead, ...]
+
+
+def plan_rounds(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Iterator[Round]:
+    """The rounds of a rank's stream, segment after segment, each planned when it is asked for."""
+    done = 0
+    for segment in segments:
+        first = windows.round_of(segment.epoch, segment.start)
+        last = windows.round_of(segment.epoch, segment.stop - 1)
+        for k in range(first, last + 1):
+            yield _plan_round(plan, windows, segment, k, done)
+        done += segment.count
+
+
+def _plan_round(plan: Plan, windows: Windows, segment: Segment, k: int, done: int) -> Round:
+    begin, end = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
+    touched = segment.steps_in(begin, end, plan.steps.whole)
+    complete = (
+        touched.stop
+        if end >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
+        else touched.stop - 1
+    )
+    reads: list[BlockRead] = []
+    for lane in _lanes(plan, segment, touched):
+        column = (lane - begin) % plan.steps.lanes  # a round need not begin with lane 0
+        reads += _window_reads(plan, windows, segment, k, column, done)
+    return Round(done + touched.start, done + touched.stop, done + complete, tuple(reads))
+
+
+def _window_reads(
+    plan: Plan, windows: Windows, segment: Segment, k: int, column: int, done: int
+) -> Iterator[BlockRead]:
+    spans = windows.window_reads(segment.epoch, k, column)
+    if not spans:
+        return
+    steps, rows, mine = segment.place(plan, windows.window_positions(segment.epoch, k, column))
+    steps += done
+    end = 0
+    for span in spans:
+        part = slice(end, end := end + span.count)
+        keep = None if mine is None or mine[part].all() else mine[part]
+        if keep is None or keep.any():
+            yield BlockRead(span.start, span.count, steps[part], rows[part], keep)
+
+
+def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:
+    """Lanes that hold a position of this rank in these steps."""
+    steps = plan.steps
+    if steps.lanes == 1:
+        return [0]
+    regular = steps.whole % steps.lanes == 0 and steps.lanes % steps.world == 0
+    lanes = set(steps.lanes_of(plan.rank)) if regular else set()
+    for i in touched:
+        if not regular or i >= segment.count - 2:
+            begin, _ = segment.bounds(i, steps.whole)
+            lanes |= set((steps.rank_positions(begin, plan.rank) % steps.lanes).tolist())
+    return sorted(lanes)

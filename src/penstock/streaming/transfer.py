@@ -1,0 +1,60 @@
+"""To the accelerator, on a side stream, while the batch before is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+
+from penstock.streaming.pipeline import Pipeline
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+
+class Transfer:
+    """Copies batches to a device one ahead: the copy overlaps the training step before.
+
+    Host memory must be page-locked. A copy's host tensors are held until it has happened, and its
+    device tensors are recorded on the stream that uses them, so neither is recycled too early.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side = torch.Stream(device)
+        self._held: deque[tuple[Tensors, torch.Event]] = deque()
+
+    def ahead(self, batches: Iterator[Tensors], pipeline: Pipeline) -> Iterator[Tensors]:
+        """The batches on the device; the next one is sent early where it is there already."""
+        following = self._send(next(batches))
+        while True:
+            sent, early = following, pipeline.is_ready
+            if early:
+                following = self._send(next(batches))
+            yield self._receive(*sent)
+            if not early:
+                following = self._send(next(batches))
+
+    def _send(self, host: Tensors) -> tuple[Tensors, torch.Event]:
+        with self._side:
+            moved = {name: t.to(self.device, non_blocking=True) for name, t in host.items()}
+            done = self._side.record_event()
+        self._held.append((host, done))
+        return moved, done
+
+    def _receive(self, moved: Tensors, done: torch.Event) -> Tensors:
+        using = torch.accelerator.current_stream(self.device)
+        using.wait_event(done)
+        for tensor in moved.values():
+            tensor.record_stream(using)
+        while self._held and self._held[0][1].query():
+            self._held.popleft()  # copied: its slot may go back
+        return moved
+
+
+def transfer_to(device: torch.device | str | None) -> Transfer | None:
+    """A transfer to an accelerator; None where batches stay on the CPU, with no copy."""
+    if device is None or torch.device(device).type == "cpu":
+        return None
+    return Transfer(torch.device(device))
