@@ -13,13 +13,14 @@ from penstock.sources.recording.columns import STATIC, FlyVisSim
 
 Whole = TypeVar("Whole", bound=np.integer[Any])
 
-TYPE_NAMES = tuple(
-    "Am C2 C3 CT1(Lo1) CT1(M10) L1 L2 L3 L4 L5 Lawf1 Lawf2 "
-    "Mi1 Mi10 Mi11 Mi12 Mi13 Mi14 Mi15 Mi2 Mi3 Mi4 Mi9 R1 R2 R3 R4 R5 R6 R7 R8 "
-    "T1 T2 T2a T3 T4a T4b T4c T4d T5a T5b T5c T5d "
-    "Tm1 Tm16 Tm2 Tm20 Tm28 Tm3 Tm30 Tm4 Tm5Y Tm5a Tm5b Tm5c Tm9 "
-    "TmY10 TmY13 TmY14 TmY15 TmY18 TmY3 TmY4 TmY5a TmY9".split()  # noqa: SIM905 - a table of names is easier to compare
-)
+_NAMES = """
+    Am C2 C3 CT1(Lo1) CT1(M10) L1 L2 L3 L4 L5 Lawf1 Lawf2
+    Mi1 Mi10 Mi11 Mi12 Mi13 Mi14 Mi15 Mi2 Mi3 Mi4 Mi9 R1 R2 R3 R4 R5 R6 R7 R8
+    T1 T2 T2a T3 T4a T4b T4c T4d T5a T5b T5c T5d
+    Tm1 Tm16 Tm2 Tm20 Tm28 Tm3 Tm30 Tm4 Tm5Y Tm5a Tm5b Tm5c Tm9
+    TmY10 TmY13 TmY14 TmY15 TmY18 TmY3 TmY4 TmY5a TmY9
+"""
+TYPE_NAMES = tuple(_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
