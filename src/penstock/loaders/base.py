@@ -57,6 +57,7 @@ class Loader:
                 yield batch
                 del batch  # ours no more: its memory may be recycled while the next one is read
         finally:
+            course.end_turn(turn)
             if not self._keeps_stream and course.turn == turn:
                 self._drop_stream()
 

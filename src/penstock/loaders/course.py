@@ -47,6 +47,7 @@ class Course:
         self.cursor = Cursor()
         self.turn = 0  # of the iterator that may move the cursor
         self._exact = True  # the cursor was set, not left behind by an abandoned epoch
+        self._iterated = False  # right now, by the iterator whose turn it is
         self._cached: tuple[Topology, Plan] | None = None
 
     # -- the plan
@@ -86,9 +87,10 @@ class Course:
         """Where the next ``iter()`` begins."""
         if self.evaluation:
             return Cursor()
-        if self.chunk is None and self.cursor.position and not self._exact:
-            return Cursor(self.cursor.epoch + 1)  # the abandoned epoch is over
-        return self.cursor
+        here = self.cursor.normal(self.plan.steps)  # ranks and batch size change under way
+        if self.chunk is None and here.position and not self._exact:
+            return Cursor(here.epoch + 1)  # the abandoned epoch is over
+        return here
 
     @property
     def remaining(self) -> int:
@@ -98,14 +100,20 @@ class Course:
     @property
     def length(self) -> int:
         """Batches of the chunk the cursor is in, the same all through it."""
-        position = 0 if self.evaluation else self.cursor.position
-        return self.plan.steps.chunk_length(position)
+        steps = self.plan.steps
+        here = Cursor() if self.evaluation else self.cursor.normal(steps)
+        return steps.chunk_length(here.position)
 
     def take_turn(self) -> int:
         """A new iterator begins: the cursor is its own from now on."""
-        self.cursor, self._exact = self.start, True
+        self.cursor, self._exact, self._iterated = self.start, True, True
         self.turn += 1
         return self.turn
+
+    def end_turn(self, turn: int) -> None:
+        """That iterator is done, or was left."""
+        if turn == self.turn:
+            self._iterated = False
 
     def delivered(self, after: Cursor) -> None:
         """A batch was handed to the training loop."""
@@ -127,6 +135,7 @@ class Course:
         """Go there; live iterators lose their turn."""
         self.cursor, self._exact = cursor.normal(self.plan.steps), True
         self.turn += 1
+        self._iterated = False
 
     def seek(self, epoch: int, step: int) -> None:
         """Go to a step of an epoch."""
@@ -138,8 +147,10 @@ class Course:
     def set_epoch(self, epoch: int) -> None:
         """The start of that epoch; inside it already: nothing."""
         check_epoch(epoch)
-        inside = epoch == self.cursor.epoch and self.start == self.cursor
-        if not inside:
+        goes_on = (
+            self._iterated or self.start == self.cursor
+        )  # else the epoch was left, and is over
+        if epoch != self.cursor.epoch or not goes_on:
             self.move(Cursor(epoch))
 
     def set_chunk(self, chunk: int) -> None:
@@ -174,7 +185,7 @@ class Course:
         cursor = cursor_of(state)
         self.move(cursor)
         given_up = self.plan.steps.size - cursor.position if cursor != self.cursor else 0
-        if given_up and not self.drop_last:
+        if 0 < given_up < self.plan.steps.world and not self.drop_last:
             log.warning(
                 "%d samples of epoch %d are given up: too few for %d ranks",
                 *(given_up, cursor.epoch, self.plan.steps.world),

@@ -24,7 +24,8 @@ class Cursor:
 
     def normal(self, steps: Steps) -> Cursor:
         """This place, or the next epoch where no step is left: another batch size may do that."""
-        return self if steps.steps_from(self.position) else Cursor(self.epoch + 1)
+        over = steps.count and not steps.steps_from(self.position)  # a limit of 0: never over
+        return Cursor(self.epoch + 1) if over else self
 
     def advance(self, steps: Steps) -> Cursor:
         """The place after this step; the last step of an epoch leads to the next at once."""
