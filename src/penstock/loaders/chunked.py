@@ -18,6 +18,7 @@ from penstock.loaders.gather import GatheredDataset, fingerprint_of, gather_of, 
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
 from penstock.order import Cursor, Order, Plan, Topology
+from penstock.order.state import check_format
 
 
 class ChunkedDataLoader(Loader, DataLoader[Any]):
@@ -77,14 +78,17 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         options = dict(dataloader_kwargs)
         if shuffle is None:
             shuffle = chunk_size is not None and not evaluation
-        self._passes_through = torchs_own(dataset, batch_size, options, shuffle=shuffle)
+        self._passes_through = torchs_own(
+            dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
+        )
         if self._passes_through is not None:
-            refuse_ours(self._passes_through, chunk_size=chunk_size, order=order)
+            ours = {"chunk_size": chunk_size, "order": order, "rank": rank}
+            refuse_ours(self._passes_through, ours | {"world_size": world_size})
             if self._passes_through == "batch_sampler":
                 batch_size = 1  # torch's way of saying that the batch sampler decides
             super().__init__(dataset, batch_size, shuffle or None, drop_last=drop_last, **options)
             return
-        self._seed_given = seed is not None
+        self._seed_given = seed is not None or order is not None
         self._order = order or make_order(len(dataset), resolve_seed(seed), shuffle=shuffle)
         if self._order.size != len(dataset):
             raise PlanError(f"the order has {self._order.size} samples, the dataset {len(dataset)}")
@@ -114,7 +118,8 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         if self._passes_through is None:
             return super().__iter__()
         batches = DataLoader.__iter__(self)
-        return batches if self.limit_batches is None else islice(batches, len(self))
+        limit = self.limit_batches
+        return islice(batches, len(self) if isinstance(limit, float) else limit)
 
     def __len__(self) -> int:
         """Batches of the current chunk (epoch) on this rank, the same all through it."""
@@ -124,6 +129,11 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         if isinstance(self.limit_batches, float):
             return share_of(batches, self.limit_batches)
         return batches if self.limit_batches is None else min(batches, self.limit_batches)
+
+    @property
+    def remaining(self) -> int:
+        """Exactly what the next ``iter()`` yields."""
+        return super().remaining if self._passes_through is None else len(self)
 
     @property
     def _course(self) -> Course:
@@ -179,12 +189,26 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
         """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1)."""
-        adopts = not self._seed_given and state.get("order") == self._order.kind
-        if adopts and isinstance(state.get("seed"), int):
+        before = self._order
+        if not self._seed_given:
+            self._adopt_seed(state)
+        try:
+            super().load_state_dict(state, allow_changed_data=allow_changed_data)
+        except StateError:
+            self._use(before)
+            raise
+
+    def _adopt_seed(self, state: dict[str, Any]) -> None:
+        check_format(state)
+        seed = state.get("seed")
+        if state.get("order") == self._order.kind and isinstance(seed, int):
             shuffle = self._order.kind == "shuffled"
-            self._order = make_order(self._order.size, state["seed"], shuffle=shuffle)
+            self._use(make_order(self._order.size, seed, shuffle=shuffle))
+
+    def _use(self, order: Order) -> None:
+        if order is not self._order:
+            self._order = order
             self._course.replan()
-        super().load_state_dict(state, allow_changed_data=allow_changed_data)
 
     # -- executing
 
@@ -239,7 +263,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         gather = "one gather a batch" if self._gather is not None else "sample by sample"
         if self._gather is None and hasattr(self.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
-        chunks = f"{steps.total_chunks:,} chunks of {self.chunk_size:,} batches"
+        chunks = f"{steps.total_chunks:,} chunks of {self.chunk_size} batches"
         executor = f"{self.num_workers} worker processes" if self.num_workers else "inline"
         lines = [
             f"ChunkedDataLoader over {steps.size:,} samples of {type(self.dataset).__name__}",
@@ -255,7 +279,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
 
 def torchs_own(
-    dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool
+    dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool, chunked: bool
 ) -> str | None:
     """What makes this torch's own loader, in words; None for a loader with our order."""
     for name in ("sampler", "batch_sampler", "generator"):
@@ -265,16 +289,16 @@ def torchs_own(
         return "an IterableDataset"
     if batch_size is None:
         return "batch_size=None"
-    if not shuffle and len(dataset) == 0:
+    if not (shuffle or chunked) and len(dataset) == 0:
         return "an empty dataset"
     if options.get("in_order") is False:
         return "in_order=False"
     return None
 
 
-def refuse_ours(what: str, *, chunk_size: int | None, order: Order | None) -> None:
-    """Chunks and orders are arithmetic: they cannot be had of what only torch knows."""
-    for name, value in (("chunk_size", chunk_size), ("order", order)):
+def refuse_ours(what: str, ours: dict[str, Any]) -> None:
+    """Chunks, orders and ranks are arithmetic: they cannot be had of what only torch knows."""
+    for name, value in ours.items():
         if value is not None:
             raise PlanError(
                 f"{name}={value!r} needs an order that is known in advance, which {what} has not: "

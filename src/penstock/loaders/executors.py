@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from penstock.errors import PlanError, WorkerError
-from penstock.keyed import Reading, announce
+from penstock.keyed import Reading, announce, current_reading
 from penstock.loaders.gather import Gather
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 
@@ -54,11 +54,12 @@ class InlineStream:
     def __next__(self) -> tuple[Cursor, Any]:
         planned = next(self._batches)
         self._cursor = planned.after
+        outer = current_reading()  # of a loader whose dataset reads from this one
         announce(Reading(self._plan.order.seed, planned.epoch, planned.samples))
         try:
             return planned.after, self._read(planned)
         finally:
-            announce(None)
+            announce(outer)
 
     def close(self) -> None:
         """Nothing runs."""
@@ -95,7 +96,7 @@ class Workers:
                 generator=generator,  # torch seeds its workers from it, not from the default one
                 **options,
             )
-        self._start: tuple[Any, ...] = (dataset, options.get("collate_fn"))
+        self._start = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
         """A stream of batches from now on; what was in flight for an earlier one is discarded."""

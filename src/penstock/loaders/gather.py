@@ -30,8 +30,11 @@ def gather_of(dataset: Any) -> Gather | None:
     if isinstance(dataset, torch.Tensor):
         return _GatherTensor(dataset)
     if isinstance(dataset, np.ndarray):
-        return _GatherArray(dataset) if dataset.ndim and dataset.dtype.kind in "biufc" else None
-    if type(dataset).__getitem__ is TensorDataset.__getitem__:
+        plain = dataset.ndim and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
+        return _GatherArray(dataset) if plain else None
+    if hasattr(dataset, "__getitems__") and type(dataset) is not Subset:
+        return None
+    if getattr(type(dataset), "__getitem__", None) is TensorDataset.__getitem__:
         return _GatherTensors(dataset.tensors)
     if type(dataset) is Subset and (inner := gather_of(dataset.dataset)) is not None:
         return _GatherSubset(inner, np.asarray(dataset.indices, np.int64))
@@ -120,5 +123,12 @@ def _digest(arrays: list[Any]) -> str:
     for array in arrays:
         digest.update(repr((tuple(array.shape), str(array.dtype))).encode())
         for row in sorted({i * (len(array) - 1) // 7 for i in range(8)} if len(array) else ()):
-            digest.update(np.ascontiguousarray(torch.as_tensor(array[row]).cpu()).tobytes())
+            digest.update(_row_bytes(array[row]))
     return digest.hexdigest()
+
+
+def _row_bytes(row: Any) -> bytes:
+    if isinstance(row, torch.Tensor):  # as bytes: numpy knows no bfloat16
+        return row.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    row = np.asarray(row)
+    return b"" if row.dtype.hasobject else row.tobytes()  # of objects: addresses, new every time
