@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course, share_of
-from penstock.loaders.executors import InlineStream, Workers, reader, safe_context
+from penstock.loaders.executors import InlineStream, Workers, reader
 from penstock.loaders.gather import GatheredDataset, fingerprint_of, gather_of, hand_over
+from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
 from penstock.order import Cursor, Order, Plan, Topology
@@ -252,8 +253,10 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
     def close(self) -> None:
         """End every worker process of this loader; it may be iterated again."""
         super().close()
-        self._workers = None  # torch ends its workers when nobody holds their loader
-        self._iterator = None
+        if self._workers is not None:
+            self._workers.close()
+        end_workers(self._iterator)  # of torch's own loader, where that is what this is
+        self._workers = self._iterator = None
 
     def describe(self) -> str:
         """One readable page: order, executor, and why."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import pickle
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from penstock.errors import PlanError, WorkerError
+from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
 from penstock.loaders.gather import Gather
+from penstock.loaders.processes import end_workers, naming_the_dead, unpicklable
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
-
-log = logging.getLogger("penstock")
 
 
 class IndexBatch(list[int]):
@@ -96,37 +94,62 @@ class Workers:
                 generator=generator,  # torch seeds its workers from it, not from the default one
                 **options,
             )
-        self._start = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
+        self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
+        self._persistent = bool(options.get("persistent_workers"))
+        self._batches: Iterator[Any] = iter(())
+        self.processes: list[BaseProcess] = []
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
         """A stream of batches from now on; what was in flight for an earlier one is discarded."""
         self._feed.follow(plan.order.seed, batches)
+        before = multiprocessing.active_children()
         try:
-            return WorkerStream(plan, cursor, iter(self._loader), self._feed.sent)
+            with naming_the_dead(self.processes):
+                self._batches = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise WorkerError(unpicklable(*self._start)) from error
+            raise WorkerError(unpicklable(*self._sent_along)) from error
+        self.processes += [p for p in multiprocessing.active_children() if p not in before]
+        return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
+
+    def leave(self) -> None:
+        """A stream is over; persistent workers wait for the next one."""
+        if not self._persistent:
+            self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        end_workers(self._batches)
+        self._batches, self.processes = iter(()), []
 
 
 class WorkerStream:
     """Batches that torch's workers read ahead, in plan order."""
 
     def __init__(
-        self, plan: Plan, cursor: Cursor, batches: Iterator[Any], sent: deque[PlannedBatch]
+        self,
+        plan: Plan,
+        cursor: Cursor,
+        batches: Iterator[Any],
+        sent: deque[PlannedBatch],
+        workers: Workers,
     ) -> None:
         self._plan, self._cursor, self._batches, self._sent = plan, cursor, batches, sent
+        self._workers = workers
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
         return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
-        batch = next(self._batches)
+        with naming_the_dead(self._workers.processes):
+            batch = next(self._batches)
         self._cursor = self._sent.popleft().after
         return self._cursor, batch
 
     def close(self) -> None:
-        """Let go of torch's iterator: it ends its workers, unless they are persistent."""
+        """Let go of torch's iterator, and of the workers unless they are persistent."""
         self._batches = iter(())
+        self._workers.leave()
 
 
 class _Feed:
@@ -148,57 +171,3 @@ class _Feed:
             if self._inline:
                 announce(reading)
             yield IndexBatch(reading)
-
-
-def safe_context(context: Any, num_workers: int) -> Any:
-    """A start method that cannot deadlock: reader threads and ``fork`` do not mix."""
-    if num_workers == 0:
-        return context
-    threads = sorted(t.name for t in threading.enumerate() if t.name.startswith(READERS))
-    if not threads:
-        return context
-    method = context if isinstance(context, str) else getattr(context, "_name", None)
-    if (method or multiprocessing.get_start_method()) != "fork":
-        return context
-    if context is not None:
-        raise PlanError(
-            f"multiprocessing_context='fork' while reader threads live ({', '.join(threads)}) "
-            "can deadlock: use 'forkserver' or 'spawn', or close the loaders that read"
-        )
-    log.info(
-        "workers start by forkserver: threads %s live, and fork would copy their locks", threads
-    )
-    return "forkserver"
-
-
-READERS = ("penstock-", "zarr_io", "zarr_pool")  # ours, and those of zarr's event loop
-
-
-def unpicklable(*parts: Any) -> str:
-    """One sentence that names what cannot go to a worker process."""
-    for part in parts:
-        culprit = _culprit(part, type(part).__name__)
-        if culprit is not None:
-            return (
-                f"{culprit} cannot be sent to a worker process: define it at the top of a module, "
-                "open files and handles lazily in the worker, or use num_workers=0"
-            )
-    return "the dataset cannot be sent to a worker process: use num_workers=0"
-
-
-def _culprit(value: Any, name: str) -> str | None:
-    if _picklable(value):
-        return None
-    for key, inner in getattr(value, "__dict__", {}).items():
-        found = _culprit(inner, f"{name}.{key}")
-        if found is not None:
-            return found
-    return f"{name} ({type(value).__name__})"
-
-
-def _picklable(value: Any) -> bool:
-    try:
-        multiprocessing.reduction.ForkingPickler.dumps(value)
-    except (AttributeError, TypeError, pickle.PicklingError):
-        return False
-    return True

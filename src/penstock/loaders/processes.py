@@ -1,0 +1,112 @@
+"""Worker processes: what can go to them, how they start, what they die of."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from penstock.errors import PlanError, WorkerError
+
+log = logging.getLogger("penstock")
+
+READERS: Final = ("penstock-", "zarr_io", "zarr_pool")  # ours, and those of zarr's event loop
+RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
+PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
+
+
+@contextmanager
+def naming_the_dead(workers: list[BaseProcess]) -> Iterator[None]:
+    """What goes wrong in here because a worker died is said so, with its name and how."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError) as error:
+        dead = [] if RAISED_THERE in str(error) else _dead(workers)
+        if not dead:
+            raise
+        raise WorkerError(
+            f"{', '.join(map(_obituary, dead))}: the state is at the last batch delivered; "
+            "iterate again, or use num_workers=0 to see where it happens"
+        ) from error
+
+
+def _dead(workers: list[BaseProcess]) -> list[BaseProcess]:
+    with suppress(RuntimeError):  # torch raises its own in the middle of whatever runs
+        wait([worker.sentinel for worker in workers], timeout=PATIENCE_SECONDS)
+    return [worker for worker in workers if worker.exitcode is not None]
+
+
+def _obituary(worker: BaseProcess) -> str:
+    code = worker.exitcode or 0
+    if code >= 0:
+        return f"worker process {worker.pid} exited with code {code}"
+    memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"worker process {worker.pid} was killed by {signal.Signals(-code).name}{memory}"
+
+
+def end_workers(batches: Any) -> None:
+    """End the processes behind an iterator of torch's loader, now.
+
+    torch does so when nobody holds the iterator any more; but an error's traceback may hold it.
+    """
+    end = getattr(batches, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
+def safe_context(context: Any, num_workers: int) -> Any:
+    """A start method that cannot deadlock: reader threads and ``fork`` do not mix."""
+    if num_workers == 0:
+        return context
+    threads = sorted(t.name for t in threading.enumerate() if t.name.startswith(READERS))
+    if not threads:
+        return context
+    method = context if isinstance(context, str) else getattr(context, "_name", None)
+    if (method or multiprocessing.get_start_method()) != "fork":
+        return context
+    if context is not None:
+        raise PlanError(
+            f"multiprocessing_context='fork' while reader threads live ({', '.join(threads)}) "
+            "can deadlock: use 'forkserver' or 'spawn', or close the loaders that read"
+        )
+    log.info(
+        "workers start by forkserver: threads %s live, and fork would copy their locks", threads
+    )
+    return "forkserver"
+
+
+def unpicklable(*parts: Any) -> str:
+    """One sentence that names what cannot go to a worker process."""
+    for part in parts:
+        culprit = _culprit(part, type(part).__name__)
+        if culprit is not None:
+            return (
+                f"{culprit} cannot be sent to a worker process: define it at the top of a module, "
+                "open files and handles lazily in the worker, or use num_workers=0"
+            )
+    return "the dataset cannot be sent to a worker process: use num_workers=0"
+
+
+def _culprit(value: Any, name: str) -> str | None:
+    if _picklable(value):
+        return None
+    for key, inner in getattr(value, "__dict__", {}).items():
+        found = _culprit(inner, f"{name}.{key}")
+        if found is not None:
+            return found
+    return f"{name} ({type(value).__name__})"
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        multiprocessing.reduction.ForkingPickler.dumps(value)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+    return True
