@@ -1,0 +1,90 @@
+"""Names that come from files and callers, looked up in one way, with "did you mean"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Generic, TypeVar
+
+from penstock.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def close_name(name: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``name`` probably meant; None if nothing is near.
+
+    >>> close_name("vison", ["text", "vision"])
+    'vision'
+    >>> close_name("zebra", ["text", "vision"])
+    """
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return by_lower[near[0]] if near else None
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """The sentence that refuses ``name``: what was asked, what was meant, what there is.
+
+    >>> unknown_name("collator", "vison", ["text", "vision"])
+    "unknown collator 'vison': did you mean 'vision'? (available: text, vision)"
+    """
+    names = list(known)
+    near = close_name(str(name), names)
+    available = ", ".join(names) or "none"
+    if near is None:
+        return f"unknown {kind} {name!r}: available are {available}"
+    return f"unknown {kind} {name!r}: did you mean {near!r}? (available: {available})"
+
+
+class Registry(Generic[T]):
+    """Things by name, in order of registration; users add to it, the latest of a name wins.
+
+    >>> colours = Registry("colour", {"red": 1})
+    >>> colours.add("blue", 2)
+    >>> colours.find("blue"), list(colours)
+    (2, ['red', 'blue'])
+    >>> colours.find("bleu")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: unknown colour 'bleu': did you mean 'blue'? ...
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = dict(entries or {})
+
+    def add(self, name: str, entry: T) -> None:
+        """Make ``entry`` the latest one; an earlier one of the same name is replaced."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a {self.kind} needs a name that is a non-empty str, got {name!r}")
+        self._entries.pop(name, None)  # so that a name registered again counts as the latest
+        self._entries[name] = entry
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds what it decorates under ``name``."""
+
+        def decorate(entry: T) -> T:
+            self.add(name, entry)
+            return entry
+
+        return decorate
+
+    def find(self, name: str) -> T:
+        """What is registered under ``name``, or an error that says what was probably meant."""
+        if name not in self._entries:
+            raise ConfigError(unknown_name(self.kind, name, self._entries))
+        return self._entries[name]
+
+    def entries(self) -> list[T]:
+        """Everything registered, the latest last."""
+        return list(self._entries.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
