@@ -1,0 +1,148 @@
+"""The audio collator: waveforms of unequal length to one padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.collate.columns import Columns, at, columns_of
+from penstock.collate.default import collate_values
+from penstock.collate.errors import CollateError
+from penstock.collate.labels import label_tensor, take_target
+from penstock.collate.stacking import batch_memory, describe
+from penstock.collate.task_spec import TaskSpec
+from penstock.errors import ConfigError
+
+FIELDS = ("waveform", "audio", "input_values", "array")
+FULL_SCALE = {torch.int16: 32768.0, torch.int32: 2147483648.0}
+
+
+class AudioCollator:
+    """Batches of ``waveforms``, ``lengths`` and, where samples have them, ``labels``.
+
+    A sample is a dict with a waveform ``(time,)`` or ``(channels, time)`` under ``waveform``,
+    ``audio``, ``input_values`` or ``array`` (or what the task's ``input_fields`` name), also as
+    Hugging Face's ``{"array": ..., "sampling_rate": ...}``; a tuple ``(waveform, label)``; or a
+    waveform. Shorter ones are padded with zeros at the end, integer samples scaled to [-1, 1).
+
+    Args:
+        spectrogram: a function of a waveform ``(..., time)``, such as
+            ``penstock.transforms.Spectrogram(n_fft=512)``; adds ``spectrograms`` and
+            ``spectrogram_lengths`` (frames) to the batch, computed before padding.
+        sample_rate: samples a second that every waveform must have; checked where samples say
+            their own. None: only that they are equal.
+        task_spec: names the fields.
+
+    >>> batch = AudioCollator()([{"waveform": torch.ones(3)}, {"waveform": torch.ones(2)}])
+    >>> batch["waveforms"].tolist(), batch["lengths"].tolist()
+    ([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], [3, 2])
+    """
+
+    def __init__(
+        self,
+        spectrogram: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        sample_rate: int | None = None,
+        task_spec: TaskSpec | None = None,
+    ) -> None:
+        if sample_rate is not None and sample_rate < 1:
+            raise ConfigError(f"sample_rate must be at least 1 a second, got {sample_rate!r}")
+        self.spectrogram, self.sample_rate, self.task_spec = spectrogram, sample_rate, task_spec
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """The batch of ``samples``."""
+        columns = columns_of(samples, ("waveform", "labels"))
+        waveforms = self._waveforms(columns)
+        target = take_target(columns, self.task_spec)
+        batch: dict[str, Any] = {"waveforms": pad_last(waveforms, "waveform")}
+        batch["lengths"] = torch.tensor([each.shape[-1] for each in waveforms])
+        if self.spectrogram is not None:
+            spectrograms = self._spectrograms(waveforms, batch["waveforms"])
+            batch["spectrograms"] = pad_last(spectrograms, "spectrogram")
+            batch["spectrogram_lengths"] = torch.tensor([s.shape[-1] for s in spectrograms])
+        if target is not None:
+            batch["labels"] = label_tensor(target)
+        return batch | {name: collate_values(each, name) for name, each in columns.items()}
+
+    def _waveforms(self, columns: Columns) -> list[torch.Tensor]:
+        named = () if self.task_spec is None else tuple(self.task_spec.input_fields)
+        for name in (*named, *FIELDS):
+            if name in columns:
+                values = columns.pop(name)
+                rates = [_rate(each) for each in values]
+                if "sampling_rate" in columns:
+                    rates = [int(each) for each in columns["sampling_rate"]]
+                self._check_rates(rates)
+                return [_waveform(each, number) for number, each in enumerate(values)]
+        raise CollateError(
+            f"no waveform in samples with the fields {sorted(map(str, columns))}: give it under "
+            f"one of {', '.join(dict.fromkeys((*named, *FIELDS)))}"
+        )
+
+    def _check_rates(self, rates: list[int | None]) -> None:
+        known = [each for each in (self.sample_rate, *rates) if each is not None]
+        for number, rate in enumerate(rates):
+            if rate is not None and rate != known[0]:
+                raise CollateError(
+                    f"sample {number} has {rate} samples a second, expected {known[0]}: resample "
+                    "the recordings to one rate first"
+                )
+
+    def _spectrograms(
+        self, waveforms: list[torch.Tensor], padded: torch.Tensor
+    ) -> list[torch.Tensor]:
+        assert self.spectrogram is not None
+        if len({each.shape[-1] for each in waveforms}) == 1:
+            return list(self.spectrogram(padded).unbind())
+        return [self.spectrogram(each) for each in waveforms]
+
+
+def pad_last(tensors: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+    """The tensors as one batch, zeros where the last dimension of one is short.
+
+    >>> pad_last([torch.tensor([1.0]), torch.tensor([2.0, 3.0])], "x")
+    tensor([[1., 0.],
+            [2., 3.]])
+    """
+    first = tensors[0]
+    for number, each in enumerate(tensors):
+        if each.shape[:-1] != first.shape[:-1] or each.dtype != first.dtype:
+            raise CollateError(
+                f"{at(path, number)} is {each.dtype} of shape {tuple(each.shape)}, sample 0 has "
+                f"{first.dtype} of shape {tuple(first.shape)}: only the last dimension may differ"
+            )
+    longest = max(each.shape[-1] for each in tensors)
+    out = batch_memory((len(tensors), *first.shape[:-1], longest), first.dtype)
+    for row, each in zip(out.unbind(), tensors, strict=True):
+        row[..., : each.shape[-1]] = each
+        row[..., each.shape[-1] :] = 0
+    return out
+
+
+def _rate(value: Any) -> int | None:
+    return value.get("sampling_rate") if isinstance(value, Mapping) else None
+
+
+def _waveform(value: Any, number: int) -> torch.Tensor:
+    if isinstance(value, Mapping):
+        value = value.get("array")
+    array = value if isinstance(value, torch.Tensor) else np.asarray(value)
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "iuf":
+            raise CollateError(f"{at('waveform', number)} is {describe(value)}, expected numbers")
+        array = torch.from_numpy(np.ascontiguousarray(array))
+    if array.ndim not in (1, 2):
+        raise CollateError(
+            f"{at('waveform', number)} has shape {tuple(array.shape)}, expected (time,) or "
+            "(channels, time)"
+        )
+    if array.is_floating_point():
+        return array.to(torch.float32) if array.dtype == torch.float64 else array
+    if array.dtype not in FULL_SCALE:
+        raise CollateError(
+            f"{at('waveform', number)} is {array.dtype}, whose full scale is unknown: give int16, "
+            "int32 or floats"
+        )
+    return array.to(torch.float32).div_(FULL_SCALE[array.dtype])

@@ -1,0 +1,91 @@
+"""The collator for everything that has none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.collate.columns import at, mapped_columns
+from penstock.collate.errors import CollateError
+from penstock.collate.stacking import describe, stack, unequal
+
+
+class DefaultCollator:
+    """Batches of nested dicts, tuples, tensors, arrays, numbers and strings.
+
+    It gives what ``torch.utils.data.default_collate`` gives, sooner; and where that fails or
+    loses something (None, unequal shapes or lengths, a key that only some samples have) it says
+    which sample and field is at fault.
+
+    >>> DefaultCollator()([{"x": np.ones(2), "name": "a"}, {"x": np.zeros(2), "name": "b"}])
+    {'x': tensor([[1., 1.],
+            [0., 0.]], dtype=torch.float64), 'name': ['a', 'b']}
+    >>> DefaultCollator()([{"x": 1, "y": None}])
+    Traceback (most recent call last):
+    ...
+    penstock.collate.errors.CollateError: sample 0, 'y', is None: ...
+    """
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch of ``samples``."""
+        if len(samples) == 0:
+            raise CollateError("empty batch: nothing to collate, give at least one sample")
+        return collate_values(samples, "")
+
+
+def collate_values(values: Sequence[Any], path: str) -> Any:
+    """The batch of one field's values; ``path`` names the field in errors."""
+    first = values[0]
+    if isinstance(first, torch.Tensor | np.ndarray):
+        return stack(values, path)
+    if isinstance(first, str | bytes):
+        _refuse_none(values, path)
+        return list(values)
+    if isinstance(first, Mapping):
+        columns = mapped_columns(values, path)
+        prefix = f"{path}." if path else ""
+        return {key: collate_values(each, f"{prefix}{key}") for key, each in columns.items()}
+    if isinstance(first, Sequence):
+        return _collate_sequences(values, path)
+    _refuse_none(values, path)
+    if isinstance(first, float):
+        return _numbers(values, path, torch.float64)
+    if isinstance(first, int | np.generic | complex):
+        return stack(values, path)
+    raise CollateError(
+        f"{at(path, 0)} is {describe(first)}: a batch is made of tensors, arrays, numbers, "
+        "strings, and dicts or tuples of these; convert it, or give a collator of your own"
+    )
+
+
+def _numbers(values: Sequence[Any], path: str, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.tensor(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise unequal(values, path) from error
+
+
+def _collate_sequences(values: Sequence[Any], path: str) -> Any:
+    first = values[0]
+    lengths = [len(each) if isinstance(each, Sequence) else None for each in values]
+    if any(length != lengths[0] for length in lengths):
+        raise unequal(values, path)
+    prefix = f"{path}." if path else ""
+    parts = [
+        collate_values(each, f"{prefix}{i}") for i, each in enumerate(zip(*values, strict=True))
+    ]
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*parts)
+    return parts  # a list for tuples too, as torch gives
+
+
+def _refuse_none(values: Sequence[Any], path: str) -> None:
+    for number, value in enumerate(values):
+        if value is None:
+            raise CollateError(
+                f"{at(path, number)} is None: give every sample a value there, or leave the "
+                "field out of all of them"
+            )
