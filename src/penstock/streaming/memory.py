@@ -50,9 +50,8 @@ class Slots:
 
     def hand_out(self, slot: int, rows: int) -> dict[str, torch.Tensor]:
         """The batch in a slot, as tensors that look at it (or copies, if too many do already)."""
-        lent = len(self._views) < self.lent
-        views = {name: self._view(name, slot, rows) for name in self.fields}
-        if not lent:
+        views = self.arrays(slot, rows)
+        if len(self._views) >= self.lent:
             batch = {name: torch.from_numpy(view.copy()) for name, view in views.items()}
             self.free.append(slot)
             return batch
@@ -63,10 +62,14 @@ class Slots:
             self._refs[id(ref)] = ref
         return {name: torch.from_numpy(view) for name, view in views.items()}
 
-    def _view(self, name: str, slot: int, rows: int) -> npt.NDArray[np.generic]:
-        field = self.fields[name]
-        offset = slot * self.batch * field.nbytes
-        return np.ndarray((rows, *field.shape), field.dtype, self.rows[name], offset)
+    def arrays(self, slot: int, rows: int) -> dict[str, npt.NDArray[np.generic]]:
+        """The first rows of a slot, to be filled."""
+        return {
+            name: np.ndarray(
+                (rows, *field.shape), field.dtype, self.rows[name], slot * self.batch * field.nbytes
+            )
+            for name, field in self.fields.items()
+        }
 
     def _gone(self, ref: _SlotRef) -> None:
         """Nobody looks at this view of a slot any more; may run in any thread, takes no lock."""

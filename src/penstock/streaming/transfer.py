@@ -11,6 +11,7 @@ import torch
 from penstock.streaming.pipeline import Pipeline
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
+Sent: TypeAlias = tuple[Tensors, torch.Event]
 
 
 class Transfer:
@@ -27,23 +28,26 @@ class Transfer:
 
     def ahead(self, batches: Iterator[Tensors], pipeline: Pipeline) -> Iterator[Tensors]:
         """The batches on the device; the next one is sent early where it is there already."""
-        following = self._send(next(batches))
+        following = self.send(next(batches))
         while True:
             sent, early = following, pipeline.is_ready
             if early:
-                following = self._send(next(batches))
-            yield self._receive(*sent)
+                following = self.send(next(batches))
+            yield self.receive(sent)
             if not early:
-                following = self._send(next(batches))
+                following = self.send(next(batches))
 
-    def _send(self, host: Tensors) -> tuple[Tensors, torch.Event]:
+    def send(self, host: Tensors) -> Sent:
+        """Begin to copy a batch; its host tensors are held until that has happened."""
         with self._side:
             moved = {name: t.to(self.device, non_blocking=True) for name, t in host.items()}
             done = self._side.record_event()
         self._held.append((host, done))
         return moved, done
 
-    def _receive(self, moved: Tensors, done: torch.Event) -> Tensors:
+    def receive(self, sent: Sent) -> Tensors:
+        """The batch on the device, for the stream in use now."""
+        moved, done = sent
         using = torch.accelerator.current_stream(self.device)
         using.wait_event(done)
         for tensor in moved.values():

@@ -1,0 +1,174 @@
+"""Chunks of a recording, read and copied to the device while the one before is trained on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+
+from penstock.errors import PenstockError, PlanError, StateError
+from penstock.order.state import FORMAT, check_format
+from penstock.streaming.budget import format_bytes
+from penstock.streaming.chunk_plan import ChunkPlan
+from penstock.streaming.loading import ChunkLoading, LoadFn
+from penstock.streaming.transfer import transfer_to
+
+log = logging.getLogger("penstock")
+
+
+class RandomChunkLoader:
+    """One chunk of timesteps after another, loaded in the background.
+
+    The epoch's chunks are planned from (seed, epoch) before the first is read, so an early
+    ``break`` changes nothing that comes later. By default they cover the recording once per pass.
+    At most ``prefetch`` chunks wait in host memory beside the one in use; on an accelerator the
+    next one's copy overlaps training, so that two are there.
+
+    Args:
+        load_fn: ``load_fn(start, end)`` gives an array or several; where it also takes ``out=``
+            (a tuple of arrays), it is given reused buffers to fill (page-locked ones for an
+            accelerator).
+        total_timesteps: Timesteps of the recording.
+        chunk_size: Timesteps a chunk, at most.
+        device: Where chunks go; None is the CPU.
+        prefetch: Chunks read ahead.
+        seed: Of the plan; None draws one and logs it.
+        sampling: ``"cover"``: each pass tiles the recording once. ``"uniform"``: independent
+            random starts.
+        align: Starts are multiples of it: of the storage's chunking, or of time units.
+        overlap: Timesteps a chunk reads beyond its end, so that no window is lost at a border.
+
+    >>> data = torch.arange(10.0).numpy()
+    >>> with RandomChunkLoader(lambda a, b: data[a:b], 10, chunk_size=5, seed=1) as loader:
+    ...     loader.start_epoch(num_chunks=2)
+    ...     chunks = [loader.get_next_chunk() for _ in range(3)]
+    >>> [None if chunk is None else len(chunk) for (chunk,) in chunks]
+    [5, 5, None]
+    """
+
+    def __init__(
+        self,
+        load_fn: LoadFn,
+        total_timesteps: int,
+        chunk_size: int,
+        device: torch.device | str | None = None,
+        prefetch: int = 1,
+        seed: int | None = None,
+        *,
+        sampling: str = "cover",
+        align: int = 1,
+        overlap: int = 0,
+    ) -> None:
+        if prefetch < 1:
+            raise PlanError(f"prefetch must be at least 1 chunk, got {prefetch!r}")
+        if seed is None:
+            seed = secrets.randbits(32)
+            log.info("seed=%d (drawn; give it to repeat this run)", seed)
+        self.plan = ChunkPlan(total_timesteps, chunk_size, seed, sampling, align, overlap)
+        self.total_timesteps, self.chunk_size = total_timesteps, chunk_size
+        self.device, self.prefetch, self.seed = device, prefetch, seed
+        self._loading = ChunkLoading(
+            load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
+        )
+        self._epoch, self._taken, self._planned = -1, 0, 0  # of start_epoch calls; of its chunks
+        self._resume: tuple[int, int] | None = None
+        self._arrays = 2  # of a chunk; the seed's (data, stimulus) until one was seen
+        self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
+
+    # -- an epoch
+
+    def start_epoch(self, num_chunks: int) -> None:
+        """Begin to load an epoch's chunks; after a loaded state: those not yet got of its epoch."""
+        if self._resume is None:
+            epoch, taken = self._epoch + 1, 0
+        else:
+            epoch, taken = self._resume
+        spans = self.plan.spans(epoch, num_chunks)
+        self.cleanup()
+        self._epoch, self._taken, self._planned = epoch, min(taken, num_chunks), num_chunks
+        self._resume = None
+        self._chunks = self._loading.chunks(spans[self._taken :])
+
+    def get_next_chunk(self) -> tuple[torch.Tensor | None, ...]:
+        """The next chunk's tensors on the device; as many None at the end of the epoch.
+
+        Blocks until it is there; raises what ``load_fn`` raised.
+        """
+        if self._chunks is None:
+            raise PenstockError("no epoch was started: call start_epoch(num_chunks) first")
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            return (None,) * self._arrays
+        self._taken += 1
+        self._arrays = len(chunk)
+        return chunk
+
+    def cleanup(self) -> None:
+        """Stop loading; chunks that were handed out stay valid."""
+        self._loading.close()
+        self._chunks = iter(()) if self._chunks is not None else None
+
+    close = cleanup
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cleanup()
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chunks got so far, as a small flat dict."""
+        epoch, taken = self._resume or (max(self._epoch, 0), self._taken)
+        if self._resume is None and self._planned and taken == self._planned:
+            epoch, taken = epoch + 1, 0
+        return {"format": FORMAT, "epoch": epoch, "position": taken, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the last chunk got, with the next `start_epoch`."""
+        check_format(state)
+        ours = self._identity()
+        for name, value in ours.items():
+            if state.get(name) != value:
+                raise StateError(
+                    f"the state belongs to {name} {state.get(name)!r}, this loader has "
+                    f"{value!r}: build it with the same {name}"
+                )
+        self.cleanup()
+        self._chunks = None
+        self._resume = state["epoch"], state["position"]
+
+    def _identity(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "order": plan.sampling,
+            "samples": plan.total,
+            "seed": plan.seed,
+            "chunk": plan.chunk,
+            "align": plan.align,
+            "overlap": plan.overlap,
+        }
+
+    # -- what happened
+
+    def get_stats(self) -> dict[str, int]:
+        """Chunks loaded and moved so far, and the bytes held at most in host and device memory."""
+        return self._loading.stats()
+
+    def describe(self) -> str:
+        """One readable page: the plan, and what is held in memory."""
+        plan, stats = self.plan, self.get_stats()
+        return "\n".join(
+            [
+                f"RandomChunkLoader over {plan.total:,} timesteps",
+                f"  chunks    {plan.per_pass:,} a pass of at most {plan.longest:,} timesteps, "
+                f"{plan.sampling}, seed {plan.seed}",
+                f"  host      at most {self.prefetch + 1} chunks, "
+                f"{format_bytes(stats['host_bytes'])} seen",
+                f"  device    {self.device or 'cpu'}, {format_bytes(stats['device_bytes'])} seen",
+            ]
+        )
