@@ -1,0 +1,175 @@
+"""What a batch should be, declared field by field; a check reads it and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from penstock.errors import BatchError
+
+Dimension: TypeAlias = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What one tensor should be; whatever is not said is not checked.
+
+    Args:
+        shape: A number for each dimension, a name for one that must be equal wherever the name
+            appears, or None for any.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        labels: The only values allowed.
+        finite: No NaN and no infinity.
+
+    >>> TensorSpec(("batch", 3), torch.float32, low=0, high=1).faults("x", torch.tensor([0, 2.0]))
+    ['x must have shape (batch, 3), found (2,)', 'x out of range [0, 1]: 2.0 at row 1']
+    """
+
+    shape: tuple[Dimension, ...] | None = None
+    dtype: torch.dtype | None = None
+    low: float | None = None
+    high: float | None = None
+    labels: frozenset[int] | None = None
+    finite: bool = True
+
+    def faults(self, name: str, value: Any, sizes: dict[str, int] | None = None) -> list[str]:
+        """What is wrong with ``value``, in words; ``sizes`` of named dimensions are added to."""
+        if not isinstance(value, torch.Tensor):
+            return [f"{name} must be a tensor, found {type(value).__name__}"]
+        found = []
+        if self.dtype is not None and value.dtype != self.dtype:
+            found.append(f"{name} must be {_brief(self.dtype)}, found {_brief(value.dtype)}")
+        if self.shape is not None and not _fits(value.shape, self.shape, sizes or {}):
+            wanted = ", ".join(_dimension(part, sizes or {}) for part in self.shape)
+            found.append(f"{name} must have shape ({wanted}), found {tuple(value.shape)}")
+        elif self.shape is not None and sizes is not None:
+            named = zip(self.shape, value.shape, strict=True)
+            sizes.update({part: size for part, size in named if isinstance(part, str)})
+        return found + self._value_faults(name, value)
+
+    def _value_faults(self, name: str, value: torch.Tensor) -> list[str]:
+        if value.numel() == 0 or value.is_complex() or value.is_meta:
+            return []
+        value = value.detach()
+        smallest, largest = (float(edge) for edge in torch.aminmax(value))
+        if self.finite and value.is_floating_point():
+            for what, bad in (("NaN", torch.isnan), ("Inf", torch.isinf)):
+                if not _finite(smallest, largest) and bad(value).any():
+                    return [f"{what} detected in {name}: {_first(value, bad(value))}"]
+        outside = self._outside(value, smallest, largest)
+        if outside is not None:
+            return [f"{name} out of range {self._range}: {_first(value, outside)}"]
+        if self.labels is not None:
+            known = torch.tensor(sorted(self.labels), dtype=value.dtype, device=value.device)
+            strange = ~torch.isin(value, known)
+            if strange.any():
+                wanted = sorted(self.labels)
+                return [f"{name} out of range: {_first(value, strange)} is none of {wanted}"]
+        return []
+
+    def _outside(self, value: torch.Tensor, smallest: float, largest: float) -> torch.Tensor | None:
+        low = float("-inf") if self.low is None else self.low
+        high = float("inf") if self.high is None else self.high
+        if low <= smallest and largest <= high:
+            return None
+        outside = (value < low) | (value > high)
+        return outside if outside.any() else None
+
+    @property
+    def _range(self) -> str:
+        low = "-inf" if self.low is None else f"{self.low:g}"
+        high = "inf" if self.high is None else f"{self.high:g}"
+        return f"[{low}, {high}]"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSchema:
+    """What every batch of a loader should be: a spec for each field.
+
+    Fields of a mapping go by their keys, of a tuple or list by their place ("0", "1", ...), and a
+    batch that is one tensor has the field "". A check draws no random number, moves no data and
+    changes nothing.
+
+    Args:
+        fields: Spec of each field that must be there.
+        sizes: Numbers for named dimensions.
+        exact: No other fields.
+
+    >>> schema = BatchSchema({
+    ...     "x": TensorSpec(("batch", "features"), torch.float32),
+    ...     "y": TensorSpec(("batch",), torch.int64, labels=frozenset({0, 1})),
+    ... })
+    >>> schema.check({"x": torch.zeros(4, 8), "y": torch.tensor([0, 1, 1, 0])})
+    >>> schema.faults({"x": torch.zeros(4, 8), "y": torch.tensor([0, 1, 7])})
+    ['y must have shape (batch=4), found (3,)', 'y out of range: 7 at row 2 is none of [0, 1]']
+    """
+
+    fields: Mapping[str, TensorSpec]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    exact: bool = False
+
+    def faults(self, batch: Any) -> list[str]:
+        """Everything that is wrong with a batch, in words."""
+        values, sizes, found = fields_of(batch), dict(self.sizes), []
+        for name, spec in self.fields.items():
+            if name in values:
+                found += spec.faults(name, values[name], sizes)
+            else:
+                found.append(f"{name} is missing: the batch has {sorted(values)}")
+        if self.exact and (more := sorted(values.keys() - self.fields.keys())):
+            found.append(f"the batch has fields that should not be there: {more}")
+        return found
+
+    def check(self, batch: Any) -> None:
+        """Raise a `BatchError` (an ``AssertionError``) that says what is wrong, if anything is."""
+        found = self.faults(batch)
+        if found:
+            raise BatchError("; ".join(found))
+
+
+def fields_of(batch: Any) -> Mapping[str, Any]:
+    """The named parts of a batch, whatever form it has.
+
+    >>> list(fields_of([1, 2])), list(fields_of(torch.zeros(1)))
+    (['0', '1'], [''])
+    """
+    if isinstance(batch, Mapping):
+        return batch
+    if isinstance(batch, list | tuple):
+        names = getattr(batch, "_fields", range(len(batch)))
+        return {str(name): part for name, part in zip(names, batch, strict=True)}
+    return {"": batch}
+
+
+def _fits(shape: torch.Size, wanted: tuple[Dimension, ...], sizes: Mapping[str, int]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    known = [sizes.get(part) if isinstance(part, str) else part for part in wanted]
+    return all(want is None or want == size for want, size in zip(known, shape, strict=True))
+
+
+def _dimension(part: Dimension, sizes: Mapping[str, int]) -> str:
+    if isinstance(part, str) and part in sizes:
+        return f"{part}={sizes[part]}"
+    return "any" if part is None else str(part)
+
+
+def _finite(*values: float) -> bool:
+    return all(abs(value) < float("inf") for value in values)  # NaN is not
+
+
+def _first(value: torch.Tensor, where: torch.Tensor) -> str:
+    """Value and place of the first element that is so."""
+    if value.ndim == 0:
+        return f"{value.item()}"
+    place = where.nonzero()[0].tolist()
+    inside = f", element {place[1:] if len(place) > 2 else place[1]}" if place[1:] else ""
+    return f"{value[tuple(place)].item()} at row {place[0]}{inside}"
+
+
+def _brief(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,159 @@
+"""Builds steering dataset directories: from embeddings, or small synthetic ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.datasets.steering.config import parse_config
+from penstock.datasets.steering.layout import CONFIG, SPLITS, VARIANTS
+from penstock.datasets.steering.negatives import Corpus, Vectors, mine_negatives, unit_rows
+from penstock.datasets.steering.splits import split_by_question
+from penstock.errors import PlanError
+from penstock.order import Indices, derive_key
+
+SHARES = (0.8, 0.1, 0.1)  # of the questions: train, val, test
+
+
+def build_steering_directory(
+    directory: str | PathLike[str],
+    *,
+    pairs: int = 100,
+    embedding_dim: int = 32,
+    n_neg: int = 4,
+    clusters: int = 5,
+    keywords: int = 30,
+    shares: tuple[float, float, float] = SHARES,
+    seed: int = 42,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """A complete synthetic directory, the same for the same arguments, for tests and examples.
+
+    Questions, sources and keywords lie around the centroids of their clusters; there are about
+    two pairs for a question. Steering vectors, distances, negatives and splits are computed from
+    them as the format says, and `validate_dataset` finds nothing in it. ``shares`` of the
+    questions go to train, val and test, at least one to each; ``config`` has further entries of
+    config.json, a "curriculum" say.
+    """
+    rng = np.random.default_rng(derive_key(seed, "directory"))
+    questions, sources = max(len(SPLITS), pairs // 2), max(clusters + 1, pairs * 4 // 5)
+    if pairs < questions:
+        raise PlanError(f"a directory needs at least {len(SPLITS)} pairs, got {pairs!r}")
+    centroids = _around(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
+    of_question, of_source = (_spread(clusters, n, rng) for n in (questions, sources))
+    of_keyword = _spread(clusters, keywords, rng)
+    asked = np.concatenate([np.arange(questions), rng.integers(questions, size=pairs - questions)])
+    corpus = Corpus(
+        questions=_around(centroids[of_question], 0.5, rng),
+        sources=_around(centroids[of_source], 0.5, rng),
+        centroids=centroids,
+        pairs=np.stack([asked, _answers(of_question[asked], of_source, rng)], 1),
+        pair_clusters=of_question[asked],
+        source_clusters=of_source,
+    )
+    words = [np.flatnonzero(of_keyword == c)[:3].tolist() for c in range(clusters)]
+    tables = steering_tables(
+        corpus,
+        keywords=_around(centroids[of_keyword], 0.5, rng),
+        keyword_ids=[words[c] for c in corpus.pair_clusters.tolist()],
+        relevance=rng.random(pairs, np.float32),
+        n_neg=n_neg,
+        seed=seed,
+    )
+    tables |= split_by_question(corpus.pairs[:, 0], shares, seed)
+    return write_directory(Path(directory), tables, seed, shares, config or {})
+
+
+def steering_tables(
+    corpus: Corpus,
+    *,
+    keywords: Vectors,
+    keyword_ids: list[list[int]],
+    relevance: Vectors,
+    n_neg: int,
+    seed: int,
+) -> dict[str, Any]:
+    """All tables but the splits, by name: steering vectors, distances and negatives computed.
+
+    The centroid vector is the unit vector from the question to its centroid, the keyword vector
+    the unit mean of the pair's keywords (the centroid vector where it has none), the residual
+    the question less its centroid, as it is.
+    """
+    question = corpus.questions[corpus.pairs[:, 0]]
+    centroid = corpus.centroids[corpus.pair_clusters]
+    towards = unit_rows(centroid - question)
+    means = [keywords[ids].mean(0) if ids else None for ids in keyword_ids]
+    named = np.stack([t if m is None else m for m, t in zip(means, towards, strict=True)])
+    alike = (unit_rows(question) * unit_rows(centroid)).sum(1)
+    negatives, tiers = mine_negatives(corpus, n_neg, seed)
+    arrays = {
+        "question_embs": corpus.questions,
+        "source_embs": corpus.sources,
+        "keyword_embs": keywords,
+        "centroid_embs": corpus.centroids,
+        "pair_index": corpus.pairs,
+        "pair_cluster_id": corpus.pair_clusters,
+        "pair_relevance": relevance,
+        "hard_negatives": negatives,
+        "negative_tiers": tiers,
+        "steering_centroid": towards,
+        "steering_keyword_weighted": unit_rows(named),
+        "steering_residual": question - centroid,
+        "centroid_distances": np.clip(1 - alike, 0, 2),
+    }
+    tables: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return tables | {"pair_keyword_ids": keyword_ids}
+
+
+def write_directory(
+    directory: Path,
+    tables: Mapping[str, Any],
+    seed: int,
+    shares: tuple[float, float, float],
+    config: Mapping[str, Any],
+) -> Path:
+    """Write tables and the config that fits them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "embedding_dim": tables["question_embs"].shape[1],
+        "n_neg": tables["hard_negatives"].shape[1],
+        "split_ratios": list(shares),
+        "steering_probabilities": dict.fromkeys(VARIANTS, 0.25),
+        "n_pairs": len(tables["pair_index"]),
+        "n_questions": len(tables["question_embs"]),
+        "n_sources": len(tables["source_embs"]),
+        "n_keywords": len(tables["keyword_embs"]),
+        "n_clusters": len(tables["centroid_embs"]),
+        "storage_format": "pt",
+        "random_seed": seed,
+    } | dict(config)
+    parse_config(settings)  # refuses a config that cannot be read again
+    (directory / CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    for name, value in tables.items():
+        torch.save(value, directory / f"{name}.pt")
+    return directory
+
+
+def _around(centres: Vectors, spread: float, rng: np.random.Generator) -> Vectors:
+    noise = rng.standard_normal(centres.shape, np.float32) * np.float32(spread)
+    return unit_rows(centres + noise / np.float32(np.sqrt(centres.shape[1])))
+
+
+def _spread(clusters: int, count: int, rng: np.random.Generator) -> Indices:
+    """A cluster for each, every cluster used where there are enough."""
+    return rng.permutation(np.arange(count) % clusters)
+
+
+def _answers(of_pair: Indices, of_source: Indices, rng: np.random.Generator) -> Indices:
+    """A source of the pair's own cluster for each pair."""
+    by_cluster = np.argsort(of_source, kind="stable")
+    sizes = np.bincount(of_source, minlength=int(of_pair.max()) + 1)
+    starts = np.cumsum(sizes) - sizes
+    place = (rng.random(len(of_pair)) * sizes[of_pair]).astype(np.int64)
+    return np.take(by_cluster, starts[of_pair] + place)

@@ -1,0 +1,69 @@
+"""What may be changed while worker processes live, in memory they share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+_EPOCH, _FORCED, _EDITION, _STAMP = range(4)
+_UNFORCED: Final = -1
+
+
+class Switches:
+    """The epoch, the forced variant and the edition of the negatives of one dataset.
+
+    Worker processes hold the same memory, however they were started: what is set here, they see
+    at their next batch, persistent or not.
+
+    >>> switches = Switches(epoch=3)
+    >>> switches.forced = 1
+    >>> switches.epoch, switches.forced, switches.edition
+    (3, 1, 0)
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._values = _shared(torch.tensor([epoch, _UNFORCED, 0, 0]))
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared anew
+        self._values = _shared(state["_values"])
+
+    @property
+    def epoch(self) -> int:
+        """The dataset's own epoch, where none travels with the indices."""
+        return int(self._values[_EPOCH])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._values[_EPOCH] = epoch
+
+    @property
+    def forced(self) -> int | None:
+        """The variant every pair gets; None leaves it to the curriculum."""
+        forced = int(self._values[_FORCED])
+        return None if forced == _UNFORCED else forced
+
+    @forced.setter
+    def forced(self, variant: int | None) -> None:
+        self._values[_FORCED] = _UNFORCED if variant is None else variant
+
+    @property
+    def edition(self) -> int:
+        """How many times the negatives were read again."""
+        return int(self._values[_EDITION])
+
+    @property
+    def stamp(self) -> int:
+        """Of the files that the current edition of the negatives was read from."""
+        return int(self._values[_STAMP])
+
+    def next_edition(self, stamp: int) -> None:
+        """There are new negatives, read from files with this stamp."""
+        self._values[_STAMP] = stamp
+        self._values[_EDITION] += 1  # last: a worker that sees it sees the stamp too
+
+
+def _shared(values: torch.Tensor) -> torch.Tensor:
+    values.share_memory_()  # type: ignore[no-untyped-call]
+    return values
