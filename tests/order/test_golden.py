@@ -66,7 +66,7 @@ def test_ranks_and_tiles_are_frozen():
     steps = Steps(23, batch=3, world=2, lanes=2, drop_last=False)
     parts = [steps.rank_positions(p, rank=1).tolist() for p in (0, 6, 18)]
     assert parts == [[1, 3, 5], [7, 9, 11], [22, 19, 21]], STATE_BREAKING
-    spans = [(597, 897), (297, 597), (0, 297), (897, 1000)]
+    spans = [(500, 750), (250, 500), (0, 250), (750, 1000)]
     assert tiles(1000, 300, key=3) == spans, STATE_BREAKING
 
 

@@ -26,9 +26,16 @@ def test_starts_are_aligned_where_the_chunk_is(total, units, key, align):
     assert all(begin % align == 0 for begin, _ in tiles(total, units * align, key, align))
 
 
-def test_keys_move_the_offset_and_the_order():
-    assert len({tuple(tiles(1000, 300, key)) for key in range(50)}) > 30
-    assert len({min(end for _, end in tiles(1000, 300, key)) for key in range(200)}) > 100
+@given(st.integers(1, 5000), st.integers(1, 40), st.integers(0, 2**64 - 1), st.integers(1, 20))
+def test_lengths_are_equal_but_for_one_unit(total, units, key, align):
+    lengths = [end - begin for begin, end in sorted(tiles(total, units * align, key, align))]
+    assert max(lengths) - min(lengths[:-1] or lengths) <= align
+    assert max(lengths) - lengths[-1] < 2 * align  # its last unit may be cut short
+
+
+def test_keys_move_the_borders_and_the_order():
+    assert len({tuple(tiles(1003, 100, key)) for key in range(50)}) == 50
+    assert len({tuple(sorted(tiles(1003, 100, key))) for key in range(50)}) == 11
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])

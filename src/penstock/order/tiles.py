@@ -16,7 +16,7 @@ def tiles(total: int, chunk: int, key: int, align: int = 1) -> list[tuple[int, i
     (where ``chunk`` is one).
 
     >>> tiles(10, 4, key=3)
-    [(6, 10), (0, 3), (3, 6)]
+    [(6, 10), (3, 6), (0, 3)]
     """
     if min(total, chunk, align) < 1:
         raise PlanError(f"total, chunk and align must be at least 1, got {(total, chunk, align)}")

@@ -20,7 +20,7 @@ class ChunkPlan:
 
     >>> plan = ChunkPlan(total=10, chunk=4, seed=7)
     >>> sorted(plan.spans(epoch=0, count=3))
-    [(0, 3), (3, 7), (7, 10)]
+    [(0, 4), (4, 7), (7, 10)]
     """
 
     total: int
