@@ -1,0 +1,264 @@
+"""Lightning: training in chunks that resumes exactly, as one callback."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.extras import optional
+from penstock.loaders import Loader
+from penstock.modules.lightning_progress import Progress
+from penstock.modules.lightning_source import Rest, SteadySource
+
+log = logging.getLogger("penstock")
+
+callbacks = optional("lightning.pytorch.callbacks", extra="lightning")
+
+KEY = "penstock"  # in Lightning's checkpoints
+
+
+class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
+    """Makes every chunk of a loader an epoch of Lightning, and every checkpoint resume exactly.
+
+    With it a ``Trainer`` validates after every chunk, whatever its length; ``max_epochs`` counts
+    chunks. A checkpoint, taken anywhere, goes on at the first batch that is not in the weights:
+    batches delivered but not yet stepped on (gradient accumulation) come again, a validation that
+    was due is run, one that was run is not. Another number of ranks or workers, another batch or
+    chunk size may resume it.
+
+    The loader comes from ``fit`` or from a ``train_dataloader`` hook, which is then called once.
+    The sanity check moves nothing. A loader that is not of Penstock is left to Lightning.
+
+    >>> from lightning.pytorch import Trainer
+    >>> trainer = Trainer(callbacks=[ChunkedTraining()], max_epochs=10, accelerator="cpu")
+    """
+
+    def __init__(self) -> None:
+        self._training: Any = None
+        self._validation: Any = None
+        self._progress: Progress | None = None
+        self._chunks = 0  # finished
+        self._optimizer_steps = 0  # when progress was last noted
+        self._validated = -1  # batches Lightning had run at the last validation
+        self._unmoved: list[dict[str, Any]] | None = None  # validation's states before it began
+        self._restored: dict[str, Any] = {}  # what the start of training still has to restore
+        self._resuming = False  # nothing was trained since the checkpoint
+
+    @property
+    def chunked_training_enabled(self) -> bool:
+        """Does the training loader have a chunk size?"""
+        loader = self._training and self._training.only_loader
+        return loader is not None and loader._course.chunk is not None
+
+    # -- loaders
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have Lightning ask the same loaders for the length of every chunk."""
+        if stage != "fit":
+            return
+        trainer.reload_dataloaders_every_n_epochs = 1
+        fit, val = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+        self._training = fit._data_source = SteadySource(
+            fit._data_source, "max_size_cycle", found=partial(self._found, trainer)
+        )
+        self._validation = val._data_source = SteadySource(val._data_source, "sequential")
+        self._progress, self._restored, self._validated = None, {}, -1
+        self._resuming = False
+
+    def _found(self, trainer: Any) -> None:
+        if not self.chunked_training_enabled or trainer.fast_dev_run:
+            return
+        if trainer.limit_train_batches not in (0, 1.0):
+            log.info("limit_train_batches=%r is ignored: chunked", trainer.limit_train_batches)
+            trainer.limit_train_batches = 1.0
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End what runs for the loaders, as Lightning does with torch's."""
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End what runs for the loaders; `teardown` is not called then."""
+        self._close()
+
+    def _close(self) -> None:
+        for source in (self._training, self._validation):
+            if source is not None:
+                source.close()
+
+    # -- what training did
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count from where Lightning counts."""
+        self._chunks, self._optimizer_steps = trainer.current_epoch, trainer.global_step
+        loader = self._training.only_loader
+        if loader is None:
+            return
+        if self._progress is None:
+            loop = trainer.fit_loop
+            self._progress = Progress(
+                loader.state_dict(),
+                chunks=self._chunks,
+                batches=loop.total_batch_idx + 1,
+                logged=loop.epoch_loop._batches_that_stepped,
+            )
+        metrics = self._restored.get("metrics", {})
+        trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
+        if self._restored.get("owes_plateau"):
+            step_plateau_schedulers(trainer.fit_loop)
+        self._restored = {}
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """A chunk that begins has nothing to restart, also when ``max_steps`` is given."""
+        trainer.fit_loop.epoch_loop.restarting = False
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log on where the checkpoint did."""
+        self._log_on(trainer)
+
+    def _log_on(self, trainer: Any) -> None:
+        if self._resuming and self._progress is not None:
+            # Lightning counted the last step once more if a validation was due after it
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self._progress.logged
+        self._resuming = False
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note what is in the weights, if the optimizer stepped."""
+        self._note(trainer)
+
+    def _note(self, trainer: Any) -> None:
+        loader = self._training.only_loader
+        if loader is None or trainer.global_step == self._optimizer_steps:
+            return
+        self._optimizer_steps = trainer.global_step
+        loop, state, ended = trainer.fit_loop, loader.state_dict(), trainer.is_last_batch
+        if ended and state["position"] and not self.chunked_training_enabled:
+            state |= {"epoch": state["epoch"] + 1, "position": 0}  # limit_train_batches cut it
+        self._progress = Progress(
+            state,
+            chunks=self._chunks,
+            batches=loop.total_batch_idx + 1,
+            done=loop.batch_idx + 1,
+            length=trainer.num_training_batches,
+            ended=ended,
+            logged=loop.epoch_loop._batches_that_stepped + 1,
+        )
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """A chunk is finished, unless training stopped inside it."""
+        if self._progress is None:
+            return
+        self._log_on(trainer)
+        self._training.resumed = None
+        # Lightning steps no plateau scheduler at the end of an epoch it restarted
+        trainer.fit_loop._restarting = False
+        if trainer.is_last_batch:
+            self._chunks += 1
+            if self._progress.ended:
+                self._progress = self._progress.finished(self._chunks)
+
+    # -- what validation did
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remember where validation loaders that move were."""
+        if trainer.state.fn != "fit":
+            return
+        self._unmoved = [loader.state_dict() for loader in moving(self._validation)]
+        if self._resuming and self._progress is not None and not trainer.sanity_checking:
+            # Lightning counts a step after its validation
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self._progress.logged - 1
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """Put validation loaders back where they were."""
+        for loader, state in zip(moving(self._validation), self._unmoved or [], strict=True):
+            loader.load_state_dict(state)
+        self._unmoved = None
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """These weights are validated."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated, self._unmoved = trainer.fit_loop.total_batch_idx + 1, None
+
+    # -- checkpoints
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save how far the weights are, whatever was delivered since."""
+        if self._progress is None:
+            return
+        self._note(trainer)
+        epochs, progress = trainer.fit_loop.epoch_progress.current, self._progress
+        states = self._unmoved
+        if states is None:
+            states = [loader.state_dict() for loader in moving(self._validation)]
+        checkpoint[KEY] = {
+            "progress": progress.to_state(),
+            "validated": self._validated == progress.batches,
+            "validation": states,
+            "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
+            "owes_plateau": epochs.processed > epochs.completed and not progress.done,
+        }
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Restore the loader and Lightning's counters together."""
+        if trainer.state.fn != "fit" or (loader := self._training.only_loader) is None:
+            return
+        loops = checkpoint["loops"]["fit_loop"]
+        states = loops["state_dict"].pop("combined_loader", [])
+        self._restored = checkpoint.get(KEY, {})
+        if not self._restored:
+            self._adopt(loader, states)
+            return
+        progress = self._seek(loader, Progress(**self._restored["progress"]))
+        self._progress, self._resuming = progress, True
+        validated = self._restored["validated"]
+        self._validated = progress.batches if validated else -1
+        loops.update(progress.counters(validated=validated))
+        # what was set up before (strategies that restore late) has the lengths of another place
+        trainer.fit_loop._combined_loader = (
+            trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        ) = None
+        if self._restored["validation"] and self._validation.is_defined():
+            for rest, state in zip(
+                moving(self._validation), self._restored["validation"], strict=True
+            ):
+                rest.load_state_dict(state)
+
+    def _seek(self, loader: Loader, progress: Progress) -> Progress:
+        loader.load_state_dict(progress.loader)
+        if progress.ended:
+            self._training.resumed = Rest(loader, progress.length, over=True)
+        elif progress.done:
+            length = len(loader)  # other than in the checkpoint, if its batches or chunks are
+            progress = progress.regrouped(length - loader.remaining, length)
+            self._training.resumed = loader if progress.done else None
+        return progress
+
+    def _adopt(self, loader: Loader, states: list[dict[str, Any]]) -> None:
+        log.warning(
+            "the checkpoint was written without ChunkedTraining: it goes on after the last batch "
+            "delivered, and a chunk's validation that was due may be left out"
+        )
+        if states:
+            loader.load_state_dict(states[0])
+            self._training.resumed = loader if loader.remaining != len(loader) else None
+
+
+def moving(source: SteadySource) -> list[Loader]:
+    """The loaders that go on where they ended, instead of beginning anew each time."""
+    if not source.is_defined():
+        return []
+    return [loader for loader in source.loaders if not loader._course.evaluation]
+
+
+def step_plateau_schedulers(fit_loop: Any) -> None:
+    """The step of the epoch that just ended: a checkpoint written in its last hook lacks it."""
+    epochs = fit_loop.epoch_progress.current
+    epochs.completed -= 1  # schedulers count from it
+    fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+    epochs.completed += 1

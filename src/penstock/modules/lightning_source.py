@@ -1,0 +1,110 @@
+"""What Lightning asks for its loaders, every chunk anew: it is given the same ones each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.errors import ConfigError, StateError
+from penstock.extras import optional
+from penstock.loaders import Loader
+
+connector = optional("lightning.pytorch.trainer.connectors.data_connector", extra="lightning")
+combining = optional("lightning.pytorch.utilities.combined_loader", extra="lightning")
+
+
+class Rest:
+    """A chunk of ``length`` batches of which only the last ones, or none, are still to come.
+
+    Lightning reads the length of a chunk once, at its start, and counts from there.
+    """
+
+    def __init__(self, loader: Loader, length: int, *, over: bool = False) -> None:
+        self._loader, self._length, self._over = loader, length, over
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(()) if self._over else iter(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defined]
+    """The loaders of a hook that is called once, however often Lightning reloads.
+
+    Reloading makes Lightning read the length of every chunk; but a hook that builds a loader each
+    time it is called would begin anew each time.
+
+    Args:
+        source: Lightning's own: loaders, or the module whose hook gives them.
+        mode: How Lightning combines several.
+        found: Called when the loaders are there, before Lightning looks at them.
+    """
+
+    def __init__(self, source: Any, mode: str, found: Callable[[], object] = lambda: None) -> None:
+        super().__init__(source.instance, source.name)
+        self._mode, self._found = mode, found
+        self._combined: Any = None
+        self._given: list[Any] = []
+        self.resumed: Any = None  # what stands for the loader until the chunk is over
+
+    def dataloader(self) -> Any:
+        """What Lightning iterates for the next chunk."""
+        if self._combined is None:
+            given = super().dataloader()
+            combined = isinstance(given, combining.CombinedLoader)
+            self._combined = given if combined else combining.CombinedLoader(given, self._mode)
+            self._given = list(self._combined.flattened)
+            self._found()
+        else:  # by now Lightning may have put samplers into loaders that are not ours
+            self._given = [
+                given if isinstance(given, Loader) else processed
+                for given, processed in zip(self._given, self._combined.flattened, strict=True)
+            ]
+        self._combined.flattened = [self._view(loader) for loader in self._given]
+        return self._combined
+
+    def _view(self, loader: Any) -> Any:
+        if not knows_its_place(loader):
+            return loader
+        if self.resumed is not None:
+            return self.resumed
+        left = loader.remaining
+        return loader if left == len(loader) else Rest(loader, left)
+
+    @property
+    def loaders(self) -> list[Loader]:
+        """Those of Penstock that know their place."""
+        if self._combined is None:
+            connector._request_dataloader(self)
+        return [loader for loader in self._given if knows_its_place(loader)]
+
+    @property
+    def only_loader(self) -> Loader | None:
+        """The one loader there is, if it is of Penstock."""
+        ours = self.loaders
+        if ours and len(self._given) > 1:
+            raise ConfigError(
+                f"ChunkedTraining drives one loader, found {len(self._given)} in {self.name}: join "
+                "the datasets in one (torch's ConcatDataset or StackDataset)"
+            )
+        return ours[0] if ours else None
+
+    def close(self) -> None:
+        """End the workers and threads of our loaders; they may be iterated again."""
+        for loader in self._given:
+            if isinstance(loader, Loader):
+                loader.close()
+
+
+def knows_its_place(loader: Any) -> bool:
+    """Is this a loader of Penstock, and not one that only passes through to torch?"""
+    if not isinstance(loader, Loader):
+        return False
+    try:
+        return loader.remaining >= 0
+    except StateError:
+        return False
