@@ -1,0 +1,262 @@
+"""What every loader promises, as assertions to run on your own: resume, coverage, topology.
+
+They work on any loader with the methods that all of Penstock's have (``iter``, ``len``,
+``remaining``, ``state_dict``, ``load_state_dict``, ``close``), and read every batch of an epoch
+many times: give them a small dataset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.loaders.base import Loader
+
+
+@dataclass(frozen=True)
+class _Delivered:
+    """One batch, the epoch it is of, and what the loader said about itself after it."""
+
+    batch: Any
+    epoch: int
+    after: dict[str, Any]
+    length: int
+
+
+def assert_resumes_everywhere(make_loader: Callable[[], Loader], *, epochs: int = 2) -> None:
+    """Stop after every batch in turn, restore into a new loader, and expect the exact rest.
+
+    The state goes through JSON each time. Not only the batches of the rest must be the same, but
+    also the states after each of them, ``len`` and ``remaining``.
+
+    Args:
+        make_loader: A fresh loader at its beginning, each time it is called.
+        epochs: How far to look: over a whole epoch and into the next ones.
+
+    >>> from penstock import ChunkedDataLoader
+    >>> assert_resumes_everywhere(lambda: ChunkedDataLoader(torch.arange(9), 2, chunk_size=2))
+    """
+    with closing(make_loader()) as loader:
+        first = _state(loader)
+        whole = list(_deliveries(loader, epochs))
+    if not whole:
+        raise AssertionError("the loader delivers nothing: there is nothing to resume")
+    states = [first] + [delivered.after for delivered in whole]
+    for done, state in enumerate(states):
+        with closing(make_loader()) as loader:
+            loader.load_state_dict(state)
+            where = f"resumed after {done} of {len(whole)} batches (state {state})"
+            _expect(_state(loader) == state, f"{where}, the state reads {_state(loader)}")
+            _expect_rest(_deliveries(loader, epochs), whole[done:], where)
+
+
+def _expect_rest(rest: Iterator[_Delivered], want: Sequence[_Delivered], where: str) -> None:
+    for number, expected in enumerate(want):
+        found = next(rest, None)
+        if found is None:
+            raise AssertionError(f"{where}, only {number} of {len(want)} batches came")
+        at = f"{where}, batch {number} of the rest"
+        if not same_batch(found.batch, expected.batch):
+            raise AssertionError(
+                f"{at} is another: expected {expected.batch!r}, got {found.batch!r}"
+            )
+        _expect(
+            found.after == expected.after,
+            f"{at} leaves state {found.after}, expected {expected.after}",
+        )
+        _expect(
+            found.length == expected.length,
+            f"{at} has len(loader) {found.length}, expected {expected.length}",
+        )
+    _expect(next(rest, None) is None, f"{where}, more than {len(want)} batches came")
+
+
+def assert_covers(
+    make_loader: Callable[[int, int], Loader],
+    samples: int,
+    *,
+    world_size: int = 1,
+    dropped: int = 0,
+    epochs: int = 2,
+    ids: Callable[[Any], Any] = torch.as_tensor,
+) -> None:
+    """Each of ``samples`` samples exactly once an epoch, over all ranks; no rank empty or short.
+
+    Args:
+        make_loader: The loader of ``(rank, world_size)``, over a dataset whose samples tell which
+            of ``range(samples)`` they are.
+        samples: Samples of the dataset.
+        world_size: Ranks to make a loader for, each in turn.
+        dropped: Samples an epoch leaves out, where ``drop_last`` or a limit says so.
+        epochs: Epochs to look at. Where every iteration begins anew (evaluation), it is one.
+        ids: From a batch to the numbers of its samples.
+
+    >>> from penstock import ChunkedDataLoader
+    >>> def make(rank, world_size):
+    ...     return ChunkedDataLoader(torch.arange(10), 2, rank=rank, world_size=world_size)
+    >>> assert_covers(make, 10, world_size=3)
+    """
+    ranks = [
+        _ids_by_epoch(make_loader(rank, world_size), samples, epochs, ids)
+        for rank in range(world_size)
+    ]
+    for epoch in range(epochs):
+        batches = [rank[epoch] for rank in ranks]
+        counts = [len(mine) for mine in batches]
+        _expect(len(set(counts)) == 1, f"epoch {epoch}: ranks have {counts} batches, not as many")
+        _expect(all(all(mine) for mine in batches), f"epoch {epoch}: a batch is empty")
+        seen = Counter(i for mine in batches for batch in mine for i in batch)
+        strange = sorted(i for i in seen if not 0 <= i < samples)
+        twice = sorted(i for i, times in seen.items() if times > 1)
+        missing = samples - len(seen)
+        _expect(not strange, f"epoch {epoch}: samples {strange[:9]} are not in range({samples})")
+        _expect(not twice, f"epoch {epoch}: samples {twice[:9]} came more than once")
+        _expect(
+            missing == dropped,
+            f"epoch {epoch}: {missing} samples never came, expected {dropped}: "
+            f"{sorted(set(range(samples)) - set(seen))[:9]}",
+        )
+
+
+def assert_topology_free(
+    make_loader: Callable[[int, int, int], Loader],
+    samples: int,
+    *,
+    global_batch: int,
+    worlds: Iterable[int] = (1, 2, 4),
+    ids: Callable[[Any], Any] = torch.as_tensor,
+) -> None:
+    """The same global batches for every split of ``global_batch`` over ranks, in the same order.
+
+    Steps at the end of an epoch that are not whole may be cut differently (no rank may be empty);
+    together they must hold the same samples.
+
+    Args:
+        make_loader: The loader of ``(rank, world_size, batch_size)``.
+        samples: Samples of the dataset.
+        global_batch: Samples of a step, over all ranks.
+        worlds: Numbers of ranks that divide ``global_batch``; compared with the first.
+        ids: From a batch to the numbers of its samples.
+
+    >>> from penstock import ChunkedDataLoader
+    >>> def make(rank, world_size, batch_size):
+    ...     ranks = {"rank": rank, "world_size": world_size}
+    ...     return ChunkedDataLoader(torch.arange(50), batch_size, chunk_size=3, **ranks)
+    >>> assert_topology_free(make, 50, global_batch=8)
+    """
+    control: tuple[int, list[list[int]]] | None = None
+    for world in worlds:
+        _expect(global_batch % world == 0, f"{world} ranks do not divide {global_batch}")
+        ranks = [
+            _ids_by_epoch(make_loader(rank, world, global_batch // world), samples, 1, ids)[0]
+            for rank in range(world)
+        ]
+        counts = [len(rank) for rank in ranks]
+        _expect(len(set(counts)) == 1, f"{world} ranks have {counts} batches, not as many")
+        steps = [[i for part in parts for i in part] for parts in zip(*ranks, strict=True)]
+        if control is None:
+            control = world, steps
+        else:
+            _expect_same_steps(control, (world, steps), global_batch)
+
+
+def _expect_same_steps(
+    one: tuple[int, list[list[int]]], other: tuple[int, list[list[int]]], whole: int
+) -> None:
+    tails: tuple[list[int], list[int]] = ([], [])
+    short = False
+    for number in range(max(len(one[1]), len(other[1]))):
+        a, b = (steps[number] if number < len(steps) else [] for _, steps in (one, other))
+        short = short or len(a) != whole or len(b) != whole
+        if short:
+            tails[0].extend(a)
+            tails[1].extend(b)
+        else:
+            _expect(
+                a == b, f"step {number} is {a[:9]}... on {one[0]} ranks, {b[:9]}... on {other[0]}"
+            )
+    _expect(
+        sorted(tails[0]) == sorted(tails[1]),
+        f"the last steps hold other samples on {other[0]} ranks than on {one[0]}",
+    )
+
+
+def same_batch(one: Any, other: Any) -> bool:
+    """Are two batches bit-identical: structure, types, shapes and values?
+
+    >>> same_batch({"x": torch.zeros(2)}, {"x": torch.zeros(2)})
+    True
+    >>> same_batch([torch.zeros(2)], [torch.zeros(2, dtype=torch.float64)])
+    False
+    """
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+    if isinstance(one, np.ndarray):
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and bool(_raw(one) == _raw(other))
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(same_batch(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(same_batch(a, b) for a, b in pairs)
+    return bool(one == other)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes, so that NaN equals NaN; one axis more, in which a scalar has its bytes."""
+    return tensor.detach().contiguous().unsqueeze(-1).view(torch.uint8)
+
+
+def _raw(array: np.ndarray[Any, Any]) -> Any:
+    return array.tolist() if array.dtype.hasobject else array.tobytes()
+
+
+def _deliveries(loader: Loader, epochs: int) -> Iterator[_Delivered]:
+    """Every batch up to the end of epoch ``epochs - 1``, iteration by iteration."""
+    state, anew = _state(loader), 0
+    while (epoch := state["epoch"] + anew) < epochs:
+        start, length, promised, came = state, len(loader), loader.remaining, 0
+        for batch in loader:
+            state, came = _state(loader), came + 1
+            yield _Delivered(batch, epoch, state, len(loader))
+            if came < promised:  # after the last batch it speaks of the next chunk already
+                _expect(len(loader) == length, f"len changed from {length} in mid-chunk ({state})")
+        _expect(came == promised, f"remaining promised {promised} batches, {came} came ({state})")
+        _expect(came > 0, f"an iteration delivers nothing ({state})")
+        anew += state == start  # an evaluation loader: every iteration is an epoch
+
+
+def _ids_by_epoch(
+    loader: Loader, samples: int, epochs: int, ids: Callable[[Any], Any]
+) -> list[list[list[int]]]:
+    """The numbers of the samples of every batch, epoch by epoch."""
+    found: list[list[list[int]]] = [[] for _ in range(epochs)]
+    with closing(loader):
+        for delivered in _deliveries(loader, epochs):
+            batches = found[delivered.epoch]
+            batches.append(np.asarray(ids(delivered.batch)).ravel().tolist())
+            _expect(len(batches) <= samples, f"more than {samples} batches, and no end of epoch")
+    return found
+
+
+def _state(loader: Loader) -> dict[str, Any]:
+    """The state, through JSON, as a checkpoint would have it."""
+    state = loader.state_dict()
+    again: dict[str, Any] = json.loads(json.dumps(state))
+    _expect(again == state, f"the state does not survive JSON: {state} comes back as {again}")
+    return again
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    """An assertion that ``python -O`` keeps."""
+    if not holds:
+        raise AssertionError(otherwise)
