@@ -3,5 +3,21 @@
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.sampler import ChunkedSampler
+from penstock.loaders.steering import (
+    SteeringLoader,
+    create_loader,
+    first_batch,
+    set_epoch,
+    validate_first_batch,
+)
 
-__all__ = ["ChunkedDataLoader", "ChunkedSampler", "Loader"]
+__all__ = [
+    "ChunkedDataLoader",
+    "ChunkedSampler",
+    "Loader",
+    "SteeringLoader",
+    "create_loader",
+    "first_batch",
+    "set_epoch",
+    "validate_first_batch",
+]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import torch.distributed as dist
 
-from penstock.errors import PenstockError
+from penstock.errors import BatchError, PenstockError
 from penstock.loaders.course import Course
 from penstock.order import Cursor, Indices, Plan, Topology
 
@@ -83,6 +83,17 @@ class Loader:
     def _drop_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
+            stream.close()
+
+    def peek(self) -> Any:
+        """The batch the next ``iter()`` begins with, read apart from the run: nothing moves."""
+        course = self._course
+        if not course.remaining:
+            raise BatchError("there is no batch to look at: the loader is limited to none")
+        stream = self._open(course.plan, course.start)
+        try:
+            return next(stream)[1]
+        finally:
             stream.close()
 
     def __len__(self) -> int:

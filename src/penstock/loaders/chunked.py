@@ -15,10 +15,11 @@ from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course, share_of
 from penstock.loaders.executors import InlineStream, Workers, reader
 from penstock.loaders.gather import GatheredDataset, fingerprint_of, gather_of, hand_over
+from penstock.loaders.peeking import first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
-from penstock.order import Cursor, Order, Plan, Topology
+from penstock.order import Cursor, Order, Plan, PlannedBatch, Topology
 from penstock.order.state import check_format
 
 
@@ -214,13 +215,29 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
-        batches = self._course.walk(plan, cursor)
         if self.num_workers == 0 and not self._pins:
-            read = reader(self.dataset, self._gather, self.collate_fn)
-            return InlineStream(plan, cursor, batches, read)
+            return self._open_inline(plan, cursor)
         if self._workers is None:
             self._workers = self._start_workers(plan.order.seed)
-        return self._workers.open(plan, cursor, batches)
+        return self._workers.open(plan, cursor, self._batches(plan, cursor))
+
+    def _open_inline(self, plan: Plan, cursor: Cursor) -> Stream:
+        read = reader(self.dataset, self._gather, self.collate_fn)
+        return InlineStream(plan, cursor, self._batches(plan, cursor), read)
+
+    def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
+        """What is read from ``cursor`` on, without end."""
+        return self._course.walk(plan, cursor)
+
+    def peek(self) -> Any:
+        """The batch the next ``iter()`` begins with, read here and apart: nothing moves."""
+        if self._passes_through is not None:
+            return first_of_torch(self)
+        course = self._course
+        if not course.remaining:
+            return super().peek()
+        with undisturbed():  # a dataset of the user's own may draw from ambient generators
+            return next(self._open_inline(course.plan, course.start))[1]
 
     @property
     def _gather(self) -> Any:
