@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 PATIENCE_SECONDS = 5.0  # for what was told to end to be gone
 SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+# spawned workers import the datasets of tests by the name of their module
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 slow_is_fine = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(

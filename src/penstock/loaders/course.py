@@ -75,10 +75,10 @@ class Course:
             steps = replace(steps, limit=share_of(steps.count, self.limit))
         return Plan(order, steps, topology.rank)
 
-    def replan(self) -> None:
-        """Something the plan was made of changed: make it anew; the cursor stays."""
+    def replan(self) -> Plan:
+        """The plan, made anew of what changed; the cursor stays."""
         self._cached = None
-        self.cursor = self.cursor.normal(self.plan.steps)
+        return self.plan
 
     # -- the next iteration
 
