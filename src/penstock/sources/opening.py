@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
+from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source
 from penstock.sources.combine import ConcatenatedSource, ZippedSource
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
+from penstock.sources.recording import RecordingSource, recording_at
+from penstock.sources.remote import is_url, open_remote
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.opening import is_zarr
 from penstock.sources.zarr.stored import Directory
@@ -46,6 +49,8 @@ def open_source(where: Any, **options: Any) -> Source:
         return _from_path(os.fspath(where), options)
     if isinstance(where, np.ndarray) or is_tensor(where):
         return _without_options(lambda: MemorySource(where), options)
+    if type(where).__module__.startswith(("datasets.", "pyarrow.")):
+        return _with_options(ArrowSource, where, options)
     if isinstance(where, Mapping) and where:
         return _from_mapping(where, options)
     if isinstance(where, list | tuple) and where and not _is_number(where[0]):
@@ -60,15 +65,37 @@ def _from_mapping(where: Mapping[str, Any], options: dict[str, Any]) -> Source:
 
 
 def _from_path(where: str, options: dict[str, Any]) -> Source:
-    path = Path(where)
-    if path.suffix == ".npy" and path.is_file():
-        return _with_options(NpySource, path, options)
-    if path.is_dir() and is_zarr(Directory(path)):
-        return _with_options(ZarrSource, path, options)
-    if not path.exists():
+    if is_url(where):
+        return open_remote(where, **options)
+    path = Path(where.removeprefix("file://"))
+    found = _kind_of(path)
+    if found is None and not path.exists():
         raise SourceError(f"there is nothing at {where}")
-    kind = "a directory that is no Zarr store" if path.is_dir() else "a file of another kind"
-    raise SourceError(f"cannot make a source of {where} ({kind}): give {ACCEPTED}")
+    if found is None:
+        kind = "a directory" if path.is_dir() else "a file"
+        raise SourceError(f"cannot make a source of {kind} like {where}: give {ACCEPTED}")
+    return _with_options(found, path, options)
+
+
+def _kind_of(path: Path) -> Callable[..., Source] | None:
+    """Who reads what is at ``path``; None where nobody does."""
+    if path.is_file():
+        return _BY_SUFFIX.get(path.suffix)
+    if path.is_dir() and is_zarr(Directory(path)):
+        return ZarrSource
+    if recording_at(path) is not None:
+        return RecordingSource
+    return ArrowSource if path.is_dir() and any(path.rglob("*.parquet")) else None
+
+
+_BY_SUFFIX: dict[str, Callable[..., Source]] = {
+    ".npy": NpySource,
+    ".parquet": ArrowSource,
+    ".pq": ArrowSource,
+    ".arrow": ArrowSource,
+    ".feather": ArrowSource,
+    ".ipc": ArrowSource,
+}
 
 
 def _with_options(make: Callable[..., Source], where: Any, options: dict[str, Any]) -> Source:
@@ -77,7 +104,8 @@ def _with_options(make: Callable[..., Source], where: Any, options: dict[str, An
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise SourceError(f"{where} cannot be opened with {options}: {error}") from error
+        text = where if isinstance(where, Path) else type(where).__name__
+        raise SourceError(f"{text} cannot be opened with options {options}: {error}") from error
 
 
 def _without_options(make: Callable[[], Source], options: dict[str, Any]) -> Source:

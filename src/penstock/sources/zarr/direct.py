@@ -57,8 +57,12 @@ class DirectArray:
                 self._place(read, target)
             return
         with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
-            for done in [pool.submit(self._place, read, target) for read in reads]:
-                done.result()
+            try:
+                for done in [pool.submit(self._place, read, target) for read in reads]:
+                    done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # do not fetch what nobody wants
+                raise
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Samples ``start:stop`` over mapped pages, where they are one part of one raw chunk."""

@@ -15,7 +15,7 @@ from penstock.extras import optional
 from penstock.sources.base import Field
 from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.zarr.grid import Crop, sample_shape
-from penstock.sources.zarr.stored import StoredBytes
+from penstock.sources.zarr.stored import Directory, StoredBytes
 
 Rows = npt.NDArray[np.generic]
 
@@ -119,7 +119,9 @@ class GenericArray:
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
             dtype = self.field.dtype
-            plain = dtype == self._stored_dtype and dtype.kind in "biufc"
+            # zarrs would open its own connections to a server, without our patience
+            local = isinstance(self._stored, Directory)
+            plain = local and dtype == self._stored_dtype and dtype.kind in "biufc"
             pipeline = _RustThreads.pipeline() if plain else None
             self._opened = (os.getpid(), _open(self._stored, self._key, pipeline))
         return self._opened[1]

@@ -46,6 +46,16 @@ def open_cropped(stored: StoredBytes, *, axis: int, crop: Crop) -> ZarrArray:
 
 
 def _arrays_below(stored: StoredBytes) -> list[str]:
+    """Names of the arrays one level below: a store that cannot list needs consolidated metadata."""
+    group = _json(stored, "zarr.json") or _json(stored, ".zmetadata") or {}
+    nodes = (group.get("consolidated_metadata") or {}).get("metadata", {})
+    if nodes:
+        return sorted(
+            n for n, node in nodes.items() if node["node_type"] == "array" and "/" not in n
+        )
+    if "metadata" in group:
+        arrays = [key.removesuffix("/.zarray") for key in group["metadata"] if "/.zarray" in key]
+        return sorted(name for name in arrays if "/" not in name)
     return [n for n in stored.children("") if _layout_at(stored, f"{n}/") is not None]
 
 
