@@ -109,6 +109,8 @@ def recording_at(path: str | os.PathLike[str]) -> RecordingFiles | None:
     base = _without_suffix(Path(path))
     if (base / "metadata.zarr").exists() and (base / "timeseries.zarr").exists():
         return RecordingFiles("zarr_v2", base)
+    if not base.name:
+        return None
     older = base.with_name(base.name + ".zarr")
     if (older / ".zarray").exists():
         return RecordingFiles("zarr_v1", older)
