@@ -8,6 +8,8 @@ checkpoint of another job's directory. Under ``devices=2`` Lightning starts this
 
 import json
 import logging
+import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from penstock.loaders import ChunkedDataLoader
 from penstock.modules import ChunkedTraining
@@ -38,11 +40,11 @@ def joined(ids):
 class Recorder(pl.LightningModule):
     """Keeps the events of a run that its weights, and thus its checkpoints, have behind them."""
 
-    def __init__(self, plateau=True):
+    def __init__(self, job):
         super().__init__()
+        self.job = job
         self.weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
         self.events, self.pending, self.scored = [], [], []
-        self.plateau = plateau
 
     def loss(self, ids):
         return (self.weight - ids.double() / 100).pow(2).mean()
@@ -56,7 +58,19 @@ class Recorder(pl.LightningModule):
 
     def optimizer_step(self, *args, **kwargs):
         super().optimizer_step(*args, **kwargs)
+        self.write_diary()
         self.events, self.pending = self.events + self.pending, []
+
+    def write_diary(self):
+        """The samples of this step, in a file that outlives a kill."""
+        if "diary" not in self.job:
+            return
+        step = self.trainer.global_step + 1
+        with Path(self.job["diary"]).open("a") as diary:
+            for _, _, _, samples in (event for event in self.pending if event[0] == "train"):
+                diary.write(json.dumps([step, samples]) + "\n")
+        if step == self.job.get("kill_at_step"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def on_validation_epoch_start(self):
         self.scored = []
@@ -84,7 +98,7 @@ class Recorder(pl.LightningModule):
         decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         chunkwise = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         schedulers = [{"scheduler": decay, "interval": "step"}, {"scheduler": chunkwise}]
-        if self.plateau:
+        if self.job.get("plateau", True):
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.7, patience=0)
             schedulers.append({"scheduler": plateau, "monitor": "val_loss", "frequency": 1})
         return [optimizer], schedulers
@@ -141,21 +155,33 @@ def loaders(job):
     return train, val
 
 
+def savers(job, save_to):
+    if "last" in job:  # the usual way
+        return [ModelCheckpoint(job["last"], save_last=True, every_n_train_steps=1, save_top_k=1)]
+    return [Everywhere(save_to, job.get("points"))] if save_to else []
+
+
+def make_trainer(job, savers=(), callback=ChunkedTraining):
+    options = {
+        "devices": job.get("devices", 1),
+        "strategy": "ddp" if job.get("devices", 1) > 1 else "auto",
+        "enable_progress_bar": False,
+        "enable_checkpointing": any(isinstance(saver, Checkpoint) for saver in savers),
+        **job["trainer"],
+    }
+    return pl.Trainer(
+        accelerator="cpu",
+        callbacks=[callback(), *savers] if callback else [*savers],
+        logger=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
 def fit(job, ckpt_path=None, save_to=None, callback=ChunkedTraining):
     """One run; what it did."""
-    model, (train, val) = Recorder(job.get("plateau", True)), loaders(job)
-    saver = [Everywhere(save_to, job.get("points"))] if save_to else []
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=job.get("devices", 1),
-        strategy="ddp" if job.get("devices", 1) > 1 else "auto",
-        callbacks=[callback(), *saver] if callback else saver,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=bool(saver),
-        **job["trainer"],
-    )
+    model, (train, val) = Recorder(job), loaders(job)
+    trainer = make_trainer(job, savers(job, save_to), callback)
     trainer.fit(model, train, val, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
     return {
         "events": model.events,
@@ -166,6 +192,7 @@ def fit(job, ckpt_path=None, save_to=None, callback=ChunkedTraining):
         "epochs": trainer.current_epoch,
         "place": [train.state_dict()[name] for name in ("epoch", "position")],
         "world": trainer.world_size,
+        "kept": trainer.train_dataloader is train,
     }
 
 
@@ -173,12 +200,19 @@ def run(job, callback=ChunkedTraining):
     """The results of a job: one, or one of each checkpoint it resumes."""
     if "resume_from" not in job:
         return {"fresh": fit(job, save_to=job.get("save_to"), callback=callback)}
-    paths = sorted(Path(job["resume_from"]).glob("*.ckpt"))
+    paths = sorted(Path(job["resume_from"]).glob("*.ckpt"), key=lambda path: path.stem[4:])
+    paths = paths[:: job.get("every", 1)]  # of each kind of point
     return {path.stem: fit(job, ckpt_path=str(path), callback=callback) for path in paths}
 
 
-if __name__ == "__main__":
-    jobs_file = Path(sys.argv[1])
+def main(jobs_file):
     results = [run(job) for job in json.loads(jobs_file.read_text())]
     if not dist.is_initialized() or dist.get_rank() == 0:
         jobs_file.with_suffix(".results").write_text(json.dumps(results))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
