@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -95,6 +96,16 @@ class Loader:
             return next(stream)[1]
         finally:
             stream.close()
+
+    @contextmanager
+    def apart(self) -> Iterator[Self]:
+        """A block in which it may be iterated or moved; after it, it is where it was before."""
+        saved = self._course.save()
+        try:
+            yield self
+        finally:
+            self._drop_stream()
+            self._course.restore(saved)
 
     def __len__(self) -> int:
         """Batches of the current chunk (epoch) on this rank, the same all through it."""

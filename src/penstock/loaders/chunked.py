@@ -13,14 +13,18 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course, share_of
-from penstock.loaders.executors import InlineStream, Workers, reader
+from penstock.loaders.executors import InlineStream, Read, Workers, reader
 from penstock.loaders.gather import GatheredDataset, fingerprint_of, gather_of, hand_over
+from penstock.loaders.machine import this_machine
 from penstock.loaders.peeking import first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.threads import ThreadStream
 from penstock.order import Cursor, Order, Plan, PlannedBatch, Topology
 from penstock.order.state import check_format
+
+EXECUTORS = ("inline", "threads", "processes")
 
 
 class ChunkedDataLoader(Loader, DataLoader[Any]):
@@ -47,6 +51,8 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         order: Any `Order` instead: a ``BlockOrder``, say, for data slow to read at random.
         evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
         rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
+            ``"threads"``, for datasets whose reading lets go of the interpreter's lock.
         **dataloader_kwargs: torch's own. Workers are persistent unless told otherwise.
 
     >>> loader = ChunkedDataLoader(torch.arange(10), batch_size=2, chunk_size=2)
@@ -73,9 +79,11 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         evaluation: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        executor: str | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
         self.chunk_size, self.limit_batches = chunk_size, limit_batches
+        self.executor = check_executor(executor, dataloader_kwargs.get("num_workers", 0))
         self._workers: Workers | None = None
         options = dict(dataloader_kwargs)
         if shuffle is None:
@@ -84,7 +92,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
         )
         if self._passes_through is not None:
-            ours = {"chunk_size": chunk_size, "order": order, "rank": rank}
+            ours = {"chunk_size": chunk_size, "order": order, "rank": rank, "executor": executor}
             refuse_ours(self._passes_through, ours | {"world_size": world_size})
             if self._passes_through == "batch_sampler":
                 batch_size = 1  # torch's way of saying that the batch sampler decides
@@ -117,6 +125,8 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """The rest of the current chunk (or epoch), then stop."""
+        if self._workers is not None and not self._workers.alive:
+            self.close()  # torch's signal handler said so in the midst of the user's code
         if self._passes_through is None:
             return super().__iter__()
         batches = DataLoader.__iter__(self)
@@ -215,6 +225,9 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
+        if self.executor == "threads":
+            read, threads = self._read, max(2, this_machine().cores)
+            return ThreadStream(plan, cursor, self._batches(plan, cursor), read, threads=threads)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:
@@ -222,8 +235,11 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         return self._workers.open(plan, cursor, self._batches(plan, cursor))
 
     def _open_inline(self, plan: Plan, cursor: Cursor) -> Stream:
-        read = reader(self.dataset, self._gather, self.collate_fn)
-        return InlineStream(plan, cursor, self._batches(plan, cursor), read)
+        return InlineStream(plan, cursor, self._batches(plan, cursor), self._read)
+
+    @property
+    def _read(self) -> Read:
+        return reader(self.dataset, self._gather, self.collate_fn)
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         """What is read from ``cursor`` on, without end."""
@@ -284,7 +300,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         if self._gather is None and hasattr(self.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
         chunks = f"{steps.total_chunks:,} chunks of {self.chunk_size} batches"
-        executor = f"{self.num_workers} worker processes" if self.num_workers else "inline"
+        executor = f"{self.num_workers} worker processes" if self.num_workers else self.executor
         lines = [
             f"ChunkedDataLoader over {steps.size:,} samples of {type(self.dataset).__name__}",
             f"  order     {self._order.kind}, seed {self._order.seed}",
@@ -324,6 +340,19 @@ def refuse_ours(what: str, ours: dict[str, Any]) -> None:
                 f"{name}={value!r} needs an order that is known in advance, which {what} has not: "
                 f"leave out {name}, or give a map-style dataset without {what}"
             )
+
+
+def check_executor(executor: str | None, num_workers: int) -> str:
+    """The executor asked for, or what the number of workers says."""
+    chosen = executor or ("processes" if num_workers else "inline")
+    if chosen not in EXECUTORS:
+        raise PlanError(f"executor must be one of {EXECUTORS}, got {executor!r}")
+    if (chosen == "processes") != (num_workers > 0):
+        raise PlanError(
+            f"executor={executor!r} with num_workers={num_workers}: worker processes are for "
+            "executor='processes' alone"
+        )
+    return chosen
 
 
 def check_batch_size(batch_size: int | None) -> int:

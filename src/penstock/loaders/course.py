@@ -137,6 +137,14 @@ class Course:
         self.turn += 1
         self._iterated = False
 
+    def save(self) -> tuple[Cursor, int, bool, bool]:
+        """Where it is, for `restore`."""
+        return self.cursor, self.turn, self._exact, self._iterated
+
+    def restore(self, saved: tuple[Cursor, int, bool, bool]) -> None:
+        """Go back as if nothing had happened since; iterators of then go on."""
+        self.cursor, self.turn, self._exact, self._iterated = saved
+
     def seek(self, epoch: int, step: int) -> None:
         """Go to a step of an epoch."""
         check_epoch(epoch)
