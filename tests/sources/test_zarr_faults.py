@@ -69,6 +69,20 @@ def test_chunks_of_garbage(store, seed):
         assert_refused(store)
 
 
+@pytest.mark.parametrize("damage", ["truncate", "garbage"])
+def test_damage_is_an_error_through_zarr_python_too(store, damage):
+    file = store / "c/1/0"
+    size = file.stat().st_size
+    if damage == "truncate":
+        os.truncate(file, size // 2)
+    else:
+        file.write_bytes(np.random.default_rng(0).bytes(size - 1))
+    source = ZarrSource(store, direct=False)
+    with pytest.raises(SourceError, match=r"a\.zarr"):
+        read(source, 0, 64)
+    assert np.array_equal(read(source, 32, 64), DATA[32:])
+
+
 def test_chunks_with_more_bytes_than_they_can_have(store):
     file = store / "c/1/0"
     file.write_bytes(file.read_bytes() + bytes(1 << 20))
@@ -238,8 +252,9 @@ def test_fingerprints_change_with_the_shape(tmp_path):
     assert ZarrSource(store).fingerprint() != before
 
 
-def test_reads_after_a_fork(tmp_path):
-    source = ZarrSource(written(tmp_path / "a", COMPRESSORS["blosc"]))
+@pytest.mark.parametrize("direct", [True, False])
+def test_reads_after_a_fork(tmp_path, direct):
+    source = ZarrSource(written(tmp_path / "a", COMPRESSORS["blosc"]), direct=direct)
     read(source, 0, 64)
     child = os.fork()
     if child == 0:

@@ -11,6 +11,7 @@ from penstock.sources.base import Field
 from penstock.sources.scratch import scratch_array
 
 ReadRows = Callable[[int, int, npt.NDArray[np.generic]], None]
+ViewRows = Callable[[int, int], npt.NDArray[np.generic] | None]
 
 
 def block_runs(
@@ -30,15 +31,18 @@ def block_runs(
 
 def take_by_blocks(
     read_rows: ReadRows,
+    view_rows: ViewRows,
     field: Field,
     block_samples: int,
     indices: npt.NDArray[np.int64],
     out: npt.NDArray[np.generic],
 ) -> None:
-    """Fill ``out`` with the rows ``indices``, reading the wanted part of each block once."""
+    """Fill ``out`` with the rows ``indices``: each block is looked at in place, or read once."""
     for places in block_runs(indices, block_samples):
         wanted = indices[places]
         first, last = int(wanted[0]), int(wanted[-1])
-        rows = scratch_array("rows", (last - first + 1, *field.shape), field.dtype)
-        read_rows(first, last + 1, rows)
+        rows = view_rows(first, last + 1)
+        if rows is None:
+            rows = scratch_array("rows", (last - first + 1, *field.shape), field.dtype)
+            read_rows(first, last + 1, rows)
         out[places] = rows[wanted - first]

@@ -92,7 +92,7 @@ class ReaderSource:
         for name, rows in destinations(self._fields, out, len(chosen)):
             reader = self._readers[name]
             block = max(1, reader.chunk_samples)
-            take_by_blocks(reader.read, self._fields[name], block, chosen, rows)
+            take_by_blocks(reader.read, reader.view, self._fields[name], block, chosen, rows)
 
     def view(self, start: int, stop: int) -> Arrays | None:
         """Samples ``start:stop`` over mapped files, where every field can show them."""

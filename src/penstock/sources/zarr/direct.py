@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from resource import RLIMIT_NOFILE, getrlimit
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from penstock.sources.zarr.locate import ChunkLocator, Location
 from penstock.sources.zarr.slots import Slots
 from penstock.sources.zarr.stored import StoredBytes, new_memory
 
-KEPT_MAPS = 128  # each holds a file descriptor; 512 MB of 4 MB chunks
+# each kept map holds a file descriptor; 128 are 512 MB of 4 MB chunks
+KEPT_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 Rows = npt.NDArray[np.generic]
 
@@ -66,8 +68,6 @@ class DirectArray:
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Samples ``start:stop`` over mapped pages, where they are one part of one raw chunk."""
-        if not self._layout.is_raw or self._stored.concurrency > 1:
-            return None
         reads = list(self._grid.reads(start, stop))
         if len(reads) != 1:
             return None
@@ -94,6 +94,10 @@ class DirectArray:
         if read.whole and part.flags.c_contiguous:
             if not self._decode(read.place, part.reshape(-1).view(np.uint8)):
                 part[...] = self._layout.fill
+            return
+        chunk = self._mapped_chunk(read.place)
+        if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
+            part[...] = chunk[read.inside]
             return
         decoded = scratch("decoded", self._layout.chunk_bytes)
         if self._decode(read.place, decoded):
@@ -126,7 +130,8 @@ class DirectArray:
         return self._stored.fetch(where.key, room, where.offset, where.nbytes)
 
     def _mapped_chunk(self, place: tuple[int, ...]) -> Rows | None:
-        where = self._locate(place)
+        """A raw chunk over mapped pages; None where it is not raw, not here, or missing."""
+        where = self._locate(place) if self._layout.is_raw else None
         if where is None:
             return None
         number = self._locate.number(place)

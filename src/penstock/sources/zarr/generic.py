@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import threading
 import warnings
+import zlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,12 @@ from penstock.sources.zarr.grid import Crop, sample_shape
 from penstock.sources.zarr.stored import Directory, StoredBytes
 
 Rows = npt.NDArray[np.generic]
+
+# what codecs raise at bytes they did not write
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
+    *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
+)
 
 _LOCKS: dict[int, threading.Lock] = {}
 
@@ -96,7 +104,7 @@ class GenericArray:
         buffer = optional("zarr.buffer", extra="zarr").cpu.NDBuffer(into)
         try:
             self._array().get_basic_selection(chosen, out=buffer)
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             name, samples = self._stored.name(self._key), chosen[self._axis]
             raise SourceError(
                 f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: {error}"
@@ -140,5 +148,5 @@ def _open(stored: StoredBytes, key: str, pipeline: str | None) -> Any:
         with _opening(), zarr.config.set(settings), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # how zarrs would do something is nothing to act on
             return zarr.open_array(stored.zarr_store(), path=key.strip("/"), mode="r")
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except UNREADABLE as error:
         raise SourceError(f"zarr-python cannot open {stored.name(key)}: {error}") from error
