@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.steering.config import read_config
 from penstock.datasets.steering.curriculum import deal_variants
+from penstock.datasets.steering.gathering import gather_batch
 from penstock.datasets.steering.hdf5 import convert_to_hdf5
 from penstock.datasets.steering.layout import BY_NAME, SPLITS, VARIANTS, did_you_mean
 from penstock.datasets.steering.reading import Ragged, reading, resolve_format
@@ -38,7 +39,6 @@ log = logging.getLogger("penstock")
 
 MAP_ABOVE_BYTES: Final = 10 * 2**30
 _FLOATS_A_PAIR = 15  # vectors of a pair, its negatives and the tables behind them, about
-_STEERING = (None, "steering_centroid", "steering_keyword_weighted", "steering_residual")
 
 
 class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
@@ -129,25 +129,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     def __getbatch__(self, indices: Indices) -> dict[str, torch.Tensor]:
         """The batch of these samples: one operation for each tensor."""
         self._check(indices)
-        tables = self._current_tables()
         rows = torch.from_numpy(self._rows[indices]).to(self.device)
-        pairs = tables["pair_index"].index_select(0, rows)
-        negatives = tables["hard_negatives"].index_select(0, rows)
-        sources = tables["source_embs"]
-        variants = self.variants_of(indices)
-        return {
-            "question_emb": tables["question_embs"].index_select(0, pairs[:, 0]),
-            "target_source_emb": sources.index_select(0, pairs[:, 1]),
-            "steering": _steer(tables, rows, variants),
-            "negative_embs": sources.index_select(0, negatives.view(-1)).view(
-                len(indices), self.n_neg, self.embedding_dim
-            ),
-            "cluster_id": tables["pair_cluster_id"].index_select(0, rows),
-            "relevance": tables["pair_relevance"].index_select(0, rows),
-            "centroid_distance": tables["centroid_distances"].index_select(0, rows),
-            "steering_variant": torch.from_numpy(variants).to(self.device),
-            "negative_tiers": tables["negative_tiers"].index_select(0, rows),
-        }
+        return gather_batch(self._current_tables(), rows, self.variants_of(indices))
 
     def variants_of(self, indices: Indices, epoch: int | None = None) -> Indices:
         """The steering variants of these samples (0 zero, 1 centroid, 2 keyword, 3 residual)."""
@@ -322,22 +305,6 @@ def maps_by_default(embedding_dim: int, pairs: int) -> bool:
     (True, False)
     """
     return embedding_dim * pairs * 4 * _FLOATS_A_PAIR > MAP_ABOVE_BYTES
-
-
-def _steer(tables: SteeringTables, rows: torch.Tensor, variants: Indices) -> torch.Tensor:
-    """The steering vector of each row in its variant."""
-    first = int(variants[0]) if len(variants) else 0
-    name = _STEERING[first]
-    if name is not None and (variants == first).all():
-        return tables[name].index_select(0, rows)
-    vectors = tables["steering_centroid"]
-    out = vectors.new_zeros((len(rows), vectors.shape[1]))
-    for variant, name in enumerate(_STEERING):
-        where = np.flatnonzero(variants == variant)
-        if name is not None and where.size:
-            at = torch.from_numpy(where).to(rows.device)
-            out.index_copy_(0, at, tables[name].index_select(0, rows.index_select(0, at)))
-    return out
 
 
 def _checked_split(split: str) -> str:
