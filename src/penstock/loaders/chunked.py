@@ -156,6 +156,11 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             )
         return self._planned
 
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Accelerate's question: does its ``save_state`` save the place of this loader too?"""
+        return self._passes_through is None and not self._planned.evaluation
+
     # -- chunks
 
     @property

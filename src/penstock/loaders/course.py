@@ -49,6 +49,7 @@ class Course:
         self._exact = True  # the cursor was set, not left behind by an abandoned epoch
         self._iterated = False  # right now, by the iterator whose turn it is
         self._cached: tuple[Topology, Plan] | None = None
+        self._known: tuple[str | None] | None = None  # the fingerprint
 
     # -- the plan
 
@@ -182,7 +183,9 @@ class Course:
 
     def state(self) -> dict[str, Any]:
         """What was delivered so far, as a small flat dict."""
-        return to_state(self.cursor, self.plan.order, self._fingerprint())
+        if self._known is None:  # trainers ask at every step
+            self._known = (self._fingerprint(),)
+        return to_state(self.cursor, self.plan.order, *self._known)
 
     def load(self, state: dict[str, Any], *, allow_changed_data: bool) -> None:
         """Go to where a state was taken, if it fits."""
