@@ -1,79 +1,15 @@
-"""Datasets that give a whole batch in one operation per tensor, instead of sample by sample."""
+"""A finished batch's way through torch's worker processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset
 
-from penstock.order import Indices
+from penstock.datasets.gather import Gather, fingerprint_of, gather_of
 
-Gather: TypeAlias = Callable[[Indices], Any]
-
-
-def gather_of(dataset: Any) -> Gather | None:
-    """The batch of given indices in one go, as torch's default collation would form it.
-
-    For tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
-    ``__getbatch__(indices)``; None for others.
-
-    >>> gather_of(torch.arange(10) * 2)(np.array([3, 1]))
-    tensor([6, 2])
-    """
-    own = getattr(dataset, "__getbatch__", None)
-    if own is not None:
-        return own  # type: ignore[no-any-return]
-    if isinstance(dataset, torch.Tensor):
-        return _GatherTensor(dataset)
-    if isinstance(dataset, np.ndarray):
-        plain = dataset.ndim and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
-        return _GatherArray(dataset) if plain else None
-    if hasattr(dataset, "__getitems__") and type(dataset) is not Subset:
-        return None
-    if getattr(type(dataset), "__getitem__", None) is TensorDataset.__getitem__:
-        return _GatherTensors(dataset.tensors)
-    if type(dataset) is Subset and (inner := gather_of(dataset.dataset)) is not None:
-        return _GatherSubset(inner, np.asarray(dataset.indices, np.int64))
-    return None
-
-
-class _GatherTensor:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __call__(self, indices: Indices) -> torch.Tensor:
-        where = torch.from_numpy(indices)
-        if self.tensor.device.type != "cpu":
-            where = where.to(self.tensor.device)
-        return self.tensor.index_select(0, where)
-
-
-class _GatherArray:
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-    def __call__(self, indices: Indices) -> torch.Tensor:
-        return torch.from_numpy(np.take(self.array, indices, axis=0))
-
-
-class _GatherTensors:
-    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self.gathers = [_GatherTensor(tensor) for tensor in tensors]
-
-    def __call__(self, indices: Indices) -> list[torch.Tensor]:
-        return [gather(indices) for gather in self.gathers]
-
-
-class _GatherSubset:
-    def __init__(self, gather: Gather, members: Indices) -> None:
-        self.gather, self.members = gather, members
-
-    def __call__(self, indices: Indices) -> Any:
-        return self.gather(self.members[indices])
+__all__ = ["Gather", "Gathered", "GatheredDataset", "fingerprint_of", "gather_of", "hand_over"]
 
 
 class Gathered:
@@ -99,36 +35,3 @@ class GatheredDataset(Dataset[Any]):
 def hand_over(gathered: Gathered) -> Any:
     """The collate function of a `GatheredDataset`."""
     return gathered.batch
-
-
-def fingerprint_of(dataset: Any) -> str | None:
-    """Identity of the data where it can be had cheaply: its own, or of tensors in memory.
-
-    >>> fingerprint_of(torch.zeros(4)) == fingerprint_of(torch.ones(4))
-    False
-    """
-    own = getattr(dataset, "fingerprint", None)
-    if callable(own):
-        return str(own())
-    if isinstance(dataset, torch.Tensor | np.ndarray):
-        return _digest([dataset])
-    if isinstance(dataset, TensorDataset):
-        return _digest(list(dataset.tensors))
-    return None
-
-
-def _digest(arrays: list[Any]) -> str:
-    """Shapes, dtypes and eight rows of each, spread evenly."""
-    digest = blake2b(digest_size=8)
-    for array in arrays:
-        digest.update(repr((tuple(array.shape), str(array.dtype))).encode())
-        for row in sorted({i * (len(array) - 1) // 7 for i in range(8)} if len(array) else ()):
-            digest.update(_row_bytes(array[row]))
-    return digest.hexdigest()
-
-
-def _row_bytes(row: Any) -> bytes:
-    if isinstance(row, torch.Tensor):  # as bytes: numpy knows no bfloat16
-        return row.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-    row = np.asarray(row)
-    return b"" if row.dtype.hasobject else row.tobytes()  # of objects: addresses, new every time
