@@ -29,6 +29,16 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long campaigns run when they are asked for (``-m proof``), not beside the others."""
+    if config.getoption("markexpr") or any("::" in arg for arg in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("proof")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     """Fail a test that leaves a ``penstock-`` thread or a child process behind."""

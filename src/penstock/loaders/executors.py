@@ -111,6 +111,11 @@ class Workers:
         self.processes += [p for p in multiprocessing.active_children() if p not in before]
         return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
 
+    @property
+    def alive(self) -> bool:
+        """Has none of the processes died?"""
+        return all(process.exitcode is None for process in self.processes)
+
     def leave(self) -> None:
         """A stream is over; persistent workers wait for the next one."""
         if not self._persistent:

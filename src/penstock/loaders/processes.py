@@ -38,8 +38,11 @@ def naming_the_dead(workers: list[BaseProcess]) -> Iterator[None]:
 
 
 def _dead(workers: list[BaseProcess]) -> list[BaseProcess]:
-    with suppress(RuntimeError):  # torch raises its own in the middle of whatever runs
-        wait([worker.sentinel for worker in workers], timeout=PATIENCE_SECONDS)
+    with suppress(RuntimeError):  # torch's signal handler raises in the midst of whatever runs
+        gone = wait([worker.sentinel for worker in workers], timeout=PATIENCE_SECONDS)
+        for worker in workers:
+            if worker.sentinel in gone:  # its pipes closed; its exit code comes a moment later
+                worker.join(PATIENCE_SECONDS)
     return [worker for worker in workers if worker.exitcode is not None]
 
 
@@ -58,7 +61,8 @@ def end_workers(batches: Any) -> None:
     """
     end = getattr(batches, "_shutdown_workers", None)
     if end is not None:
-        end()
+        with suppress(RuntimeError):  # of torch's signal handler: that a worker is gone is fine
+            end()
 
 
 def safe_context(context: Any, num_workers: int) -> Any:
