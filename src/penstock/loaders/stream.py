@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,42 +15,22 @@ from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course
 from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.stream_page import page, warnings_of
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
 from penstock.sources import open_source
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.streaming.batches import BatchStream, Transform
-from penstock.streaming.budget import (
-    LENT_BATCHES,
-    Demand,
-    format_bytes,
-    parse_bytes,
-    usable_cores,
-)
+from penstock.streaming.budget import LENT_BATCHES, Demand, parse_bytes, usable_cores
+from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.placing import Placer
 from penstock.streaming.segments import Segment, plan_rounds
 from penstock.streaming.transfer import transfer_to
 
-REREAD_SHARE = 1 / 4  # of a block's rows, at most, that rollouts read once more
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """How storage is read: what was asked for, or adopted from a state; None where neither."""
-
-    block: int | None
-    window: int | None
-    lanes: int | None
-
-    def __post_init__(self) -> None:
-        names = {"block": "block_samples", "window": "window_blocks", "lanes": "lanes"}
-        for name, said in names.items():
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"{said} must be at least 1, got {value!r}")
+log = logging.getLogger("penstock")
 
 
 class StreamLoader(Loader):
@@ -104,15 +85,18 @@ class StreamLoader(Loader):
         lanes: int | None = None,
     ) -> None:
         self.source: Source = open_source(source)
-        self.batch_size, self.chunk_size, self.steps = batch_size, chunk_size, steps
+        self.chunk_size, self.steps = chunk_size, steps
         self.memory_budget = parse_bytes(memory_budget)
         self.device, self.transform, self.collate = device, transform, collate
         self.shuffle = shuffle and not evaluation
+        self.evaluation, self.drop_last = evaluation, drop_last and not evaluation
         self.samples = check_samples(self.source, steps)
         check_fields(self.source.fields)
-        self._asked = self._geometry = Geometry(block_samples, window_blocks, lanes)
+        self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
         self._seed_given, self._seed = seed is not None, resolve_seed(seed)
+        self._chunk_rows = decoded_rows(self.source)
         self._fingerprint: str | None = None
+        self._slots: Slots | None = None
         self._placed = Course(
             self._order_for,
             topology=partial(current_topology, rank, world_size),
@@ -124,6 +108,8 @@ class StreamLoader(Loader):
             fingerprint=self._data_fingerprint,
         )
         self._placed.replan()  # refuses what cannot be, now and not at the first batch
+        for warning in warnings_of(self):
+            log.warning("%s", warning)
 
     @property
     def _course(self) -> Course:
@@ -134,58 +120,102 @@ class StreamLoader(Loader):
             self._fingerprint = self.source.fingerprint()
         return self._fingerprint
 
-    # -- geometry
+    # -- what was given, resolved
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one stored row, all fields."""
-        return sum(field.nbytes for field in self.source.fields.values())
+    def batch_size(self) -> int:
+        """Samples of this rank's batch."""
+        return self._placed.batch
+
+    @property
+    def seed(self) -> int:
+        """Given, drawn, or adopted from a state."""
+        return self._seed
+
+    @property
+    def rank(self) -> int:
+        """This rank, of ``world_size``."""
+        return self._placed.plan.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks there are now."""
+        return self._placed.plan.steps.world
+
+    @property
+    def block_samples(self) -> int:
+        """Consecutive samples read in one go."""
+        return self.geometry.block.value
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks a lane mixes at once."""
+        return self.geometry.window.value
+
+    @property
+    def lanes(self) -> int:
+        """Independent readers' shares of the order."""
+        return self.geometry.lanes.value
+
+    @property
+    def geometry(self) -> Resolved:
+        """Blocks, windows and lanes, each with its reason."""
+        return self._resolve(self._topology)
 
     @property
     def threads(self) -> int:
         """Reader threads: the usable cores, or as many reads as the storage likes in flight."""
         return max(2, getattr(self.source, "in_flight", usable_cores()))
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of all buffers together, within ``memory_budget``."""
+        return self._demand(self._topology).nbytes(
+            block=min(self.block_samples, self.samples),
+            round_samples=round_samples(self._placed.plan.order),
+        )
+
+    # -- geometry
+
+    @property
+    def _topology(self) -> Topology:
+        plan = self._placed.plan
+        return Topology(plan.rank, plan.steps.world)
+
     def _demand(self, topology: Topology) -> Demand:
         return Demand(
-            self.row_bytes,
+            sum(field.nbytes for field in self.source.fields.values()),
             self.steps,
-            self.batch_size,
-            self.batch_size * topology.world,
+            self._placed.batch,
+            self._placed.batch * topology.world,
             self.threads,
-            copies=0 if isinstance(self.source, MappedSource) else 2,
+            self._chunk_rows,
         )
+
+    def _resolver(self, topology: Topology) -> Resolver:
+        return Resolver(
+            self._demand(topology),
+            self.samples,
+            self.source.block_samples,
+            self.memory_budget,
+            in_order=not self.shuffle,
+        )
+
+    def _resolve(self, topology: Topology) -> Resolved:
+        return self._resolver(topology).resolve(self._asked, self._adopted, ranks=topology.world)
 
     def _order_for(self, topology: Topology) -> Order:
-        if self.batch_size < 1:
-            raise PlanError(f"batch_size must be at least 1 sample, got {self.batch_size!r}")
-        demand = self._demand(topology)
-        lanes = (self._geometry.lanes or topology.world) if self.shuffle else 1
-        block = self._geometry.block or self._natural_block()
-        window = self._geometry.window or demand.largest_window(
-            self.memory_budget, size=self.samples, block=block, lanes=lanes
-        )
-        order: BlockOrder | StoredOrder
+        if self._placed.batch < 1:
+            raise PlanError(f"batch_size must be at least 1 sample, got {self._placed.batch!r}")
+        resolved = self._resolve(topology)
+        block, window = resolved.block.value, resolved.window.value
+        order: Order
         if self.shuffle:
-            order = BlockOrder(self.samples, self._seed, block, max(1, window), lanes)
+            order = BlockOrder(self.samples, self._seed, block, window, resolved.lanes.value)
         else:
-            order = StoredOrder(self.samples, self._seed, block=block, window=max(1, window))
-        needed = demand.nbytes(block=block, round_samples=order.window_samples * lanes)
-        if needed > self.memory_budget:
-            raise PlanError(
-                f"windows of {max(1, window)} blocks of {block:,} samples need "
-                f"{format_bytes(needed)} of buffers, memory_budget is "
-                f"{format_bytes(self.memory_budget)}: raise it, or use smaller blocks or batches"
-            )
+            order = StoredOrder(self.samples, self._seed, block=block, window=window)
+        self._resolver(topology).check(resolved, round_samples(order))
         return order
-
-    def _natural_block(self) -> int:
-        """The storage's own chunking; for rollouts so many chunks that little is read twice."""
-        natural = min(self.source.block_samples, self.samples)
-        if self.steps == 1:
-            return natural
-        again = -(-(self.steps - 1) // natural)  # chunks beyond its own that a block touches
-        return min(natural * max(1, int(again / REREAD_SHARE)), self.samples)
 
     # -- state
 
@@ -195,62 +225,48 @@ class StreamLoader(Loader):
         Block, window and lanes are adopted from it where none were given.
         """
         check_format(state)
-        before = self._geometry, self._seed
+        before = self._adopted, self._seed
         try:
             self._adopt(state)
             super().load_state_dict(state, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
-            self._geometry, self._seed = before
+            self._adopted, self._seed = before
             self._placed.replan()
             if isinstance(error, PlanError):
                 raise StateError(f"the state does not fit this loader: {error}") from error
             raise
 
     def _adopt(self, state: Mapping[str, Any]) -> None:
-        asked = self._asked
         if self.shuffle and state.get("order") == BlockOrder.kind:
-            self._geometry = Geometry(
-                asked.block or state.get("block"),
-                asked.window or state.get("window"),
-                asked.lanes or state.get("lanes"),
-            )
+            self._adopted = Geometry(*(state.get(name) for name in ("block", "window", "lanes")))
         if not self._seed_given and isinstance(state.get("seed"), int):
             self._seed = state["seed"]
         self._placed.replan()
 
     def set_batch_size(self, batch_size: int) -> None:
         """Another batch size from the next ``iter()`` on; position and geometry stay."""
-        order = self._placed.plan.order
-        before = self._geometry, self.batch_size
-        if isinstance(order, BlockOrder):
-            self._geometry = Geometry(order.block, order.window, order.lanes)
-        self.batch_size = batch_size
+        before = self._adopted
+        self._adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
         try:
             super().set_batch_size(batch_size)
         except PlanError:
-            self._geometry, self.batch_size = before
+            self._adopted = before
             self._placed.replan()
             raise
 
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
-        order = plan.order
+        order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder)
-        transfer = transfer_to(self.device)
-        demand = self._demand(Topology(plan.rank, plan.steps.world))
-        slots = Slots(
-            {name: stacked(field, self.steps) for name, field in self.source.fields.items()},
-            batch=plan.steps.batch,
-            count=demand.slots(order.window_samples * order.lanes),
-            lent=LENT_BATCHES,
-            pin=transfer is not None,
-        )
+        slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(self._segments, plan, cursor)
         pipeline = Pipeline(
             plan_rounds(plan, order, segments()),
             slots,
-            partial(Placer, self.source, slots, block=order.block, steps=self.steps),
+            partial(
+                Placer, self.source, slots, block=min(order.block, order.size), steps=self.steps
+            ),
             threads=self.threads,
             name="read",
         )
@@ -260,6 +276,20 @@ class StreamLoader(Loader):
             collate=self.collate,
         )
 
+    def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
+        """The batches' memory: that of the stream before, where it fits."""
+        count = self._demand(Topology(plan.rank, plan.steps.world)).slots(round_samples(plan.order))
+        batch, slots = plan.steps.batch, self._slots
+        if slots is None or (slots.batch, slots.count) != (batch, count):
+            self._slots = slots = None  # the old memory goes before the new one comes
+            fields = {
+                name: stacked(field, self.steps) for name, field in self.source.fields.items()
+            }
+            self._slots = slots = Slots(
+                fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
+            )
+        return slots
+
     def _segments(self, plan: Plan, cursor: Cursor) -> Iterator[Segment]:
         """What is delivered: epoch after epoch; for evaluation the same one again."""
         steps, fixed = plan.steps, self._placed.evaluation
@@ -268,30 +298,19 @@ class StreamLoader(Loader):
             yield Segment.of(steps, cursor, left(cursor.position))
             cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
 
+    def peek(self) -> Any:
+        """The batch the next ``iter()`` begins with: nothing moves, reading ahead begins anew."""
+        self._drop_stream()  # its buffers are the budget
+        return super().peek()
+
+    def close(self) -> None:
+        """End every thread and give the buffers back; batches stay valid, it may go on."""
+        super().close()
+        self._slots = None
+
     def describe(self) -> str:
-        """One readable page: order, shuffle quality, memory, and why."""
-        return describe_stream(self)
-
-
-def describe_stream(loader: StreamLoader) -> str:
-    """The page `StreamLoader.describe` gives."""
-    plan, cursor = loader._placed.plan, loader._placed.cursor
-    order, steps = plan.order, plan.steps
-    assert isinstance(order, BlockOrder | StoredOrder)
-    demand = loader._demand(Topology(plan.rank, steps.world))
-    needed = demand.nbytes(block=order.block, round_samples=order.window_samples * order.lanes)
-    lines = [
-        f"StreamLoader over {order.size:,} samples of {loader.source!r}",
-        f"  order     {order.kind}, seed {order.seed}, blocks of {order.block:,} samples, "
-        f"windows of {order.window:,} blocks, {order.lanes} lanes",
-        f"  batches   {steps.count:,} an epoch of {steps.batch} on each of {steps.world} ranks, "
-        f"{'the rest dropped' if steps.drop_last else 'the last ones short'}",
-        f"  executor  {loader.threads} reader threads",
-        f"  memory    {format_bytes(needed)} of a budget of {format_bytes(loader.memory_budget)}",
-        f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
-        f"{loader.remaining:,} batches to come",
-    ]
-    return "\n".join(lines)
+        """One readable page: order, how good the shuffle is, memory, and why."""
+        return page(self)
 
 
 def stacked(field: Field, steps: int) -> Field:
@@ -321,3 +340,16 @@ def check_fields(fields: Mapping[str, Field]) -> None:
             ) from error
         if field.nbytes == 0:
             raise PlanError(f"field {name!r} has samples of no bytes, shape {field.shape}")
+
+
+def decoded_rows(source: Source) -> int:
+    """Rows that a read may decode together beside their place; 0 where none is decoded."""
+    few = min(len(source), 2 * source.block_samples + 1)
+    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
+    return 0 if in_place else min(source.block_samples, len(source))
+
+
+def round_samples(order: Order) -> int:
+    """Samples of a round of windows, over all lanes."""
+    assert isinstance(order, BlockOrder | StoredOrder)
+    return order.window_samples * order.lanes

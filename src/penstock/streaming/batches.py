@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from penstock.keyed import Reading, announce, keyed_generator
+from penstock.keyed import Reading, announce, current_reading, keyed_generator
 from penstock.order import Cursor, Plan
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
@@ -66,7 +66,7 @@ class BatchStream:
         batch: Any = fields[""] if fields.keys() == {""} else fields
         if self._transform is None and self._collate is None:
             return batch
-        order = self._plan.order
+        order, outer = self._plan.order, current_reading()
         announce(Reading(order.seed, place.epoch, self._plan.samples(place)))
         try:
             if self._transform is not None:
@@ -74,7 +74,7 @@ class BatchStream:
                 batch = self._transform(batch, keyed_generator(order.seed, *path))
             return batch if self._collate is None else self._collate(batch)
         finally:
-            announce(None)
+            announce(outer)
 
 
 def _filled(

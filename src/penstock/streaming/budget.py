@@ -53,8 +53,11 @@ class Demand:
     Args:
         row_bytes: Of one stored row, all fields.
         steps: Rows a sample is made of.
+        batch: Samples of a rank's batch.
         whole: Samples of a step over all ranks.
-        threads: Reader threads, each with a scratch block (and its codec with another).
+        threads: Reader threads; each has a block of scratch memory.
+        chunk_rows: Rows that are decoded together, in memory of each thread's own; 0 where
+            storage is looked at in place.
     """
 
     row_bytes: int
@@ -62,7 +65,7 @@ class Demand:
     batch: int
     whole: int
     threads: int
-    copies: int
+    chunk_rows: int
 
     def slots(self, round_samples: int) -> int:
         """Batches held for rounds of that many samples over all lanes.
@@ -74,7 +77,12 @@ class Demand:
     def nbytes(self, *, block: int, round_samples: int) -> int:
         """All buffers together."""
         slots = self.slots(round_samples) * self.batch * self.steps * self.row_bytes
-        return slots + self.threads * self.copies * (block + self.steps - 1) * self.row_bytes
+        return slots + self.threads * self._thread_bytes(block)
+
+    def _thread_bytes(self, block: int) -> int:
+        """The block as it is read, a chunk's stored bytes, and a chunk that is decoded in part."""
+        scratch = (block + self.steps - 1) * self.row_bytes
+        return scratch + 2 * decoding_bytes(self.chunk_rows * self.row_bytes)
 
     def largest_window(self, budget: int, *, size: int, block: int, lanes: int) -> int:
         """Most blocks a lane's window may have within a budget; 0 where not even one fits."""
@@ -85,3 +93,15 @@ class Demand:
             fits = self.nbytes(block=block, round_samples=samples) <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
+
+
+def decoding_bytes(chunk_bytes: int) -> int:
+    """What a source's scratch memory takes for a chunk: some more than it, for headers and reuse.
+
+    >>> decoding_bytes(0), decoding_bytes(80_000), decoding_bytes(2_000_000)
+    (0, 94096, 4194304)
+    """
+    if chunk_bytes == 0:
+        return 0
+    roomy = chunk_bytes + chunk_bytes // 8 + 4096
+    return roomy if roomy < 1 << 20 else max(roomy, 4 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.errors import PlanError
 from penstock.sources.base import Field
 from penstock.streaming.memory import Slots
 from penstock.streaming.prefetch import Prefetched
-from penstock.streaming.transfer import Tensors, Transfer
+from penstock.streaming.transfer import Sent, Tensors, Transfer
 
 LoadFn: TypeAlias = Callable[..., Any]
 Array: TypeAlias = npt.NDArray[np.generic]
@@ -22,7 +22,7 @@ Chunk: TypeAlias = tuple[torch.Tensor, ...]
 
 
 class ChunkLoading:
-    """Loads spans in a thread, into reused buffers where ``load_fn`` can fill them.
+    """Loads spans in a thread, and copies them to an accelerator in another.
 
     Args:
         longest: Timesteps of the longest span.
@@ -33,20 +33,20 @@ class ChunkLoading:
     def __init__(
         self, load_fn: LoadFn, *, longest: int, ahead: int, transfer: Transfer | None
     ) -> None:
-        self._load_fn, self._longest, self._ahead = load_fn, longest, ahead
-        self._transfer = transfer
-        self._fills = takes_out(load_fn)
-        self._slots: Slots | None = None
+        self._ahead, self._transfer = ahead, transfer
+        self._host = HostChunks(load_fn, longest=longest, count=ahead + 1, pin=transfer is not None)
         self._stages: list[Prefetched[Any]] = []
-        self._loaded = self._received = self._chunk_bytes = 0
+        self._received = 0
 
     def chunks(self, spans: Sequence[tuple[int, int]]) -> Iterator[Chunk]:
         """The spans' tensors, in order; loading begins now."""
-        loaded = Prefetched(spans, self._load, ahead=self._ahead, name="chunks")
+        loaded = Prefetched(
+            spans, self._host.load, ahead=self._ahead, name="chunks", parts=_tensors
+        )
         self._stages = [loaded]
         if self._transfer is None:
             return map(self._count, map(_values, loaded))
-        sent = Prefetched(loaded, self._transfer.send, ahead=1, name="transfer")
+        sent = Prefetched(loaded, self._transfer.send, ahead=1, name="transfer", parts=_moved)
         self._stages.append(sent)
         return map(self._count, map(_values, map(self._transfer.receive, sent)))
 
@@ -60,48 +60,75 @@ class ChunkLoading:
         """Chunks so far, and bytes held at most."""
         on_device = 0 if self._transfer is None else 2
         return {
-            "chunks_loaded": self._loaded,
+            "chunks_loaded": self._host.loaded,
             "chunks_transferred": self._received,
-            "host_bytes": self._chunk_bytes * (self._ahead + 1),
-            "device_bytes": self._chunk_bytes * on_device,
+            "host_bytes": self._host.chunk_bytes * (self._ahead + 1),
+            "device_bytes": self._host.chunk_bytes * on_device,
         }
 
     def _count(self, chunk: Chunk) -> Chunk:
         self._received += 1
         return chunk
 
-    def _load(self, span: tuple[int, int]) -> Tensors:
-        rows = span[1] - span[0]
-        slots = self._slots
-        if slots is None or not slots.free:  # the first chunk, or the user keeps many
-            host = self._load_fresh(*span)
-        elif self._fills:
-            (slot,) = slots.take(1)
-            self._load_fn(*span, out=tuple(slots.arrays(slot, rows).values()))
-            host = slots.hand_out(slot, rows)
-        else:
-            (slot,) = slots.take(1)
-            arrays = as_arrays(self._load_fn(*span))
-            for place, array in zip(slots.arrays(slot, rows).values(), arrays, strict=True):
-                np.copyto(place, array)
-            host = slots.hand_out(slot, rows)
-        self._loaded += 1
-        return host
 
-    def _load_fresh(self, start: int, stop: int) -> Tensors:
-        arrays = as_arrays(self._load_fn(start, stop))
-        self._chunk_bytes = max(self._chunk_bytes, sum(array.nbytes for array in arrays))
-        if self._slots is None and (self._fills or self._transfer is not None):
-            fields = {str(i): Field(a.shape[1:], a.dtype) for i, a in enumerate(arrays)}
-            count = self._ahead + 2  # and the one in use, and the one it replaces
+class HostChunks:
+    """Chunks in host memory; in ``count`` reused buffers where ``load_fn`` can fill them.
+
+    What the loading thread holds; nothing in here holds that thread.
+
+    Args:
+        pin: Page-locked buffers, for an accelerator; what ``load_fn`` gave is copied there.
+    """
+
+    def __init__(self, load_fn: LoadFn, *, longest: int, count: int, pin: bool) -> None:
+        self._load_fn, self._longest, self._count, self._pin = load_fn, longest, count, pin
+        self._fills = takes_out(load_fn)
+        self._slots: Slots | None = None
+        self.loaded = self.chunk_bytes = 0
+
+    def load(self, span: tuple[int, int]) -> Tensors:
+        """One span's arrays, as tensors."""
+        slots = self._slots
+        if slots is not None and self._fills and slots.free:
+            tensors = self._fill(slots, span)
+        else:  # the first chunk, or the user keeps many
+            tensors = self._keep(as_arrays(self._load_fn(*span)))
+        self.loaded += 1
+        held = sum(tensor.nbytes for tensor in tensors.values())
+        self.chunk_bytes = max(self.chunk_bytes, held)
+        return tensors
+
+    def _fill(self, slots: Slots, span: tuple[int, int]) -> Tensors:
+        (slot,), rows = slots.take(1), span[1] - span[0]
+        try:
+            self._load_fn(*span, out=tuple(slots.arrays(slot, rows).values()))
+        except BaseException:
+            slots.free.append(slot)
+            raise
+        return slots.hand_out(slot, rows)
+
+    def _keep(self, arrays: tuple[Array, ...]) -> Tensors:
+        named = {str(i): array for i, array in enumerate(arrays)}
+        if self._slots is None and (self._fills or self._pin):
+            fields = {name: Field(array.shape[1:], array.dtype) for name, array in named.items()}
             self._slots = Slots(
-                fields,
-                batch=self._longest,
-                count=count,
-                lent=count,
-                pin=self._transfer is not None,
+                fields, batch=self._longest, count=self._count, lent=self._count, pin=self._pin
             )
-        return {str(i): torch.from_numpy(array) for i, array in enumerate(arrays)}
+        slots, rows = self._slots, len(arrays[0])
+        if slots is None or not slots.free or {len(array) for array in arrays} != {rows}:
+            return {name: torch.from_numpy(array) for name, array in named.items()}
+        (slot,) = slots.take(1)
+        for name, place in slots.arrays(slot, rows).items():
+            np.copyto(place, named[name])
+        return slots.hand_out(slot, rows)
+
+
+def _tensors(tensors: Tensors) -> Iterable[torch.Tensor]:
+    return tensors.values()
+
+
+def _moved(sent: Sent) -> Iterable[torch.Tensor]:
+    return sent[0].values()
 
 
 def _values(tensors: Tensors) -> Chunk:

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,7 @@ class Slots:
             for name, field in fields.items()
         }
         self.nbytes = sum(rows.nbytes for rows in self.rows.values())
-        self._views: dict[int, set[int]] = {}  # slot -> its views that somebody holds
-        self._refs: dict[int, _SlotRef] = {}
+        self._leases: set[_Lease] = set()  # of slots that somebody looks at
 
     def take(self, count: int) -> list[int]:
         """That many free slots; the caller has made sure that there are."""
@@ -51,15 +49,11 @@ class Slots:
     def hand_out(self, slot: int, rows: int) -> dict[str, torch.Tensor]:
         """The batch in a slot, as tensors that look at it (or copies, if too many do already)."""
         views = self.arrays(slot, rows)
-        if len(self._views) >= self.lent:
+        if len(self._leases) >= self.lent:
             batch = {name: torch.from_numpy(view.copy()) for name, view in views.items()}
             self.free.append(slot)
             return batch
-        refs = [_SlotRef(view, self._gone) for view in views.values()]
-        self._views[slot] = {id(ref) for ref in refs}
-        for ref in refs:
-            ref.slot = slot
-            self._refs[id(ref)] = ref
+        self._leases.add(_Lease(self, slot, list(views.values())))
         return {name: torch.from_numpy(view) for name, view in views.items()}
 
     def arrays(self, slot: int, rows: int) -> dict[str, npt.NDArray[np.generic]]:
@@ -71,18 +65,26 @@ class Slots:
             for name, field in self.fields.items()
         }
 
-    def _gone(self, ref: _SlotRef) -> None:
-        """Nobody looks at this view of a slot any more; may run in any thread, takes no lock."""
-        del self._refs[id(ref)]
-        views = self._views[ref.slot]
-        views.discard(id(ref))
-        if not views and self._views.pop(ref.slot, None) is not None:  # one of many threads does it
-            self.free.append(ref.slot)
+    def take_back(self, lease: _Lease) -> None:
+        """Nobody looks at this slot any more."""
+        self._leases.discard(lease)
+        self.free.append(lease.slot)
 
 
-class _SlotRef(weakref.ref[Any]):
-    __slots__ = ("slot",)
-    slot: int
+class _Lease:
+    """A slot that somebody looks at, through one view of it for each field."""
+
+    __slots__ = ("_left", "_refs", "_slots", "slot")
+
+    def __init__(self, slots: Slots, slot: int, views: list[npt.NDArray[np.generic]]) -> None:
+        self.slot, self._slots = slot, slots
+        self._left = list(range(len(views)))
+        self._refs = [weakref.ref(view, self._gone) for view in views]
+
+    def _gone(self, ref: object) -> None:
+        """One view is gone; may run in any thread, for two views at once, and takes no lock."""
+        if self._left.pop() == 0:  # atomic, and the last one's alone
+            self._slots.take_back(self)
 
 
 def row_type(field: Field) -> np.dtype[np.void]:

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from penstock.order import Indices
 from penstock.streaming.memory import Slots
 from penstock.streaming.placing import Placer
 from penstock.streaming.segments import BlockRead, Round
+from penstock.streaming.threads import Servant, dismiss
 
 
 class Pipeline:
@@ -35,15 +37,18 @@ class Pipeline:
     ) -> None:
         self._ready = self._taken = 0  # batches complete, and handed over
         self._desk = _Desk(rounds, slots)
-        self._threads = [
-            threading.Thread(
-                target=_work, args=(self._desk, placer()), name=f"penstock-{name}-{i}", daemon=True
-            )
+        self._readers = [
+            Servant(f"{name}-{i}", partial(_work, self._desk, placer()), self._desk.close)
             for i in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
-        self.close = weakref.finalize(self, _end, self._desk, self._threads)
+        for reader in self._readers:
+            reader.start()
+        weakref.finalize(self, self._desk.close).atexit = False
+
+    def close(self) -> None:
+        """End the threads, as soon as the reads they are in return; unused slots go back."""
+        dismiss(self._readers)
+        self._desk.give_back()
 
     @property
     def is_ready(self) -> bool:
@@ -119,6 +124,12 @@ class _Desk:
             if opened.left == 0 or error is not None:
                 self.changed.notify_all()
 
+    def close(self) -> None:
+        """Nobody wants a batch any more; may be called by any thread, at any moment."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
     # -- the consumer
 
     def next_ready(self) -> int:
@@ -142,6 +153,11 @@ class _Desk:
                 self.changed.notify_all()
         return self._slot_of.pop(batch)
 
+    def give_back(self) -> None:
+        """The slots of batches that nobody will ask for; no reader lives any more."""
+        while self._slot_of:
+            self.slots.free.append(self._slot_of.popitem()[1])
+
 
 def _work(desk: _Desk, placer: Placer) -> None:
     try:
@@ -162,12 +178,3 @@ def _read(placer: Placer, opened: _Open, read: BlockRead) -> BaseException | Non
         error.add_note(f"reading samples {read.start}:{read.start + read.count} in {name}")
         return error
     return None
-
-
-def _end(desk: _Desk, threads: list[threading.Thread]) -> None:
-    with desk.changed:
-        desk.closed = True
-        desk.changed.notify_all()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()

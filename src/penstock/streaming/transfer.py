@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -25,6 +26,7 @@ class Transfer:
         self.device = device
         self._side = torch.Stream(device)
         self._held: deque[tuple[Tensors, torch.Event]] = deque()
+        self._lock = threading.Lock()  # a thread may send while another receives
 
     def ahead(self, batches: Iterator[Tensors], pipeline: Pipeline) -> Iterator[Tensors]:
         """The batches on the device; the next one is sent early where it is there already."""
@@ -39,6 +41,7 @@ class Transfer:
 
     def send(self, host: Tensors) -> Sent:
         """Begin to copy a batch; its host tensors are held until that has happened."""
+        self._let_go()
         with self._side:
             moved = {name: t.to(self.device, non_blocking=True) for name, t in host.items()}
             done = self._side.record_event()
@@ -52,9 +55,14 @@ class Transfer:
         using.wait_event(done)
         for tensor in moved.values():
             tensor.record_stream(using)
-        while self._held and self._held[0][1].query():
-            self._held.popleft()  # copied: its slot may go back
+        self._let_go()
         return moved
+
+    def _let_go(self) -> None:
+        """Hold no more what was copied: its slot may go back."""
+        with self._lock:
+            while self._held and self._held[0][1].query():
+                self._held.popleft()
 
 
 def transfer_to(device: torch.device | str | None) -> Transfer | None:
