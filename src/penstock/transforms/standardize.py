@@ -1,0 +1,66 @@
+"""Standardisation: mean 0, deviation 1, by statistics that were computed before."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.errors import BatchError, PlanError
+from penstock.order.keys import Keys
+from penstock.transforms.base import Transform
+
+Statistic: TypeAlias = float | npt.NDArray[np.float64]
+
+EPSILON: Final = 1e-8  # added to the deviation here and nowhere else: constant data stays finite
+
+
+class Standardize(Transform):
+    """``(x - mean) / (std + 1e-8)``; scalars, or one value for each channel (the first axis).
+
+    >>> Standardize(mean=2.0, std=4.0)(torch.tensor([2.0, 10.0]))
+    tensor([0., 2.])
+    """
+
+    def __init__(self, mean: npt.ArrayLike, std: npt.ArrayLike) -> None:
+        self.mean, deviation = _statistic("mean", mean), _statistic("std", std)
+        if np.any(np.asarray(deviation) < 0):
+            raise PlanError(f"std must be at least 0, got {std!r}")
+        self.std: Statistic = deviation + EPSILON
+        if np.shape(self.mean) != np.shape(self.std):
+            raise PlanError(
+                f"mean and std must have one value for each channel, or one for all: "
+                f"got shapes {np.shape(self.mean)} and {np.shape(self.std)}"
+            )
+
+    def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
+        """Every sample standardised; keys decide nothing here."""
+        if not batch.is_floating_point():
+            batch = batch.to(torch.float32)
+        return (batch - self._like(self.mean, batch)).div_(self._like(self.std, batch))
+
+    def __call__(self, sample: torch.Tensor, rng: torch.Generator | None = None) -> torch.Tensor:
+        """One sample, standardised; nothing is drawn."""
+        return self.batch(sample.unsqueeze(0), np.zeros(1, np.uint64)).squeeze(0)
+
+    def _like(self, statistic: Statistic, batch: torch.Tensor) -> float | torch.Tensor:
+        if isinstance(statistic, float):
+            return statistic
+        if batch.ndim < 2 or batch.shape[1] != len(statistic):
+            raise BatchError(
+                f"statistics of {len(statistic)} channels do not fit samples of shape "
+                f"{tuple(batch.shape[1:])}: their first axis must be the channels"
+            )
+        return torch.from_numpy(statistic).to(batch).view(-1, *[1] * (batch.ndim - 2))
+
+    def __repr__(self) -> str:
+        return f"Standardize(mean={self.mean}, std={self.std})"
+
+
+def _statistic(name: str, value: npt.ArrayLike) -> Statistic:
+    array = np.asarray(value, np.float64)
+    if array.ndim > 1 or not array.size or not np.isfinite(array).all():
+        raise PlanError(f"{name} must be a finite number, or one for each channel, got {value!r}")
+    return float(array) if array.ndim == 0 else array.copy()
