@@ -12,7 +12,7 @@ from penstock.collate.columns import Columns, at, columns_of
 from penstock.collate.default import collate_values
 from penstock.collate.errors import CollateError
 from penstock.collate.labels import label_tensor, take_target
-from penstock.collate.stacking import batch_memory, describe
+from penstock.collate.stacking import batch_memory, describe, tensor_of
 from penstock.collate.task_spec import TaskSpec
 from penstock.errors import ConfigError
 
@@ -132,7 +132,7 @@ def _waveform(value: Any, number: int) -> torch.Tensor:
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iuf":
             raise CollateError(f"{at('waveform', number)} is {describe(value)}, expected numbers")
-        array = torch.from_numpy(np.ascontiguousarray(array))
+        array = tensor_of(array)
     if array.ndim not in (1, 2):
         raise CollateError(
             f"{at('waveform', number)} has shape {tuple(array.shape)}, expected (time,) or "

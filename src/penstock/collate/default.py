@@ -10,7 +10,7 @@ import torch
 
 from penstock.collate.columns import at, mapped_columns
 from penstock.collate.errors import CollateError
-from penstock.collate.stacking import describe, stack, unequal
+from penstock.collate.stacking import describe, none_at, stack, unequal
 
 
 class DefaultCollator:
@@ -42,19 +42,19 @@ def collate_values(values: Sequence[Any], path: str) -> Any:
     if isinstance(first, torch.Tensor | np.ndarray):
         return stack(values, path)
     if isinstance(first, str | bytes):
-        _refuse_none(values, path)
-        return list(values)
+        return _strings(values, path)
     if isinstance(first, Mapping):
         columns = mapped_columns(values, path)
         prefix = f"{path}." if path else ""
         return {key: collate_values(each, f"{prefix}{key}") for key, each in columns.items()}
     if isinstance(first, Sequence):
         return _collate_sequences(values, path)
-    _refuse_none(values, path)
     if isinstance(first, float):
         return _numbers(values, path, torch.float64)
     if isinstance(first, int | np.generic | complex):
         return stack(values, path)
+    if first is None:
+        raise none_at(path, 0)
     raise CollateError(
         f"{at(path, 0)} is {describe(first)}: a batch is made of tensors, arrays, numbers, "
         "strings, and dicts or tuples of these; convert it, or give a collator of your own"
@@ -82,10 +82,7 @@ def _collate_sequences(values: Sequence[Any], path: str) -> Any:
     return parts  # a list for tuples too, as torch gives
 
 
-def _refuse_none(values: Sequence[Any], path: str) -> None:
-    for number, value in enumerate(values):
-        if value is None:
-            raise CollateError(
-                f"{at(path, number)} is None: give every sample a value there, or leave the "
-                "field out of all of them"
-            )
+def _strings(values: Sequence[Any], path: str) -> list[Any]:
+    if None in values:
+        raise none_at(path, list(values).index(None))
+    return list(values)

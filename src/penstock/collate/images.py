@@ -10,7 +10,7 @@ import torch
 
 from penstock.collate.columns import at
 from penstock.collate.errors import CollateError
-from penstock.collate.stacking import describe
+from penstock.collate.stacking import describe, tensor_of
 
 CHANNELS = (1, 3, 4)  # what a channel dimension may be, where the other end is none of these
 DIRECT_MODES = ("L", "RGB", "F", "I;16")  # PIL modes whose pixels are used as they are
@@ -57,7 +57,7 @@ def _channels_first(image: torch.Tensor) -> torch.Tensor:
 
 def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tensor:
     is_tensor = isinstance(image, torch.Tensor)
-    tensor = image if is_tensor else torch.from_numpy(np.ascontiguousarray(_array(image, number)))
+    tensor = image if is_tensor else tensor_of(_array(image, number))
     if tensor.ndim == 2:
         return tensor.unsqueeze(0)
     if tensor.ndim != 3:

@@ -11,7 +11,8 @@ class Spectrogram:
     """The power spectrogram ``(..., n_fft // 2 + 1, frames)`` of a waveform ``(..., time)``.
 
     Hann window, centred frames, reflected at the borders: torchaudio's ``Spectrogram`` with its
-    defaults. A waveform too short to be reflected (up to ``n_fft // 2`` long) continues as zeros.
+    defaults. A waveform too short to be reflected (up to ``n_fft // 2`` long) continues as zeros;
+    an empty one counts as one sample of silence.
 
     Args:
         n_fft: samples in a window.
@@ -34,6 +35,8 @@ class Spectrogram:
         """The spectrogram, float32 unless the waveform is float64."""
         if not waveform.is_floating_point():
             waveform = waveform.to(torch.float32)
+        if waveform.shape[-1] == 0:
+            waveform = waveform.new_zeros((*waveform.shape[:-1], 1))
         half = self.n_fft // 2
         mode = "reflect" if waveform.shape[-1] > half else "constant"
         rows = waveform.reshape(-1, 1, waveform.shape[-1])
@@ -51,7 +54,7 @@ class Spectrogram:
 
     def frames(self, length: int) -> int:
         """How many frames a waveform of ``length`` samples has."""
-        return 1 + (length + 2 * (self.n_fft // 2) - self.n_fft) // self.hop_length
+        return 1 + (max(length, 1) + 2 * (self.n_fft // 2) - self.n_fft) // self.hop_length
 
     def __repr__(self) -> str:
         return f"Spectrogram(n_fft={self.n_fft}, hop_length={self.hop_length})"
