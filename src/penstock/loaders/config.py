@@ -1,0 +1,64 @@
+"""How a loader is configured: values, decided in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import ConfigError
+from penstock.loaders.chunked import EXECUTORS
+
+
+@dataclass(frozen=True)
+class DataLoaderConfig:
+    """What a loader over any dataset is built with.
+
+    Args:
+        pin_memory: None: where there is an accelerator.
+        persistent_workers: None: where there are workers.
+        collate_fn: None: torch's default, or what the task says.
+        executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers.
+
+    >>> DataLoaderConfig(num_workers=0).options()["num_workers"]
+    0
+    """
+
+    batch_size: int = 32
+    shuffle: bool = True
+    num_workers: int = 2
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = 2
+    persistent_workers: bool | None = None
+    drop_last: bool = False
+    seed: int | None = 42
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    executor: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1 sample, got {self.batch_size!r}")
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers must be 0 or more, got {self.num_workers!r}")
+        if self.executor not in (None, *EXECUTORS):
+            raise ConfigError(f"executor must be one of {EXECUTORS}, got {self.executor!r}")
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of a `ChunkedDataLoader`, less impossible combinations."""
+        accelerator = torch.accelerator.is_available()
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "num_workers": self.num_workers,
+            "pin_memory": accelerator if self.pin_memory is None else self.pin_memory,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+            "executor": self.executor,
+            "collate_fn": self.collate_fn,
+        }
+        if self.num_workers:
+            options["prefetch_factor"] = self.prefetch_factor
+            options["persistent_workers"] = self.persistent_workers is not False
+        return options
