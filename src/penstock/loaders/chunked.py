@@ -206,7 +206,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
         """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1)."""
-        before = self._order
+        before = self._course.plan.order  # refused where the order is torch's own
         if not self._seed_given:
             self._adopt_seed(state)
         try:

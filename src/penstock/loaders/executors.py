@@ -104,7 +104,8 @@ class Workers:
         self._feed.follow(plan.order.seed, batches)
         before = multiprocessing.active_children()
         try:
-            with naming_the_dead(self.processes):
+            with naming_the_dead(self.processes), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
                 self._batches = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
