@@ -2,15 +2,15 @@
 
 import os
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-import pyarrow.parquet as pq  # noqa: E402
-
-from penstock.errors import SourceError  # noqa: E402
-from penstock.sources.arrow import ArrowSource  # noqa: E402
-from penstock.testing.source_contract import SourceContract  # noqa: E402
+from penstock.errors import SourceError
+from penstock.sources.arrow import ArrowSource
+from penstock.testing.source_contract import SourceContract
 
 N = 157
 RNG = np.random.default_rng(0)
@@ -94,7 +94,6 @@ class TestArrowFile(ArrowContract):
 class TestHuggingFace(SourceContract):
     @pytest.fixture(autouse=True)
     def _offline(self, tmp_path, monkeypatch):
-        datasets = pytest.importorskip("datasets")
         datasets.disable_progress_bars()
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
         features = datasets.Features(

@@ -4,16 +4,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+import zarr
 
-pa = pytest.importorskip("pyarrow")
-zarr = pytest.importorskip("zarr")
-import pyarrow.parquet as pq  # noqa: E402
-
-from penstock import sources  # noqa: E402
-from penstock.errors import SourceError  # noqa: E402
-from penstock.sources import open_source, write_recording  # noqa: E402
+from penstock import sources
+from penstock.errors import SourceError
+from penstock.sources import open_source, write_recording
 
 DATA = np.arange(30, dtype="f4").reshape(10, 3)
 

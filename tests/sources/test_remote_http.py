@@ -7,13 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+import zarr
 
-zarr = pytest.importorskip("zarr")
-pytest.importorskip("obstore")
-
-from penstock.errors import SourceError  # noqa: E402
-from penstock.sources import open_source  # noqa: E402
-from penstock.testing.source_contract import SourceContract  # noqa: E402
+from penstock.errors import SourceError
+from penstock.sources import open_source
+from penstock.testing.source_contract import SourceContract
 
 DATA = np.random.default_rng(0).standard_normal((203, 6)).round(1).astype("f4")
 

@@ -7,11 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
+import zarr
 
-zarr = pytest.importorskip("zarr")
-
-from penstock.errors import PlanError, SourceError  # noqa: E402
-from penstock.sources import ZarrSource  # noqa: E402
+from penstock.errors import PlanError, SourceError
+from penstock.sources import ZarrSource
 
 COMPRESSORS = {
     "raw": (),
