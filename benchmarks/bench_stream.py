@@ -1,0 +1,212 @@
+"""Are shuffled batches streamed at storage speed, and how far ahead of other loaders?
+
+512 MB of float32, 1,024 columns in chunks of 1,024 rows; batches of 256 out of windows of 16
+blocks. Ceiling: every chunk read and decompressed by all cores into a reused buffer, nothing else
+(for raw storage a plain copy). Control: what others deliver of the same rows. Then the same with
+the page cache dropped, and how long the first batch takes.
+
+    python benchmarks/bench_stream.py [--tiny] [--seconds 3] [--rounds 5] [--only npy,gzip,peers]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import Measured, emit, interleaved, ratio, verdict
+from peers_streaming import BATCH, peers
+from streaming_data import (
+    CHUNK_ROWS,
+    CORES,
+    LAYOUTS,
+    WINDOW_BLOCKS,
+    Layout,
+    ceiling,
+    drop_cache,
+    files_of,
+    write_layouts,
+)
+
+from penstock.loaders.stream import StreamLoader
+
+ROUND_BATCHES = WINDOW_BLOCKS * CHUNK_ROWS // BATCH
+PARTS = ("peers", "cold", "first")  # that --only may name, beside the layouts
+
+
+def opened(path: Path, **options: Any) -> StreamLoader:
+    blocks = {"block_samples": CHUNK_ROWS} if path.suffix == ".npy" else {}
+    return StreamLoader(path, BATCH, window_blocks=WINDOW_BLOCKS, **blocks, **options)
+
+
+def endless(loader: StreamLoader) -> Iterator[torch.Tensor]:
+    while True:
+        yield from loader
+
+
+def steady(batches: Callable[[], Iterator[torch.Tensor]], early: int, unit: int) -> Callable:
+    """``run(seconds)`` takes batches for that long: seconds a gigabyte.
+
+    ``early`` batches were read ahead while others had their turn: they are not counted. Batches
+    come in bursts of ``unit``: whole bursts are counted.
+    """
+    stream: list[Iterator[torch.Tensor]] = []
+
+    def run(seconds: float) -> float:
+        if not stream:
+            stream.append(batches())
+        for _ in range(early):
+            next(stream[0])
+        nbytes, begin = 0, time.perf_counter()
+        while (taken := time.perf_counter() - begin) < seconds:
+            for _ in range(unit):
+                nbytes += next(stream[0]).nbytes
+        return taken / nbytes * 1e9
+
+    return run
+
+
+def shares_of_the_ceiling(
+    folder: Path, layouts: list[Layout], others: dict[str, Callable], seconds: float, rounds: int
+) -> None:
+    """All in one run: ceilings, ours and the others take turns."""
+    cases: dict[str, Callable[[], float]] = {}
+    for layout in layouts:
+        loader = opened(layout.path(folder))
+        first = len(loader) % ROUND_BATCHES  # so that bursts begin where rounds do
+        ours = steady(partial(endless, loader), 4 * ROUND_BATCHES + first, ROUND_BATCHES)
+        at_most = ceiling(layout, folder)
+        cases[f"{layout.name}, ceiling"] = partial(at_most, seconds)
+        cases[f"{layout.name}, penstock"] = partial(ours, seconds)
+    for name, batches in others.items():
+        cases[name] = partial(steady(batches, 8, 1), seconds)
+    taken = interleaved(cases, rounds=rounds)
+    for case, each in taken.items():
+        emit(case=case, **speeds(Measured.of(case, each)))
+    for layout in layouts:
+        share = ratio(taken, f"{layout.name}, penstock", f"{layout.name}, ceiling")
+        verdict(f"share of the ceiling, {layout.name}", share, at_least=layout.share)
+    against(taken, [f"{layout.name}, penstock" for layout in layouts], list(others))
+
+
+def speeds(measured: Measured) -> dict[str, float]:
+    return {
+        "median_gb_per_second": 1 / measured.median_seconds,
+        "lower_quartile": 1 / measured.upper_quartile_seconds,
+        "upper_quartile": 1 / measured.lower_quartile_seconds,
+    }
+
+
+def against(taken: dict[str, list[float]], ours: list[str], others: list[str]) -> None:
+    """Ours against the fastest of the others on the same kind of storage."""
+    kinds = {".npy and formats of their own": ("npy, penstock", lambda name: "Zarr" not in name)}
+    kinds["blosc-lz4 Zarr"] = ("blosc-lz4, penstock", lambda name: "Zarr" in name)
+    for kind, (case, belongs) in kinds.items():
+        rivals = [name for name in others if belongs(name)]
+        if case in ours and rivals:
+            best = min(rivals, key=lambda name: np.median(taken[name]))
+            verdict(f"times faster than {best} ({kind})", ratio(taken, case, best), at_least=2)
+
+
+def cold(folder: Path, layouts: list[Layout], rounds: int) -> None:
+    """A whole epoch from the disk; the control reads the bytes of the files, one after another."""
+    for layout in layouts:
+        path = layout.path(folder)
+        size = np.load(folder / "rows.npy", mmap_mode="r").nbytes
+        cases = {"epoch": partial(cold_epoch, path), "bytes": partial(bare, path)}
+        taken = interleaved(cases, rounds=rounds, warmup=0)
+        seconds = {name: float(np.median(each)) for name, each in taken.items()}
+        emit(
+            case=f"{layout.name}, cold",
+            gb_per_second=size / 1e9 / seconds["epoch"],
+            stored_share=sum(file.stat().st_size for file in files_of(path)) / size,
+            epoch_seconds=seconds["epoch"],
+            bare_bytes_seconds=seconds["bytes"],
+        )
+
+
+def cold_epoch(path: Path) -> float:
+    drop_cache(path)
+    begin = time.perf_counter()
+    with opened(path) as loader:
+        for _ in loader:
+            pass
+    return time.perf_counter() - begin
+
+
+def bare(path: Path) -> float:
+    drop_cache(path)
+    begin, into = time.perf_counter(), bytearray(1 << 22)
+    for file in files_of(path):
+        with file.open("rb", buffering=0) as stored:
+            while stored.readinto(into):
+                pass
+    return time.perf_counter() - begin
+
+
+def seconds_to_first_batch(path: Path, state: dict[str, Any] | None) -> float:
+    begin = time.perf_counter()
+    loader = opened(path)
+    if state is not None:
+        loader.load_state_dict(state)
+    with loader:
+        next(iter(loader))
+        return time.perf_counter() - begin
+
+
+def first_batches(folder: Path, layouts: list[Layout], rounds: int) -> None:
+    """In a new process, the page cache dropped: from construction, and after a resume."""
+    for layout in layouts:
+        path = layout.path(folder)
+        with opened(path) as loader:
+            loader.seek(3, len(loader) // 2)
+            middle = loader.state_dict()
+        for name, state in {"cold start": None, "resume in the middle": middle}.items():
+            taken = []
+            for _ in range(rounds):
+                drop_cache(path)
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    taken.append(pool.apply(seconds_to_first_batch, (path, state)))
+            emit(case=f"{layout.name}, first batch, {name}", seconds=float(np.median(taken)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="run small and short: a smoke test")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn of each case")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="some layouts, peers, cold, first: npy,peers")
+    parser.add_argument("--directory", type=Path, help="keep the data there for the next time")
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else [*PARTS, *(x.name for x in LAYOUTS)]
+    layouts = [layout for layout in LAYOUTS if layout.name in wanted]
+    rows, columns = (32 * CHUNK_ROWS, 16) if options.tiny else (128 * CHUNK_ROWS, 1024)
+    seconds, rounds = (0.05, 2) if options.tiny else (options.seconds, options.rounds)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.directory or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        lz4 = next(layout for layout in LAYOUTS if layout.name == "blosc-lz4")
+        write_layouts(folder, [*layouts, lz4], rows=rows, columns=columns)
+        emit(cores=CORES, rows=rows, columns=columns, load_average=os.getloadavg()[0])
+        others = peers(folder, lz4.path(folder)) if "peers" in wanted else {}
+        for name in [name for name, batches in others.items() if batches is None]:
+            emit(case=name, skipped="not installed")
+        installed = {name: batches for name, batches in others.items() if batches is not None}
+        shares_of_the_ceiling(folder, layouts, installed, seconds, rounds)
+        if "cold" in wanted:
+            cold(folder, layouts, rounds)
+        if "first" in wanted:
+            first_batches(folder, layouts[:1] if options.tiny else layouts, rounds)
+        emit(load_average=os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main()
