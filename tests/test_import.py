@@ -1,0 +1,145 @@
+"""The front door: light, true to its ``__all__``, and typed."""
+
+import ast
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+HEAVY = [
+    "torch",
+    "numpy",
+    "zarr",
+    "zarrs",
+    "numcodecs",
+    "obstore",
+    "pyarrow",
+    "datasets",
+    "soundfile",
+    "soxr",
+    "lightning",
+    "pytorch_lightning",
+    "hydra",
+    "omegaconf",
+    "sklearn",
+    "plotly",
+    "typer",
+    "rich",
+    "ray",
+    "transformers",
+    "accelerate",
+    "h5py",
+]
+
+
+def fresh(code: str) -> str:
+    """What a fresh interpreter prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    return result.stdout.strip()
+
+
+def test_importing_penstock_imports_neither_torch_nor_any_extra():
+    code = f"import sys, penstock; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    assert fresh(code) == "[]"
+
+
+def test_the_spine_needs_no_torch():
+    code = "import sys, penstock; penstock.ShuffledOrder(9, 1); print('torch' in sys.modules)"
+    assert fresh(code) == "False"
+
+
+def test_the_loaders_need_no_extra():
+    heavy = [name for name in HEAVY if name not in ("torch", "numpy")]
+    code = "import sys; from penstock import ChunkedDataLoader; "
+    assert fresh(f"{code} print(sorted(set({heavy!r}) & set(sys.modules)))") == "[]"
+
+
+def test_every_name_in_all_is_there_and_lives_where_it_says():
+    assert len(penstock.__all__) == len(set(penstock.__all__))
+    assert set(dir(penstock)) >= set(penstock.__all__)
+    for name in penstock.__all__:
+        value = getattr(penstock, name)
+        assert value is getattr(penstock, name)
+        home = getattr(value, "__module__", "penstock")
+        assert isinstance(home, str) and home.split(".")[0] in ("penstock", "builtins"), name
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(penstock.__file__).read_text())
+    seen = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock")
+        for alias in node.names
+        if alias.asname
+    }
+    assert seen == set(penstock.__all__) - {"__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it():
+    with pytest.raises(AttributeError, match="has no attribute 'ChunkedDataloader'"):
+        penstock.ChunkedDataloader  # noqa: B018
+    assert not hasattr(penstock, "Nothing")
+
+
+def test_packages_say_what_they_export():
+    for room in ("order", "loaders", "testing"):
+        module = __import__(f"penstock.{room}", fromlist=["__all__"])
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+PROGRAM = """
+from typing import Any
+
+import numpy as np
+import torch
+from penstock import BlockOrder, ChunkedDataLoader, ChunkedSampler, StateError, sample_generator
+
+
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(8, generator=sample_generator(index, "noise"))
+
+
+def train(saved: dict[str, Any] | None) -> dict[str, Any]:
+    order = BlockOrder(1000, seed=7, block=10, window=4)
+    with ChunkedDataLoader(Noisy(), 32, chunk_size=10, order=order, num_workers=2) as loader:
+        if saved is not None:
+            loader.load_state_dict(saved)
+        total: int = len(loader) + loader.remaining
+        for batch in loader:
+            print(batch, total)
+        loader.set_epoch(3)
+        indices: np.ndarray[Any, np.dtype[np.int64]] = loader.samples_at(3)
+        print(indices, loader.describe(), ChunkedSampler(1000, 30).total_chunks + 1)
+        return loader.state_dict()
+
+
+try:
+    train(None)
+except StateError as error:
+    print(error)
+"""
+
+
+def test_a_users_program_passes_mypy_strict(tmp_path, pytestconfig):
+    assert files("penstock").joinpath("py.typed").is_file()
+    program, wrong = tmp_path / "program.py", tmp_path / "wrong.py"
+    program.write_text(PROGRAM)
+    wrong.write_text(PROGRAM.replace("chunk_size=10, order", 'chunk_size="10", order'))
+    cache = pytestconfig.cache.mkdir("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache)]
+    result = subprocess.run(
+        [*command, str(program), str(wrong)], capture_output=True, text=True, timeout=300
+    )
+    lines = [line for line in result.stdout.splitlines() if ": error:" in line]
+    assert len(lines) == 1 and "wrong.py" in lines[0] and "chunk_size" in lines[0], result.stdout
