@@ -94,10 +94,18 @@ class Resolver:
         again = -(-(self.demand.steps - 1) // natural)  # chunks beyond its own that it touches
         for chunks in (again * REREAD_CHUNKS, again * REREAD_CHUNKS // 2, again):
             block = chunks * natural
-            enough = min(MIXED_BLOCKS, max(1, self.samples // max(block, 1) // lanes))
-            if 1 < chunks <= self.samples // natural and self._largest(block, lanes) >= enough:
+            if 1 < chunks <= self.samples // natural and self._mixes(block, lanes):
                 return Choice(block, f"{chunks} storage chunks, to read less of them twice")
-        return Choice(natural, "the storage's chunking")
+        if self.demand.chunk_rows or self._mixes(natural, lanes):
+            return Choice(natural, "the storage's chunking")
+        while natural > 1 and not self._mixes(natural, lanes):
+            natural = -(-natural // 2)  # looked at in place: no chunk is decoded in vain
+        return Choice(natural, "so that the budget allows several a window")
+
+    def _mixes(self, block: int, lanes: int) -> bool:
+        """May a window have several blocks of that size, or all that there are?"""
+        enough = min(MIXED_BLOCKS, max(1, self.samples // block // lanes))
+        return self._largest(block, lanes) >= enough
 
     def _window(self, block: int, lanes: int) -> Choice:
         largest = max(1, self._largest(block, lanes))

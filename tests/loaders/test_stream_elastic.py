@@ -1,0 +1,222 @@
+"""A state goes anywhere it fits, and is refused in one sentence where it does not."""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError, StateError
+from penstock.loaders.stream import StreamLoader
+from penstock.order import Cursor
+from penstock.streaming.segments import Segment, plan_rounds
+from penstock.testing.watched import WatchedSource
+
+ARRAY = np.arange(1200)
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def state_after(batches, **options):
+    with StreamLoader(ARRAY, 10, **options) as loader:
+        for _ in zip(range(batches), loader, strict=False):
+            pass
+        return through_json(loader.state_dict())
+
+
+def test_block_window_and_lanes_are_adopted_where_none_was_given():
+    state = state_after(5, block_samples=7, window_blocks=3, lanes=4)
+    with StreamLoader(ARRAY, 10) as loader:
+        assert loader.block_samples != 7
+        loader.load_state_dict(state)
+        assert (loader.block_samples, loader.window_blocks, loader.lanes) == (7, 3, 4)
+        assert loader.state_dict() == state
+        assert loader.describe().count("adopted from a state") == 3
+
+
+def test_what_was_given_is_not_adopted_but_refused():
+    state = state_after(5, block_samples=7, window_blocks=3, lanes=4)
+    for given_value, word in (
+        ({"block_samples": 8}, "blocks of 7 samples.*blocks of 8"),
+        ({"window_blocks": 2}, "windows of 3 blocks.*windows of 2"),
+        ({"lanes": 2}, "4 lanes.*2 lanes"),
+    ):
+        loader = StreamLoader(ARRAY, 10, **given_value)
+        before = loader.state_dict()
+        with pytest.raises(StateError, match=word):
+            loader.load_state_dict(state)
+        assert loader.state_dict() == before
+        assert "adopted" not in loader.describe()
+
+
+def test_the_same_value_given_is_accepted():
+    state = state_after(5, block_samples=7, window_blocks=3, lanes=4)
+    loader = StreamLoader(ARRAY, 10, block_samples=7, window_blocks=3, lanes=4)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+
+
+def test_windows_too_large_for_the_budget_are_refused_with_the_bytes():
+    state = state_after(5, block_samples=100, window_blocks=6)
+    loader = StreamLoader(ARRAY, 10, memory_budget="8kB", block_samples=None)
+    before = loader.state_dict()
+    with pytest.raises(
+        StateError, match=r"need .*\((\d[\d,]*) bytes\).*memory_budget is 8 kB"
+    ) as e:
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before
+    needed = int(re.search(r"\(([\d,]+) bytes\)", str(e.value))[1].replace(",", ""))
+    StreamLoader(ARRAY, 10, memory_budget=needed).load_state_dict(state)
+    with pytest.raises(StateError):
+        StreamLoader(ARRAY, 10, memory_budget=needed - 1).load_state_dict(state)
+
+
+def test_a_budget_too_small_is_refused_at_construction_with_what_is_needed():
+    with pytest.raises(PlanError, match=r"need .*bytes.*memory_budget is 100 B") as refusal:
+        StreamLoader(ARRAY, 10, memory_budget=100, block_samples=50)
+    needed = int(re.search(r"\(([\d,]+) bytes\)", str(refusal.value))[1].replace(",", ""))
+    loader = StreamLoader(ARRAY, 10, memory_budget=needed, block_samples=50)
+    assert loader.buffer_bytes <= needed
+    with pytest.raises(PlanError):
+        StreamLoader(ARRAY, 10, memory_budget=needed - 1, block_samples=50)
+
+
+def test_changed_data_is_refused_unless_allowed():
+    state = state_after(5, block_samples=7, window_blocks=3)
+    other = StreamLoader(ARRAY + 1, 10)
+    with pytest.raises(StateError, match="the data changed since the state was taken"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, allow_changed_data=True)
+    assert other.state_dict()["position"] == state["position"]
+    with other:
+        assert torch.equal(next(iter(other)), torch.from_numpy(ARRAY[other.samples_at(5)] + 1))
+
+
+def test_another_seed_size_or_kind_of_order_is_refused():
+    state = state_after(5)
+    for loader, word in (
+        (StreamLoader(ARRAY, 10, seed=7), "seed 42.*seed 7"),
+        (StreamLoader(ARRAY[:-1], 10), "1,200 samples.*1,199 samples"),
+        (StreamLoader(ARRAY, 10, shuffle=False), "'block' order.*'sequential' order"),
+    ):
+        with pytest.raises(StateError, match=word):
+            loader.load_state_dict(state)
+
+
+def test_a_drawn_seed_is_kept_in_the_state_and_adopted(caplog):
+    with caplog.at_level("INFO", logger="penstock"):
+        one, other = StreamLoader(ARRAY, 10, seed=None), StreamLoader(ARRAY, 10, seed=None)
+    assert "drawn" in caplog.text
+    assert one.seed != other.seed
+    other.load_state_dict(one.state_dict())
+    assert other.seed == one.seed
+    with one, other:
+        assert torch.equal(next(iter(one)), next(iter(other)))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"block": "7"}, {"window": 0}, {"lanes": 1.5}, {"position": -1}, {"epoch": None}]
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage):
+    loader = StreamLoader(ARRAY, 10)
+    before = loader.state_dict()
+    with pytest.raises(StateError):
+        loader.load_state_dict({**state_after(3), **damage})
+    assert loader.state_dict() == before
+
+
+def test_set_batch_size_keeps_the_place_and_the_geometry():
+    with StreamLoader(ARRAY, 10, chunk_size=6, memory_budget="30kB") as loader:
+        seen = [i for batch in loader for i in batch.tolist()]
+        geometry = {n: loader.state_dict()[n] for n in ("block", "window", "lanes", "position")}
+        loader.set_batch_size(15)
+        assert loader.batch_size == 15
+        assert {n: loader.state_dict()[n] for n in geometry} == geometry
+        while loader.state_dict()["epoch"] == 0:
+            seen += [i for batch in loader for i in batch.tolist()]
+    assert sorted(seen) == ARRAY.tolist()
+
+
+def test_a_batch_size_beyond_the_budget_is_refused_and_changes_nothing():
+    with StreamLoader(ARRAY, 10, memory_budget="50kB", block_samples=100) as loader:
+        before, batch = loader.state_dict(), next(iter(loader))
+        with pytest.raises(PlanError, match="memory_budget"):
+            loader.set_batch_size(1000)
+        assert loader.batch_size == 10 == len(batch)
+        loader.seek(0)
+        assert loader.state_dict() == before
+        assert torch.equal(next(iter(loader)), batch)
+
+
+# -- who reads what
+
+
+def blocks_read(rank, world, *, samples, batch, block, window, lanes):
+    """Blocks a rank reads in one epoch, each as often as it is read."""
+    source = WatchedSource(np.arange(samples), block_samples=block)
+    options = {"window_blocks": window, "lanes": lanes, "rank": rank, "world_size": world}
+    with StreamLoader(source, batch, drop_last=False, **options) as loader:
+        first = planned_reads(loader, 0)
+        then = sum((planned_reads(loader, epoch) for epoch in range(1, 9)), Counter())
+        for _ in loader:
+            pass
+    happened = Counter(source.reads)
+    assert first <= happened  # all that was planned was read, once
+    assert happened - first <= then  # and nothing else, but what is read ahead
+    return Counter(start // block for start, _ in first.elements())
+
+
+def planned_reads(loader, epoch):
+    plan = loader._course.plan
+    segment = Segment.of(plan.steps, Cursor(epoch), plan.steps.count)
+    rounds = plan_rounds(plan, plan.order, iter([segment]))
+    return Counter((r.start, r.start + r.count) for planned in rounds for r in planned.reads)
+
+
+@pytest.mark.parametrize(("world", "lanes", "batch"), [(2, 2, 8), (2, 4, 8), (4, 4, 3), (3, 6, 8)])
+def test_ranks_read_only_their_own_blocks_where_lanes_divide_the_step(world, lanes, batch):
+    block = 6
+    samples = block * lanes * 20  # no leftover, and whole steps: nothing is shared
+    assert samples % (batch * world) == 0
+    geometry = {"samples": samples, "batch": batch, "block": block, "window": 5, "lanes": lanes}
+    read = [blocks_read(rank, world, **geometry) for rank in range(world)]
+    together = sum(read, Counter())
+    assert together == Counter(range(samples // block))  # each block once, by one rank
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(50, 900),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(2, 12),
+    st.integers(1, 6),
+)
+def test_only_the_ragged_end_is_read_by_two_ranks(samples, world, more, each, block, window):
+    lanes, batch = world * more, each * more + (each * more == 1)
+    if samples < world * batch or (batch * world) % lanes:
+        return
+    geometry = {"samples": samples, "batch": batch, "block": block, "window": window}
+    read = [blocks_read(rank, world, lanes=lanes, **geometry) for rank in range(world)]
+    together = sum(read, Counter())
+    spread = 2 * lanes  # leftover blocks are cut into slices
+    ragged = 2 * lanes * (window + 2)  # the last two steps, in the last round's windows
+    assert together.total() <= -(-samples // block) + spread + (world > 1) * world * ragged
+
+
+@settings(max_examples=8)
+@given(st.integers(300, 900), st.integers(2, 4), st.integers(1, 7), st.integers(5, 40))
+def test_otherwise_a_rank_reads_at_most_about_twice_its_share(samples, world, lanes, batch):
+    block, window = 6, 4
+    geometry = {"samples": samples, "batch": batch, "block": block, "window": window}
+    for rank in range(world):
+        read = blocks_read(rank, world, lanes=lanes, **geometry)
+        share = max(1, -(-lanes // world)) / lanes  # lanes that a rank cannot do without
+        assert read.total() <= 2 * share * samples / block + 3 * lanes * (window + 2)
