@@ -14,6 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.checks import BatchSchema as BatchSchema
+    from penstock.checks import TensorSpec as TensorSpec
+    from penstock.collate import AudioCollator as AudioCollator
+    from penstock.collate import CollatorInfo as CollatorInfo
+    from penstock.collate import CollatorRegistry as CollatorRegistry
+    from penstock.collate import DefaultCollator as DefaultCollator
+    from penstock.collate import LanguageModelingDataCollator as LanguageModelingDataCollator
+    from penstock.collate import TaskSpec as TaskSpec
+    from penstock.collate import TextCollator as TextCollator
+    from penstock.collate import VisionCollator as VisionCollator
+    from penstock.collate import VisionDataCollator as VisionDataCollator
+    from penstock.datasets import JASPERSteeringDataset as JASPERSteeringDataset
+    from penstock.datasets import build_steering_directory as build_steering_directory
+    from penstock.datasets import convert_to_hdf5 as convert_to_hdf5
+    from penstock.datasets import validate_dataset as validate_dataset
     from penstock.errors import BatchError as BatchError
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import MissingExtraError as MissingExtraError
@@ -31,7 +46,18 @@ if TYPE_CHECKING:
     from penstock.keyed import sample_keys as sample_keys
     from penstock.loaders import ChunkedDataLoader as ChunkedDataLoader
     from penstock.loaders import ChunkedSampler as ChunkedSampler
+    from penstock.loaders import DataLoaderConfig as DataLoaderConfig
+    from penstock.loaders import DataLoaderFactory as DataLoaderFactory
+    from penstock.loaders import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
     from penstock.loaders import Loader as Loader
+    from penstock.loaders import OptimalDataLoaderFactory as OptimalDataLoaderFactory
+    from penstock.loaders import StreamLoader as StreamLoader
+    from penstock.loaders import create_loader as create_loader
+    from penstock.loaders import set_epoch as set_epoch
+    from penstock.loaders import tune as tune
+    from penstock.loaders import validate_first_batch as validate_first_batch
+    from penstock.loaders import worker_init_fn as worker_init_fn
+    from penstock.modules import ChunkedTraining as ChunkedTraining
     from penstock.order import BlockOrder as BlockOrder
     from penstock.order import Cursor as Cursor
     from penstock.order import Order as Order
@@ -42,6 +68,34 @@ if TYPE_CHECKING:
     from penstock.order import Steps as Steps
     from penstock.order import Topology as Topology
     from penstock.order import derive_key as derive_key
+    from penstock.sources import ArrowSource as ArrowSource
+    from penstock.sources import ConcatenatedSource as ConcatenatedSource
+    from penstock.sources import DataSplit as DataSplit
+    from penstock.sources import Field as Field
+    from penstock.sources import FlyVisSim as FlyVisSim
+    from penstock.sources import MappedSource as MappedSource
+    from penstock.sources import MemorySource as MemorySource
+    from penstock.sources import NeuronData as NeuronData
+    from penstock.sources import NpySource as NpySource
+    from penstock.sources import RangeSource as RangeSource
+    from penstock.sources import RecordingSource as RecordingSource
+    from penstock.sources import Source as Source
+    from penstock.sources import ZarrSource as ZarrSource
+    from penstock.sources import ZippedSource as ZippedSource
+    from penstock.sources import create_zarr_loader as create_zarr_loader
+    from penstock.sources import load_column_slice as load_column_slice
+    from penstock.sources import load_metadata as load_metadata
+    from penstock.sources import open_source as open_source
+    from penstock.sources import write_recording as write_recording
+    from penstock.streaming import ChunkLatencyStats as ChunkLatencyStats
+    from penstock.streaming import RandomChunkLoader as RandomChunkLoader
+    from penstock.streaming import calculate_chunk_params as calculate_chunk_params
+    from penstock.streaming import sample_batch_within_chunk as sample_batch_within_chunk
+    from penstock.transforms import Compose as Compose
+    from penstock.transforms import GaussianNoise as GaussianNoise
+    from penstock.transforms import SpecAugment as SpecAugment
+    from penstock.transforms import Spectrogram as Spectrogram
+    from penstock.transforms import Standardize as Standardize
 
 __version__ = "0.1.0"
 
@@ -58,7 +112,29 @@ _ROOMS = {
         "Reading current_reading current_epoch sample_key sample_keys sample_generator "
         "keyed_generator"
     ),
-    "penstock.loaders": "Loader ChunkedSampler ChunkedDataLoader",
+    "penstock.sources": (
+        "open_source Source MappedSource Field MemorySource NpySource ZarrSource ArrowSource "
+        "RecordingSource ConcatenatedSource ZippedSource RangeSource FlyVisSim NeuronData "
+        "DataSplit load_column_slice load_metadata create_zarr_loader write_recording"
+    ),
+    "penstock.transforms": "SpecAugment GaussianNoise Standardize Compose Spectrogram",
+    "penstock.collate": (
+        "TaskSpec CollatorRegistry CollatorInfo TextCollator VisionCollator AudioCollator "
+        "DefaultCollator LanguageModelingDataCollator VisionDataCollator"
+    ),
+    "penstock.checks": "BatchSchema TensorSpec",
+    "penstock.streaming": (
+        "RandomChunkLoader ChunkLatencyStats calculate_chunk_params sample_batch_within_chunk"
+    ),
+    "penstock.datasets": (
+        "JASPERSteeringDataset validate_dataset build_steering_directory convert_to_hdf5"
+    ),
+    "penstock.loaders": (
+        "Loader ChunkedSampler ChunkedDataLoader StreamLoader DataLoaderConfig DataLoaderFactory "
+        "OptimalDataLoaderFactory DataLoaderPerformanceMonitor tune worker_init_fn create_loader "
+        "set_epoch validate_first_batch"
+    ),
+    "penstock.modules": "ChunkedTraining",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -2,6 +2,9 @@
 
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.config import DataLoaderConfig
+from penstock.loaders.factory import DataLoaderFactory, OptimalDataLoaderFactory
+from penstock.loaders.monitor import DataLoaderPerformanceMonitor
 from penstock.loaders.sampler import ChunkedSampler
 from penstock.loaders.steering import (
     SteeringLoader,
@@ -10,14 +13,24 @@ from penstock.loaders.steering import (
     set_epoch,
     validate_first_batch,
 )
+from penstock.loaders.stream import StreamLoader
+from penstock.loaders.tune import tune
+from penstock.loaders.worker_init import worker_init_fn
 
 __all__ = [
     "ChunkedDataLoader",
     "ChunkedSampler",
+    "DataLoaderConfig",
+    "DataLoaderFactory",
+    "DataLoaderPerformanceMonitor",
     "Loader",
+    "OptimalDataLoaderFactory",
     "SteeringLoader",
+    "StreamLoader",
     "create_loader",
     "first_batch",
     "set_epoch",
+    "tune",
     "validate_first_batch",
+    "worker_init_fn",
 ]
