@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,16 @@ FORMATS: Final = ("auto", "pt", "hdf5")
 Ragged: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # offsets, values
 
 # what torch.load raises on bytes that are not a file of its own, besides refusing them
-_UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError)
+_UNREADABLE = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    AssertionError,
+)
 
 
 class MissingHdf5Error(MissingExtraError, ValueError):
@@ -206,7 +216,9 @@ def load_pt(path: Path, *, mapped: bool) -> Any:
     if not path.is_file():
         raise InvalidDataError(f"{path.name} not found in {path.parent}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings():  # of pickle protocols: what it cannot read, it refuses
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise InvalidDataError(
             f"{path.name} is refused: it holds more than tensors, numbers and lists, and loading "
