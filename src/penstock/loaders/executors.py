@@ -17,6 +17,7 @@ from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
 from penstock.loaders.gather import Gather
 from penstock.loaders.processes import end_workers, naming_the_dead, unpicklable
+from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 
 
@@ -34,6 +35,7 @@ class IndexBatch(list[int]):
 def _arrive(reading: Reading) -> IndexBatch:
     if get_worker_info() is not None:
         announce(reading)
+        reseed(reading)
     return IndexBatch(reading)
 
 

@@ -1,62 +1,125 @@
-"""What of a dataset cannot go to a worker process, by name."""
+"""What of a dataset cannot go to a worker process: its name, and how to mend it."""
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 
-FAILURES = (AttributeError, TypeError, pickle.PicklingError, NotImplementedError, OSError)
+# what objects raise that cannot be pickled; RuntimeError holds RecursionError
+FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, OSError, pickle.PicklingError)
 
 
-def unpicklable_part(value: Any, name: str) -> str | None:
-    """The innermost attribute that cannot be pickled, with its type; None where all can.
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The innermost part that cannot be pickled: where it is, what it is, what to do."""
 
-    Tensors and arrays are not looked at: they can, and may be large.
+    name: str
+    kind: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})"
+
+
+def unpicklable_part(value: Any, name: str) -> Culprit | None:
+    """The innermost attribute that cannot be pickled; None where all can.
+
+    Tensors and arrays are not copied: they can be sent, and may be large.
 
     >>> class Dataset:
     ...     def __init__(self):
     ...         self.scale = lambda x: 2 * x
-    >>> unpicklable_part(Dataset(), "dataset")
-    'dataset.scale (function)'
+    >>> found = unpicklable_part(Dataset(), "dataset")
+    >>> print(found)
+    dataset.scale (function)
+    >>> found.mend
+    'it is a lambda: write it with def at the top of a module'
     """
-    if _picklable(value):
-        return None
+    return None if _picklable(value) else _search(value, name, seen=set())
+
+
+def _search(value: Any, name: str, *, seen: set[int]) -> Culprit:
+    seen.add(id(value))
     for inner_name, inner in _parts(value, name):
-        found = unpicklable_part(inner, inner_name)
-        if found is not None:
-            return found
-    return f"{name} ({type(value).__name__})"
+        if id(inner) not in seen and not _picklable(inner):
+            return _search(inner, inner_name, seen=seen)
+    return Culprit(name, type(value).__name__, _mend(value))
+
+
+def _mend(value: Any) -> str:
+    """What to do about an object that cannot be sent, by what it is."""
+    kind = type(value)
+    called = value if isinstance(value, FunctionType | type) else kind
+    if getattr(called, "__name__", "") == "<lambda>":
+        return "it is a lambda: write it with def at the top of a module"
+    if "<locals>" in getattr(called, "__qualname__", ""):
+        what = "a function" if isinstance(value, FunctionType) else "of a class"
+        return f"it is {what} defined inside a function: define it at the top of a module"
+    if isinstance(value, io.IOBase):
+        return f"it is an open file ({getattr(value, 'name', '?')!r}): {REOPEN}"
+    if kind.__module__.startswith("h5py."):
+        return f"it is an open HDF5 handle: {REOPEN}"
+    if isinstance(value, torch.Tensor):
+        return "it is part of a graph of gradients: detach() it"
+    return f"a {kind.__name__} belongs to one process: make it where it is first used"
+
+
+REOPEN = "keep its path, and open it where a sample is first read"
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((f"{name}[{key!r}]", inner) for key, inner in value.items())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from ((f"{name}[{i}]", inner) for i, inner in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((f"{name}{{...}}", inner) for inner in value)
+    elif isinstance(value, partial):
+        yield from ((f"{name}.{key}", getattr(value, key)) for key in ("func", "args", "keywords"))
+    elif isinstance(value, MethodType):
+        yield f"{name}.__self__", value.__self__
     else:
-        yield from ((f"{name}.{key}", inner) for key, inner in vars_of(value).items())
+        yield from ((f"{name}.{key}", inner) for key, inner in state_of(value).items())
 
 
-def vars_of(value: Any) -> dict[str, Any]:
-    """Attributes of an object, in slots too."""
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return named | getattr(value, "__dict__", {})
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that are pickled, in slots too."""
+    with suppress(*FAILURES):
+        state = value.__getstate__()
+        if isinstance(state, tuple):  # attributes, and what is in slots
+            return {
+                name: inner
+                for part in state
+                if isinstance(part, dict)
+                for name, inner in part.items()
+            }
+        return state if isinstance(state, dict) else {}
+    return {}
 
 
-class _Probe(pickle.Pickler):
-    """Pickles all but tensors and arrays, to nowhere."""
+class _Probe(ForkingPickler):
+    """Pickles all but large and shared memory, to nowhere."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) or (
-            isinstance(value, np.ndarray) and not value.dtype.hasobject
-        ):
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and not value.is_leaf:
+                raise TypeError("torch sends no tensor that is part of a graph")
             return int, ()
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return int, ()
+        if type(value).__module__.startswith("multiprocessing."):
+            return int, ()  # locks and queues made to be inherited: only while a process starts
         return NotImplemented
 
 
@@ -70,7 +133,7 @@ class _Nowhere(io.RawIOBase):
 
 def _picklable(value: Any) -> bool:
     try:
-        _Probe(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _Probe(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(value)
     except FAILURES:
         return False
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from penstock.errors import PlanError, WorkerError
+from penstock.loaders.pickling import unpicklable_part
 
 log = logging.getLogger("penstock")
 
@@ -89,28 +89,10 @@ def safe_context(context: Any, num_workers: int) -> Any:
 def unpicklable(*parts: Any) -> str:
     """One sentence that names what cannot go to a worker process."""
     for part in parts:
-        culprit = _culprit(part, type(part).__name__)
+        culprit = unpicklable_part(part, type(part).__name__)
         if culprit is not None:
             return (
-                f"{culprit} cannot be sent to a worker process: define it at the top of a module, "
-                "open files and handles lazily in the worker, or use num_workers=0"
+                f"{culprit} cannot be sent to a worker process: {culprit.mend}, "
+                "or use num_workers=0"
             )
     return "the dataset cannot be sent to a worker process: use num_workers=0"
-
-
-def _culprit(value: Any, name: str) -> str | None:
-    if _picklable(value):
-        return None
-    for key, inner in getattr(value, "__dict__", {}).items():
-        found = _culprit(inner, f"{name}.{key}")
-        if found is not None:
-            return found
-    return f"{name} ({type(value).__name__})"
-
-
-def _picklable(value: Any) -> bool:
-    try:
-        multiprocessing.reduction.ForkingPickler.dumps(value)
-    except (AttributeError, TypeError, pickle.PicklingError):
-        return False
-    return True
