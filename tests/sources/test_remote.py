@@ -3,77 +3,19 @@
 import os
 import pickle
 import shutil
-import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-RCLONE = shutil.which("rclone") or shutil.which("rclone", path=str(Path(sys.executable).parent))
+from penstock.errors import SourceError
+from penstock.sources import open_source
+from penstock.testing.source_contract import SourceContract
+from tests.s3_server import Server
 
-from penstock.errors import SourceError  # noqa: E402
-from penstock.sources import open_source  # noqa: E402
-from penstock.testing.source_contract import SourceContract  # noqa: E402
-
-KEY, SECRET = "an-access-key-1", "a-secret-key-12"
 DATA = np.random.default_rng(0).standard_normal((203, 6)).round(1).astype("f4")
-
-
-class Server:
-    """An S3 server over a directory, which can be killed and started again."""
-
-    def __init__(self, root):
-        self.root = root
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [
-                *(RCLONE, "serve", "s3", "--addr", f"127.0.0.1:{self.port}"),
-                *(
-                    "--auth-key",
-                    f"{KEY},{SECRET}",
-                    "--config",
-                    os.devnull,
-                    "--dir-cache-time",
-                    "0s",
-                    str(self.root),
-                ),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 0.2).close()
-                return
-            except OSError:
-                threading.Event().wait(0.05)
-        raise RuntimeError("the S3 server did not start")
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait(10)
-
-    def options(self, **other):
-        return {
-            "endpoint": f"http://127.0.0.1:{self.port}",
-            "region": "us-east-1",
-            "access_key_id": KEY,
-            "secret_access_key": SECRET,
-            "retry_seconds": 15,
-            "timeout_seconds": 5,
-            **other,
-        }
 
 
 @pytest.fixture(scope="module")

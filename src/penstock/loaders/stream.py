@@ -95,7 +95,7 @@ class StreamLoader(Loader):
         self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
         self._seed_given, self._seed = seed is not None, resolve_seed(seed)
         self._chunk_rows = decoded_rows(self.source)
-        self._fingerprint: str | None = None
+        self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
         self._slots: Slots | None = None
         self._placed = Course(
             self._order_for,
@@ -116,8 +116,6 @@ class StreamLoader(Loader):
         return self._placed
 
     def _data_fingerprint(self) -> str:
-        if self._fingerprint is None:
-            self._fingerprint = self.source.fingerprint()
         return self._fingerprint
 
     # -- what was given, resolved
@@ -165,7 +163,7 @@ class StreamLoader(Loader):
     @property
     def threads(self) -> int:
         """Reader threads: the usable cores, or as many reads as the storage likes in flight."""
-        return max(2, getattr(self.source, "in_flight", usable_cores()))
+        return max(2, getattr(self.source, "in_flight", None) or usable_cores())
 
     @property
     def buffer_bytes(self) -> int:
@@ -306,7 +304,9 @@ class StreamLoader(Loader):
     def close(self) -> None:
         """End every thread and give the buffers back; batches stay valid, it may go on."""
         super().close()
-        self._slots = None
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.forget()
 
     def describe(self) -> str:
         """One readable page: order, how good the shuffle is, memory, and why."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +18,12 @@ from penstock.sources.requests import check_range, checked_indices, destinations
 def view_of(source: Source, start: int, stop: int) -> Arrays | None:
     """Samples ``start:stop`` of any source in place; None where that cannot be."""
     return source.view(start, stop) if isinstance(source, MappedSource) else None
+
+
+def in_flight_of(sources: Iterable[Source]) -> int | None:
+    """Reads that the farthest of some sources likes at once; None where all are local."""
+    likes = [getattr(source, "in_flight", None) for source in sources]
+    return max((like for like in likes if like is not None), default=None)
 
 
 class ConcatenatedSource:
@@ -35,6 +41,7 @@ class ConcatenatedSource:
         if not sources:
             raise SourceError("nothing to concatenate: give at least one source")
         self._sources = list(sources)
+        self.in_flight = in_flight_of(self._sources)
         self._fields = dict(sources[0].fields)
         for number, source in enumerate(sources):
             if dict(source.fields) != self._fields:
@@ -122,6 +129,7 @@ class ZippedSource:
         if len(set(lengths.values())) != 1:
             raise SourceError(f"only sources of the same length can be zipped, got {lengths}")
         self._sources = dict(sources)
+        self.in_flight = in_flight_of(self._sources.values())
         self._length = next(iter(lengths.values()))
         self._owners: dict[str, tuple[str, str]] = {}
         for given, source in sources.items():
@@ -204,6 +212,7 @@ class RangeSource:
                 f"samples {start}:{stop} are not within the {len(source)} samples of {source!r}"
             )
         self._source, self._start, self._length = source, start, stop - start
+        self.in_flight = in_flight_of([source])
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -34,6 +34,8 @@ class ZarrSource(ReaderSource):
     ) -> None:
         stored = Directory(path) if isinstance(path, str | os.PathLike) else path
         self._name = stored.name("")
+        #: reads that storage likes at once; None where it is local, and cores are what counts
+        self.in_flight: int | None = getattr(stored, "concurrency", None)
         self._arrays: Mapping[str, ZarrArray] = open_arrays(
             stored, fields=fields, axis=axis, direct=direct
         )
