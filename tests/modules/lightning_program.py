@@ -212,6 +212,7 @@ def main(jobs_file):
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+        os._exit(0)  # gloo's threads sometimes abort an interpreter that ends
 
 
 if __name__ == "__main__":
