@@ -75,7 +75,8 @@ class Resolver:
 
     def check(self, resolved: Resolved, round_samples: int) -> None:
         """Refuse what does not fit the budget, and say what would."""
-        needed = self.demand.nbytes(block=resolved.block.value, round_samples=round_samples)
+        block = min(resolved.block.value, self.samples)
+        needed = self.demand.nbytes(block=block, round_samples=round_samples)
         if needed > self.budget:
             raise PlanError(
                 f"windows of {resolved.window.value:,} blocks of {resolved.block.value:,} samples "

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,9 @@ class Slots:
     ) -> None:
         self.fields, self.batch, self.count, self.lent = fields, batch, count, lent
         self.free = deque(range(count))
-        self.rows = {
-            name: reserve(count * batch * field.nbytes, pin=pin).view(row_type(field))
-            for name, field in fields.items()
-        }
+        bytes_of = {name: count * batch * field.nbytes for name, field in fields.items()}
+        reserved = {name: reserve(nbytes, pin=pin) for name, nbytes in bytes_of.items()}
+        self.rows = {name: each.view(row_type(fields[name])) for name, each in reserved.items()}
         self.nbytes = sum(rows.nbytes for rows in self.rows.values())
         self._leases: set[_Lease] = set()  # of slots that somebody looks at
 
@@ -64,6 +64,14 @@ class Slots:
             )
             for name, field in self.fields.items()
         }
+
+    def forget(self) -> None:
+        """Give the system back what nobody looks at; for the end, when nothing is written more."""
+        seen = sorted({lease.slot for lease in list(self._leases)})
+        for name, field in self.fields.items():
+            size = self.batch * field.nbytes
+            for before, after in pairwise([-1, *seen, self.count]):
+                release(self.rows[name], (before + 1) * size, after * size)
 
     def take_back(self, lease: _Lease) -> None:
         """Nobody looks at this slot any more."""
@@ -101,3 +109,15 @@ def reserve(nbytes: int, *, pin: bool = False) -> npt.NDArray[np.uint8]:
         with suppress(OSError, AttributeError):  # a hint, where the system takes it
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8, nbytes)
+
+
+def release(memory: npt.NDArray[np.generic], begin: int, end: int) -> None:
+    """Let the system have the whole pages in ``begin:end`` of reserved memory; they read as 0."""
+    pages = memory.base
+    while isinstance(pages, np.ndarray | memoryview):
+        pages = pages.base if isinstance(pages, np.ndarray) else pages.obj
+    begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if isinstance(pages, mmap.mmap) and length > 0:  # page-locked memory is torch's own
+        with suppress(OSError, AttributeError):
+            pages.madvise(mmap.MADV_DONTNEED, begin, length)
