@@ -1,5 +1,10 @@
 """Datasets: samples for torch's loaders and ours, a batch in one go where that can be."""
 
+from penstock.datasets.augmented import AugmentedDataset, create_augmented_dataset_wrapper
+from penstock.datasets.metadata import read_pixel_table
+from penstock.datasets.spectrograms import SpectrogramFolder
+from penstock.datasets.standardized import StandardizedDataset
+from penstock.datasets.statistics import compute_standardization
 from penstock.datasets.steering import (
     JASPERSteeringDataset,
     build_steering_directory,
@@ -7,9 +12,20 @@ from penstock.datasets.steering import (
     validate_dataset,
 )
 
+WorkerSafeStandardizedDataset = StandardizedDataset  # every dataset here is
+WorkerSafeAugmentedDataset = AugmentedDataset
+
 __all__ = [
+    "AugmentedDataset",
     "JASPERSteeringDataset",
+    "SpectrogramFolder",
+    "StandardizedDataset",
+    "WorkerSafeAugmentedDataset",
+    "WorkerSafeStandardizedDataset",
     "build_steering_directory",
+    "compute_standardization",
     "convert_to_hdf5",
+    "create_augmented_dataset_wrapper",
+    "read_pixel_table",
     "validate_dataset",
 ]

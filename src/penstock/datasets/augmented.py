@@ -1,0 +1,192 @@
+"""A dataset whose samples are augmented, alike in any worker and anew in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from inspect import signature
+from typing import Any, Final
+
+import numpy as np
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from penstock.datasets.gather import fingerprint_of
+from penstock.datasets.reading import Reader, first_field, transform_batch, transform_samples
+from penstock.datasets.shared import SharedIntegers
+from penstock.datasets.standardized import StandardizedDataset
+from penstock.errors import ConfigError
+from penstock.keyed import current_epoch
+from penstock.order import Indices, derive_key
+from penstock.order.keys import Keys
+from penstock.order.orders import check_seed
+from penstock.registry import unknown_name
+from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
+from penstock.transforms.compose import refuse_clamp
+
+CLASSES: Final = 31  # where a dataset does not tell how many it has
+_PARTS: Final = {"spec_augment_params": SpecAugment, "gaussian_noise_params": GaussianNoise}
+_EPOCH, _TRAINING = 0, 1
+
+
+class AugmentedDataset(Dataset[Any]):
+    """The samples of a dataset with `SpecAugment` and `GaussianNoise`, while training.
+
+    Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
+    with any number of workers or ranks, in any order, after any resume; and anew in the next
+    epoch. The epoch is the one that a Penstock loader sends with the indices; in a stock loader
+    it is the one of `set_epoch`, which reaches persistent workers too.
+
+    Augment raw samples, and standardise afterwards: `StandardizedDataset` of this.
+
+    Args:
+        base_dataset: any map-style dataset; the first field of a sample is augmented.
+        augment_params: `SpecAugment`'s keywords, or ``{"spec_augment_params": {...},
+            "gaussian_noise_params": {...}}``, of which either may be None.
+        training: False leaves every sample as it is; may be switched at any time.
+        seed: of the augmentation.
+
+    >>> import torch
+    >>> dataset = AugmentedDataset(torch.ones(5, 1, 64, 64), {"p": 1.0})
+    >>> first = dataset[3]
+    >>> dataset.set_epoch(1)
+    >>> torch.equal(first, dataset[3])
+    False
+    """
+
+    def __init__(
+        self,
+        base_dataset: Any,
+        augment_params: Mapping[str, Any],
+        training: bool = True,
+        *,
+        seed: int = 42,
+    ) -> None:
+        self.base_dataset = base_dataset
+        self.augment_params = deepcopy(dict(augment_params))
+        self.seed = check_seed(seed)
+        self.transform = build_augmentation(self.augment_params)
+        if _is_standardized(base_dataset):
+            refuse_clamp(self.transform)
+        self._reader = Reader(base_dataset)
+        self._switches = SharedIntegers(0, bool(training))
+
+    @property
+    def training(self) -> bool:
+        """Are samples augmented? A change reaches worker processes at their next batch."""
+        return bool(self._switches[_TRAINING])
+
+    @training.setter
+    def training(self, training: bool) -> None:
+        self._switches[_TRAINING] = bool(training)
+
+    def set_training(self, training: bool) -> None:
+        """Augment from now on, or do not."""
+        self.training = training
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this dataset, where none travels with the indices."""
+        return self._switches[_EPOCH]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Augment anew: for stock loaders; a Penstock loader tells the epoch by itself."""
+        self._switches[_EPOCH] = epoch
+
+    def __len__(self) -> int:
+        return len(self.base_dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.training:
+            return self.base_dataset[index]
+        place = index + len(self) if index < 0 else index
+        return transform_samples([self.base_dataset[index]], self.transform, self._keys(place))[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """The samples of these indices, augmented together."""
+        samples = self._reader.samples(indices)
+        if not self.training or not samples:
+            return samples
+        return transform_samples(samples, self.transform, self._keys(indices))
+
+    def __getbatch__(self, indices: Indices) -> Any:
+        """The collated batch of these indices."""
+        batch = self._reader.batch(indices)
+        return (
+            transform_batch(batch, self.transform, self._keys(indices)) if self.training else batch
+        )
+
+    def fingerprint(self) -> str | None:
+        """Identity of the base dataset's data."""
+        return fingerprint_of(self.base_dataset)
+
+    def _keys(self, indices: int | list[int] | Indices) -> Keys:
+        epoch = current_epoch(default=self.epoch)
+        places = np.atleast_1d(np.asarray(indices, np.int64))
+        return np.asarray(derive_key(self.seed, "augment", epoch, places))
+
+
+def build_augmentation(params: Mapping[str, Any]) -> Compose:
+    """The transforms that ``augment_params`` describe, masks before noise."""
+    if not params or not set(params) <= set(_PARTS):
+        params = {"spec_augment_params": params}
+    chosen = [(kind, params.get(part)) for part, kind in _PARTS.items()]
+    for kind, keywords in chosen:
+        known = list(signature(kind).parameters)
+        for name in keywords or ():
+            if name not in known:
+                raise ConfigError(unknown_name(f"setting of {kind.__name__}", name, known))
+    return Compose([kind(**keywords) for kind, keywords in chosen if keywords is not None])
+
+
+def create_augmented_dataset_wrapper(
+    dataset: Any,
+    use_spec_augment: bool = False,
+    use_gaussian_noise: bool = False,
+    augment_params: Mapping[str, Any] | None = None,
+    training: bool = True,
+) -> AugmentedDataset:
+    """An `AugmentedDataset` with the kinds of augmentation chosen.
+
+    Settings that are not given are those recommended for as many samples as a class has.
+
+    >>> import torch
+    >>> raw = torch.ones(9, 1, 64, 64)
+    >>> create_augmented_dataset_wrapper(raw, use_gaussian_noise=True).transform
+    Compose([GaussianNoise(std=0.02, p=0.8, clamp=None)])
+    """
+    params = dict(augment_params or {})
+    if params and not set(params) <= set(_PARTS):
+        params = {"spec_augment_params": params}
+    wanted = {"spec_augment_params": use_spec_augment, "gaussian_noise_params": use_gaussian_noise}
+    if any(wanted[part] and params.get(part) is None for part in _PARTS):
+        params = {**_recommended_for(dataset), **params}
+    chosen = {part: params.get(part) if wanted[part] else None for part in _PARTS}
+    return AugmentedDataset(dataset, chosen, training)
+
+
+def _recommended_for(dataset: Any) -> dict[str, Any]:
+    shape = first_field(dataset[0]).shape[-2:]
+    size = (shape[0], shape[1]) if len(shape) == 2 else (224, 313)
+    return dict(recommended_augmentation(len(dataset), classes_of(dataset), size))
+
+
+def classes_of(dataset: Any) -> int:
+    """How many classes a dataset says, or its second tensor has; 31 where neither is known.
+
+    >>> import torch
+    >>> classes_of(TensorDataset(torch.ones(4, 2), torch.tensor([0, 2, 2, 5])))
+    3
+    """
+    told = getattr(dataset, "num_classes", None)
+    if isinstance(told, int):
+        return told
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        return len(np.unique(dataset.tensors[1].numpy(force=True), axis=0))
+    inner = getattr(dataset, "base_dataset", getattr(dataset, "dataset", None))
+    return CLASSES if inner is None else classes_of(inner)
+
+
+def _is_standardized(dataset: Any) -> bool:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return isinstance(dataset, StandardizedDataset)
