@@ -53,6 +53,8 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
         executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
             ``"threads"``, for datasets whose reading lets go of the interpreter's lock.
+        threads: Of that executor; None: as many as there are cores. Storage that answers late
+            wants more.
         **dataloader_kwargs: torch's own. Workers are persistent unless told otherwise.
 
     >>> loader = ChunkedDataLoader(torch.arange(10), batch_size=2, chunk_size=2)
@@ -80,10 +82,12 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         executor: str | None = None,
+        threads: int | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
         self.chunk_size, self.limit_batches = chunk_size, limit_batches
         self.executor = check_executor(executor, dataloader_kwargs.get("num_workers", 0))
+        self.threads = check_threads(threads, self.executor)
         self._workers: Workers | None = None
         options = dict(dataloader_kwargs)
         if shuffle is None:
@@ -99,11 +103,12 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             super().__init__(dataset, batch_size, shuffle or None, drop_last=drop_last, **options)
             return
         self._seed_given = seed is not None or order is not None
-        self._order = order or make_order(len(dataset), resolve_seed(seed), shuffle=shuffle)
+        order = order or make_order(len(dataset), resolve_seed(seed), shuffle=shuffle)
+        self._held = HeldOrder(order)
         if self._order.size != len(dataset):
             raise PlanError(f"the order has {self._order.size} samples, the dataset {len(dataset)}")
         self._planned = Course(
-            self._order_for,
+            self._held,
             topology=partial(current_topology, rank, world_size),
             batch=check_batch_size(batch_size),
             drop_last=drop_last,
@@ -118,8 +123,9 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
         self._keeps_stream = self.num_workers == 0 or self.persistent_workers
 
-    def _order_for(self, topology: Topology) -> Order:
-        return self._order
+    @property
+    def _order(self) -> Order:
+        return self._held.order
 
     # -- what torch does itself where its own arguments pass through
 
@@ -224,14 +230,14 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def _use(self, order: Order) -> None:
         if order is not self._order:
-            self._order = order
+            self._held.order = order
             self._course.replan()
 
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         if self.executor == "threads":
-            read, threads = self._read, max(2, this_machine().cores)
+            read, threads = self._read, self.threads or max(2, this_machine().cores)
             return ThreadStream(plan, cursor, self._batches(plan, cursor), read, threads=threads)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
@@ -319,6 +325,21 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         return "\n".join(lines)
 
 
+class HeldOrder:
+    """The order a loader has now.
+
+    Its course asks this and not the loader, which would be a cycle: workers of a loader in a cycle
+    are left to the garbage collector, and torch then waits five seconds for each.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    def __call__(self, topology: Topology) -> Order:
+        """The order, the same for every topology."""
+        return self.order
+
+
 def torchs_own(
     dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool, chunked: bool
 ) -> str | None:
@@ -358,6 +379,16 @@ def check_executor(executor: str | None, num_workers: int) -> str:
             "executor='processes' alone"
         )
     return chosen
+
+
+def check_threads(threads: int | None, executor: str) -> int | None:
+    """The number of threads asked for, refused where none read."""
+    if threads is not None and (threads < 1 or executor != "threads"):
+        raise PlanError(
+            f"threads={threads!r} with executor={executor!r}: give 1 or more threads to "
+            "executor='threads', or leave it out"
+        )
+    return threads
 
 
 def check_batch_size(batch_size: int | None) -> int:
