@@ -47,7 +47,7 @@ def first_of_torch(loader: DataLoader[Any]) -> Any:
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     drawing = (loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers))
     with undisturbed(*drawing):
-        apart = DataLoader(loader.dataset, generator=torch.Generator(), **options)
+        apart = DataLoader(loader.dataset, generator=loader.generator, **options)
         return first_of(apart)
 
 
