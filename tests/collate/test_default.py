@@ -101,6 +101,14 @@ def test_gradients_and_mixed_dtypes_pass_through():
     same(DefaultCollator()(mixed), default_collate(mixed))
 
 
+@pytest.mark.parametrize(
+    "samples",
+    [[1, 2.5], [2.5, 1], [True, 2], [2, True], [np.float64(1), 2.0], [True, False]],
+)
+def test_numbers_of_several_kinds_become_what_torch_makes_of_them(samples):
+    same(DefaultCollator()(samples), default_collate(samples))
+
+
 def test_the_batch_is_the_callers_own():
     samples = [np.zeros(3), np.ones(3)]
     DefaultCollator()(samples)[0] = 9
@@ -127,6 +135,8 @@ def test_the_batch_is_the_callers_own():
         ([{"x": 1}, 2], "sample 1 is a int"),
         ([{"x": 1.5}, {"x": "a"}], "sample 1, 'x', is a str, sample 0 has a float"),
         ([{"x": 1}, {"x": "a"}], "sample 1, 'x', is a str, sample 0 has a int"),
+        ([{"x": 1.5}, {"x": "2.5"}], "sample 1, 'x', is a str, sample 0 has a float"),
+        ([{"x": 1}, {"x": [1]}], "sample 1, 'x', is a list of 1, sample 0 has a int"),
         ([{"x": {1, 2}}], "sample 0, 'x', is a set"),
         ([{"x": np.array(["a"])}], "sample 0, 'x', is an array of <U1"),
     ],

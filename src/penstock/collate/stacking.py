@@ -32,11 +32,11 @@ def batch_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """The array's memory as a tensor; copied where it is read-only, which no tensor can be."""
-    return torch.from_numpy(np.require(array, requirements="CW"))
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def stack(values: Sequence[Any], path: str) -> torch.Tensor:
-    """One tensor of ``len(values)`` equal-shaped tensors, arrays or numbers.
+    """One tensor of ``len(values)`` equal-shaped tensors, arrays or numpy numbers.
 
     >>> stack([np.array([1, 2]), np.array([3, 4])], "x")
     tensor([[1, 2],
@@ -48,9 +48,7 @@ def stack(values: Sequence[Any], path: str) -> torch.Tensor:
     if isinstance(first, np.ndarray):
         return _stack_arrays(values, path)
     try:
-        if isinstance(first, np.generic):
-            return torch.from_numpy(np.array(values))
-        return torch.tensor(values)
+        return torch.from_numpy(np.array(values))
     except (TypeError, ValueError, RuntimeError) as error:
         raise unequal(values, path) from error
 

@@ -55,12 +55,16 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 def encode(
     tokenizer: Any, texts: Sequence[str], *, limit: int | None, target: bool = False
 ) -> Columns:
-    """The columns a tokenizer makes of raw strings, each row at most ``limit`` tokens."""
+    """The columns a tokenizer makes of raw strings, each row at most ``limit`` tokens.
+
+    A Hugging Face tokenizer (told by its ``model_max_length``) gets all texts in one call and
+    cuts them itself, keeping its closing tokens; any other is called with one text at a time.
+    """
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise CollateError(f"sample {number} has {text!r} where sample 0 has text")
     options = {} if limit is None else {"truncation": True, "max_length": limit}
-    if callable(tokenizer) and hasattr(tokenizer, "all_special_ids"):
+    if callable(tokenizer) and hasattr(tokenizer, "model_max_length"):
         if target:
             return dict(tokenizer(text_target=list(texts), **options))
         return dict(tokenizer(list(texts), **options))
