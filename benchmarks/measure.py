@@ -30,7 +30,11 @@ class Measured:
 
     @classmethod
     def of(cls, case: str, seconds: list[float]) -> Measured:
-        cuts = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+        cuts = (
+            statistics.quantiles(seconds, n=4, method="inclusive")
+            if len(seconds) > 1
+            else seconds * 3
+        )
         return cls(case, len(seconds), cuts[1], cuts[0], cuts[2], min(seconds))
 
 

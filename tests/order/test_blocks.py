@@ -100,7 +100,7 @@ def test_neither_the_short_block_nor_any_other_sample_is_always_dropped():
     lost = np.zeros(n)
     for epoch in range(2000):
         lost[order.at(epoch, np.arange(n // step * step, n))] += 1
-    assert lost[-3:].max() < 2000 * 0.2 and lost.max() < 2000 * 0.05 + 60
+    assert lost.max() < 30  # 5.8 on average: none is lost much more often than another
 
 
 def test_a_window_mixes_blocks_from_all_over_the_dataset():
