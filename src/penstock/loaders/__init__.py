@@ -4,6 +4,7 @@ from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.config import DataLoaderConfig
 from penstock.loaders.factory import DataLoaderFactory, OptimalDataLoaderFactory
+from penstock.loaders.machine import Machine
 from penstock.loaders.monitor import DataLoaderPerformanceMonitor
 from penstock.loaders.sampler import ChunkedSampler
 from penstock.loaders.steering import (
@@ -24,6 +25,7 @@ __all__ = [
     "DataLoaderFactory",
     "DataLoaderPerformanceMonitor",
     "Loader",
+    "Machine",
     "OptimalDataLoaderFactory",
     "SteeringLoader",
     "StreamLoader",

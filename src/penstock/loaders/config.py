@@ -17,10 +17,12 @@ class DataLoaderConfig:
     """What a loader over any dataset is built with.
 
     Args:
+        num_workers: Worker processes; of no account where the executor is another one.
         pin_memory: None: where there is an accelerator.
         persistent_workers: None: where there are workers.
         collate_fn: None: torch's default, or what the task says.
         executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers.
+        threads: Of the executor ``threads``; None: as many as there are cores.
 
     >>> DataLoaderConfig(num_workers=0).options()["num_workers"]
     0
@@ -36,29 +38,34 @@ class DataLoaderConfig:
     seed: int | None = 42
     collate_fn: Callable[[list[Any]], Any] | None = None
     executor: str | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1 sample, got {self.batch_size!r}")
-        if self.num_workers < 0:
-            raise ConfigError(f"num_workers must be 0 or more, got {self.num_workers!r}")
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be {least} or more, got {value!r}")
         if self.executor not in (None, *EXECUTORS):
             raise ConfigError(f"executor must be one of {EXECUTORS}, got {self.executor!r}")
+        if self.executor == "processes" and not self.num_workers:
+            raise ConfigError("executor='processes' needs workers, got num_workers=0: give some")
 
     def options(self) -> dict[str, Any]:
         """Arguments of a `ChunkedDataLoader`, less impossible combinations."""
+        workers = self.num_workers if self.executor in (None, "processes") else 0
         accelerator = torch.accelerator.is_available()
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
-            "num_workers": self.num_workers,
+            "num_workers": workers,
             "pin_memory": accelerator if self.pin_memory is None else self.pin_memory,
             "drop_last": self.drop_last,
             "seed": self.seed,
             "executor": self.executor,
+            "threads": self.threads if self.executor == "threads" else None,
             "collate_fn": self.collate_fn,
         }
-        if self.num_workers:
+        if workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers is not False
         return options

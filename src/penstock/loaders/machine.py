@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,13 @@ import torch
 
 from penstock.streaming.budget import usable_cores
 
-CGROUP = Path("/sys/fs/cgroup/cpu.max")
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores that may be used, and whether there is an accelerator to feed.
+    """Cores that may be used, whether there is an accelerator to feed, and memory.
 
     >>> Machine(cores=32, accelerator=True).cores
     32
@@ -23,18 +25,33 @@ class Machine:
 
     cores: int
     accelerator: bool
+    memory_bytes: int = 16 * 10**9
 
 
 @cache
 def this_machine() -> Machine:
-    """The machine this process runs on: cores under affinity and cgroup quota."""
-    return Machine(min(usable_cores(), _quota()), torch.accelerator.is_available())
+    """The machine this process runs on: cores and memory under affinity and cgroup limits."""
+    cores = min(usable_cores(), quota_cores(CGROUP))
+    memory = min(_physical_bytes(), limit_bytes(CGROUP))
+    return Machine(cores, torch.accelerator.is_available(), memory)
 
 
-def _quota() -> int:
+def quota_cores(cgroup: Path) -> int:
     """Cores that a container may use; no limit where there is none."""
     try:
-        quota, period = CGROUP.read_text().split()
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return UNLIMITED if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
-        return 1 << 20
-    return 1 << 20 if quota == "max" else max(1, int(quota) // int(period))
+        return UNLIMITED
+
+
+def limit_bytes(cgroup: Path) -> int:
+    """Memory that a container may use; no limit where there is none."""
+    try:
+        return int((cgroup / "memory.max").read_text())
+    except (OSError, ValueError):  # "max" is no number
+        return UNLIMITED
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from penstock.errors import BatchError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.contents import bytes_of, samples_of
+from penstock.loaders.devices import accelerator_memory, accelerator_use
 from penstock.loaders.machine import this_machine
-from penstock.metrics import summarize, tree_bytes, tree_cpu_seconds
+from penstock.loaders.peeking import undisturbed
+from penstock.loaders.processes import end_workers
+from penstock.metrics import Delivery, summarize, tree_bytes, tree_cpu_seconds
+
+log = logging.getLogger("penstock")
 
 SEEDS_CONFIGS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0, "pin_memory": False},
@@ -25,9 +33,10 @@ SEEDS_CONFIGS: tuple[dict[str, Any], ...] = (
 
 
 class DataLoaderPerformanceMonitor:
-    """Measures loaders, and keeps what it measured.
+    """Measures loaders, and keeps what it measured in ``metrics``.
 
-    Measuring leaves a loader where it was: no batch of the run is used up.
+    Measuring leaves a loader where it was: no batch of the run is used up, and ambient generators
+    are as before.
 
     >>> monitor = DataLoaderPerformanceMonitor()
     >>> figures = monitor.time_batch_loading([torch.zeros(4)] * 3, num_batches=2)
@@ -48,29 +57,30 @@ class DataLoaderPerformanceMonitor:
         A loader with fewer batches is measured as far as it goes (``num_batches`` tells); one
         with none is an error. With one batch only, the figures are those of the first.
         """
-        with apart(dataloader), closing_iterator(dataloader) as batches:
-            cpu, begin = tree_cpu_seconds(), perf_counter()
-            times, samples, nbytes = _time(islice(batches, num_batches))
-            if not times:
-                raise BatchError("the loader gave no batch: there is nothing to measure")
-            total, cpu = perf_counter() - begin, tree_cpu_seconds() - cpu
-            memory = tree_bytes()
-        steady = times[1:] or times
-        self.metrics["batch_loading_times"] += times
+        if num_batches < 1:
+            raise BatchError(f"num_batches must be 1 or more, got {num_batches!r}")
+        with apart(dataloader):
+            begin, cpu = perf_counter(), tree_cpu_seconds()
+            with own_iterator(dataloader) as batches:
+                deliveries = list(timed(batches, num_batches, begin=begin))
+                total, cpu = perf_counter() - begin, tree_cpu_seconds() - cpu
+                memory = tree_bytes()  # while the workers are there
+        if not deliveries:
+            raise BatchError(NOTHING)
+        if len(deliveries) < num_batches:
+            log.info("the loader has %d batches, not %d", len(deliveries), num_batches)
+        self.metrics["batch_loading_times"] += [each.seconds for each in deliveries]
         self.metrics["memory_usage"].append(memory)
-        self.metrics["gpu_utilization"] += _utilization()
-        share = len(steady) / len(times) * sum(samples)
+        self.metrics["gpu_utilization"] += accelerator_use()
+        samples = sum(each.samples for each in deliveries)
         return {
-            **summarize(steady),
+            **summarize(deliveries),
             "total_time": total,
-            "first_batch_time": times[0],
-            "samples_per_second": share / sum(steady),
-            "bytes_per_second": sum(nbytes) / len(times) * len(steady) / sum(steady),
-            "cpu_seconds_per_sample": cpu / max(1, sum(samples)),
+            "cpu_seconds_per_sample": cpu / max(1, samples),
             "memory_bytes": memory,
-            "num_batches": len(times),
-            "num_samples": sum(samples),
-            **_accelerator_memory(),
+            "num_batches": len(deliveries),
+            "num_samples": samples,
+            **accelerator_memory(),
         }
 
     def benchmark_configurations(
@@ -86,7 +96,7 @@ class DataLoaderPerformanceMonitor:
         results: dict[str, dict[str, Any]] = {}
         for number, config in enumerate(configs, 1):
             print(f"Testing configuration {number}/{len(configs)}: {dict(config)}")
-            with ChunkedDataLoader(dataset, batch_size, **config) as loader:
+            with ChunkedDataLoader(dataset, **{"batch_size": batch_size, **config}) as loader:
                 figures = self.time_batch_loading(loader, num_batches)
             results[f"config_{number}"] = {**config, **figures}
         return results
@@ -98,20 +108,28 @@ class DataLoaderPerformanceMonitor:
 
         ``loading_share`` is the part of the time that a loader without any cost would save.
         """
-        with apart(dataloader), closing_iterator(dataloader) as batches:
+        with apart(dataloader), own_iterator(dataloader) as batches:
             cached = list(islice(batches, 1 + num_batches))
         if not cached:
-            raise BatchError("the loader gave no batch: there is nothing to measure")
-        with apart(dataloader), closing_iterator(dataloader) as batches:
-            step(next(batches))  # workers start, caches warm
+            raise BatchError(NOTHING)
+        warm = len(cached) > 1  # workers start and caches warm with the first, which is not counted
+        with apart(dataloader), own_iterator(dataloader) as batches:
+            for batch in islice(batches, int(warm)):
+                step(batch)
             loaded = _run(islice(batches, num_batches), step)
-        replayed = _run(iter(cached[1:] or cached), step)
-        count = max(1, len(cached) - 1)
+        count = len(cached) - warm
+        replayed = _run(iter(cached[-count:]), step)
         return {
             "loaded_seconds_per_batch": loaded / count,
             "cached_seconds_per_batch": replayed / count,
-            "loading_share": max(0.0, 1 - replayed / loaded) if loaded else 0.0,
+            "loading_share": max(0.0, 1 - replayed / loaded),
         }
+
+
+NOTHING = (
+    "the loader gave no batch, so there is nothing to measure: it is empty, or drop_last drops "
+    "the only one"
+)
 
 
 def default_configs(cores: int) -> list[dict[str, Any]]:
@@ -125,34 +143,47 @@ def default_configs(cores: int) -> list[dict[str, Any]]:
     ]
 
 
-def apart(dataloader: Any) -> AbstractContextManager[Any]:
-    """A block in which a loader of ours may be iterated without moving; others are as they are."""
-    if isinstance(dataloader, Loader) and getattr(dataloader, "_passes_through", None) is None:
-        return dataloader.apart()
-    return nullcontext()
+@contextmanager
+def apart(dataloader: Any) -> Iterator[None]:
+    """A block in which a loader may be iterated; after it, it and what it draws from are as before.
+
+    An iterator that can be read only once is used up all the same.
+    """
+    drawing = [getattr(dataloader, "generator", None)]
+    for sampler in (getattr(dataloader, name, None) for name in ("sampler", "batch_sampler")):
+        drawing += [getattr(sampler, "generator", None)]
+        drawing += [getattr(getattr(sampler, "sampler", None), "generator", None)]
+    with ExitStack() as blocks:
+        blocks.enter_context(undisturbed(*drawing))
+        if isinstance(dataloader, Loader) and has_cursor(dataloader):
+            blocks.enter_context(dataloader.apart())
+        yield
+
+
+def has_cursor(loader: Loader) -> bool:
+    """Has it a place of its own, or is it torch's loader under our name?"""
+    return getattr(loader, "_passes_through", None) is None
 
 
 @contextmanager
-def closing_iterator(dataloader: Any) -> Iterator[Iterator[Any]]:
-    """An iterator that is let go of at the end, with the workers it may have started."""
+def own_iterator(dataloader: Any) -> Iterator[Iterator[Any]]:
+    """An iterator that ends with the block, and the workers it started, unless they are kept."""
     batches = iter(dataloader)
     try:
         yield batches
     finally:
-        getattr(batches, "close", lambda: None)()
-        del batches
+        if hasattr(batches, "close"):
+            batches.close()
+        if isinstance(dataloader, DataLoader) and not dataloader.persistent_workers:
+            end_workers(batches)
 
 
-def _time(batches: Iterator[Any]) -> tuple[list[float], list[int], list[int]]:
-    times, samples, nbytes = [], [], []
-    begin = perf_counter()
-    for batch in batches:
-        times.append(perf_counter() - begin)
-        tensors = list(tensors_of(batch))
-        samples.append(len(tensors[0]) if tensors and tensors[0].ndim else 1)
-        nbytes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+def timed(batches: Iterator[Any], count: int, *, begin: float) -> Iterator[Delivery]:
+    """How long each of so many batches took to come; the first one since ``begin``."""
+    for batch in islice(batches, count):
+        seconds = perf_counter() - begin
+        yield Delivery(seconds, samples_of(batch), bytes_of(batch))
         begin = perf_counter()
-    return times, samples, nbytes
 
 
 def _run(batches: Iterator[Any], step: Callable[[Any], Any]) -> float:
@@ -162,35 +193,3 @@ def _run(batches: Iterator[Any], step: Callable[[Any], Any]) -> float:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return perf_counter() - begin
-
-
-def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a batch, however nested."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_of(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors_of(value)
-
-
-def _utilization() -> list[float]:
-    """Share of the accelerator in use, where its driver tells."""
-    if not torch.cuda.is_available():
-        return []
-    try:
-        return [torch.cuda.utilization() / 100]
-    except (ModuleNotFoundError, RuntimeError):
-        return []
-
-
-def _accelerator_memory() -> dict[str, float]:
-    if not torch.accelerator.is_available():
-        return {}
-    return {
-        "accelerator_allocated_bytes": torch.accelerator.memory_allocated(),
-        "accelerator_reserved_bytes": torch.accelerator.memory_reserved(),
-        "accelerator_peak_bytes": torch.accelerator.max_memory_allocated(),
-    }

@@ -7,7 +7,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, MethodType
@@ -27,6 +27,7 @@ class Culprit:
     name: str
     kind: str
     mend: str
+    value: Any = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind})"
@@ -54,7 +55,7 @@ def _search(value: Any, name: str, *, seen: set[int]) -> Culprit:
     for inner_name, inner in _parts(value, name):
         if id(inner) not in seen and not _picklable(inner):
             return _search(inner, inner_name, seen=seen)
-    return Culprit(name, type(value).__name__, _mend(value))
+    return Culprit(name, type(value).__name__, _mend(value), value)
 
 
 def _mend(value: Any) -> str:
@@ -112,15 +113,17 @@ class _Probe(ForkingPickler):
     """Pickles all but large and shared memory, to nowhere."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad and not value.is_leaf:
-                raise TypeError("torch sends no tensor that is part of a graph")
-            return int, ()
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return int, ()
-        if type(value).__module__.startswith("multiprocessing."):
-            return int, ()  # locks and queues made to be inherited: only while a process starts
-        return NotImplemented
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+            raise TypeError("torch sends no tensor that is part of a graph")
+        return (int, ()) if is_shared(value) else NotImplemented
+
+
+def is_shared(value: Any) -> bool:
+    """Is it memory that processes share, or something that only a process being started gets?"""
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    own = type(value).__module__  # locks and queues of multiprocessing are inherited
+    return isinstance(value, torch.Tensor) or own.startswith("multiprocessing.")
 
 
 class _Nowhere(io.RawIOBase):
@@ -137,3 +140,42 @@ def _picklable(value: Any) -> bool:
     except FAILURES:
         return False
     return True
+
+
+def twin(value: Any) -> Any:
+    """A copy whose files and handles open apart; tensors and arrays are shared, not copied.
+
+    Reading a sample in this process would open a dataset's files here, and what is open cannot go
+    to a worker: so measuring reads from a twin.
+
+    >>> first = [torch.zeros(3)]
+    >>> second = twin(first)
+    >>> second is first, second[0] is first[0]
+    (False, True)
+    """
+    shared: list[Any] = []
+    written = io.BytesIO()
+    _Sharing(written, shared).dump(value)
+    written.seek(0)
+    return _Shared(written, shared).load()
+
+
+class _Sharing(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._shared = shared
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not is_shared(value):
+            return None
+        self._shared.append(value)
+        return len(self._shared) - 1
+
+
+class _Shared(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._shared[pid]

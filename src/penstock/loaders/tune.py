@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
-from penstock.loaders.chunked import ChunkedDataLoader
+from torch.utils.data import IterableDataset
+
+from penstock.errors import ConfigError
+from penstock.loaders.base import Loader
 from penstock.loaders.config import DataLoaderConfig
-from penstock.loaders.factory import unfit_for_workers
+from penstock.loaders.costs import SampleCost, measure_cost
+from penstock.loaders.fitting import unfit_for_workers
 from penstock.loaders.machine import this_machine
-from penstock.loaders.monitor import tensors_of
 from penstock.loaders.peeking import undisturbed
+from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.loaders.trials import Trial
 from penstock.loaders.tune_cache import TuneCache
-from penstock.metrics import tree_bytes
+from penstock.sources.base import Source
 from penstock.streaming.budget import format_bytes, parse_bytes
 
+Say: TypeAlias = Callable[[str], None]
+
 CLOSE = 0.97  # of the fastest: among those the one that takes least of the machine wins
-LEAST_BATCHES = 2
-
-
-@dataclass(eq=False)
-class Trial:
-    """A configuration, and what was measured of it so far."""
-
-    config: DataLoaderConfig
-    loader: ChunkedDataLoader
-    first_batch_seconds: float = 0.0
-    memory_bytes: int = 0
-    samples_per_second: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """What it is, in a few words."""
-        if self.config.executor != "processes":
-            return str(self.config.executor)
-        return f"{self.config.num_workers} processes, {self.config.prefetch_factor} ahead each"
-
-    def measure(self, seconds: float) -> None:
-        """Take batches for so long; the first one of all counts apart."""
-        batches = _endless(self.loader)
-        begin = perf_counter()
-        next(batches)
-        self.first_batch_seconds = self.first_batch_seconds or perf_counter() - begin
-        begin, samples, count = perf_counter(), 0, 0
-        while perf_counter() - begin < seconds or count < LEAST_BATCHES:
-            samples += samples_of(next(batches))
-            count += 1
-        self.samples_per_second = samples / (perf_counter() - begin)
-        self.memory_bytes = tree_bytes()
+MOST_READERS = 16
+DEEPER = 4  # batches ahead, tried against torch's two where workers have won
+HALVING = 0.7  # of the time; the rest is for that, and for workers to start
+BRIEF_SECONDS = 0.02  # of a batch: much longer than handing it over, much shorter than a budget
 
 
 def tune(
@@ -68,8 +47,8 @@ def tune(
 
     Successive halving: all candidates run for a moment, the better half for twice as long, and so
     on. Among those close to the fastest the cheapest wins. What is delivered is the same for all.
-    ``memory_budget`` bounds what workers hold in batches read ahead. The answer is remembered for
-    this machine and dataset (``cached=False`` measures anew); progress and a table go to standard
+    ``memory_budget`` bounds what is held in batches read ahead. The answer is remembered for this
+    machine and dataset (``cached=False`` measures anew); progress and a table go to standard
     error, unless ``verbose=False``.
 
     >>> import torch
@@ -77,78 +56,140 @@ def tune(
     >>> config.num_workers if config.executor != "processes" else 0
     0
     """
-    memory = TuneCache.of(dataset, batch_size, collate_fn, this_machine())
-    if cached and (known := memory.load()) is not None:
-        return replace(known, collate_fn=collate_fn)
+    check_tunable(dataset)
     say = _say if verbose else _say_nothing
-    with undisturbed(), ExitStack() as loaders:
-        trials = candidates(dataset, batch_size, collate_fn, memory_budget, say)
-        for trial in trials:
-            loaders.enter_context(trial.loader)
-        best = halve(trials, budget_seconds, say)
+    budget = parse_bytes(memory_budget)
+    memory = TuneCache.of(dataset, batch_size, collate_fn, budget, this_machine())
+    if cached and (known := memory.load()) is not None:
+        say(f"{Trial(known, dataset).name}: measured before; cached=False measures anew")
+        return replace(known, collate_fn=collate_fn)
+    with undisturbed():
+        deadline = perf_counter() + budget_seconds
+        trials = candidates(dataset, batch_size, collate_fn, budget, say)
+        best = halve(trials, HALVING * budget_seconds, deadline, say)
+        if best.config.num_workers and perf_counter() < deadline:
+            trials.append(Trial(replace(best.config, prefetch_factor=DEEPER), dataset))
+            best = halve([best, trials[-1]], deadline - perf_counter(), deadline, say)
     say(table(trials, best))
+    chosen = replace(best.config, batch_size=batch_size)
     if cached:
-        memory.save(best.config)
-    return best.config
+        memory.save(chosen)
+    return chosen
+
+
+def check_tunable(dataset: Any) -> None:
+    """Refuse what is not a map-style dataset with samples in it."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, Loader | Source):
+        raise ConfigError(
+            f"{kind} is no dataset: StreamLoader over a source finds its own threads and memory; "
+            "tune() is for map-style datasets"
+        )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"{kind} has no samples by index, so there is no order that all executors could "
+            "share: give tune() a map-style dataset"
+        )
+    if len(dataset) == 0:
+        raise ConfigError(f"{kind} is empty: there is nothing to measure")
 
 
 def candidates(
     dataset: Any,
     batch_size: int,
     collate_fn: Callable[[list[Any]], Any] | None,
-    memory_budget: int | str,
-    say: Callable[[str], None],
+    budget: int,
+    say: Say,
 ) -> list[Trial]:
     """Inline, threads, and the processes that can be and fit the budget; cheapest first."""
-    base = DataLoaderConfig(batch_size, num_workers=0, collate_fn=collate_fn, executor="inline")
-    configs = [base]
-    cores = this_machine().cores
-    if cores > 1:
-        configs.append(replace(base, executor="threads"))
     unfit = unfit_for_workers(dataset, {"collate_fn": collate_fn})
+    own = dataset if unfit else twin(dataset)  # what opens here is not open in the workers
+    cost = measure_cost(own)
+    base = DataLoaderConfig(
+        brief_batch(batch_size, cost), num_workers=0, collate_fn=collate_fn, executor="inline"
+    )
+    fits = _Fits(budget, cost.nbytes * batch_size, say)
+    threads, processes = reader_counts(this_machine().cores, cost)
+    trials = [Trial(base, own)]
+    culprit = unpicklable_part(own, "dataset")  # also of what a first sample opened
+    if culprit is not None and isinstance(culprit.value, io.IOBase):
+        say(f"no threads: {culprit} has one position, which they would move for each other")
+    else:
+        configs = [replace(base, executor="threads", threads=n) for n in threads]
+        trials += [Trial(config, own, trials[0].seen) for config in configs if fits(config)]
     if unfit is not None:
         say(f"no processes: {unfit}")
-    else:
-        batch_bytes = _batch_bytes(dataset, base)
-        configs += process_configs(base, cores, batch_bytes, parse_bytes(memory_budget), say)
-    return [Trial(config, ChunkedDataLoader(dataset, **config.options())) for config in configs]
+        return trials
+    configs = [replace(base, executor="processes", num_workers=n) for n in processes]
+    return trials + [Trial(config, dataset) for config in configs if fits(config)]
 
 
-def process_configs(
-    base: DataLoaderConfig,
-    cores: int,
-    batch_bytes: int,
-    budget: int,
-    say: Callable[[str], None],
-) -> Iterator[DataLoaderConfig]:
-    """Worker counts up to the cores, two depths each, as far as the budget goes."""
-    counts = sorted({1, cores, *(2**i for i in range(1, 5) if 2**i <= cores)})
-    for workers in counts:
-        for ahead in (2, 4):
-            needed = workers * ahead * batch_bytes
-            if needed > budget:
-                say(
-                    f"{workers} processes, {ahead} ahead: {format_bytes(needed)} is over the budget"
-                )
-                continue
-            yield replace(base, num_workers=workers, prefetch_factor=ahead, executor="processes")
+def reader_counts(cores: int, cost: SampleCost) -> tuple[list[int], list[int]]:
+    """Numbers of threads and of processes to try.
+
+    Processes up to the cores; beyond them, and threads too, where storage answers late: readers
+    that wait take no core.
+
+    >>> reader_counts(8, SampleCost(0.01, 0.0, 100, False))
+    ([8], [1, 2, 4, 8])
+    >>> reader_counts(2, SampleCost(0.01, 0.01, 100, False))
+    ([2, 8, 16], [2, 8, 16])
+    """
+    most = min(cores, MOST_READERS)
+    if cost.waits:
+        many = sorted({most, min(4 * most, MOST_READERS), MOST_READERS})
+        return many, many
+    return [max(2, most)], sorted({most, *(2**i for i in range(5) if 2**i <= most)})
 
 
-def halve(trials: Sequence[Trial], seconds: float, say: Callable[[str], None]) -> Trial:
-    """The best trial: rounds of equal time, each with the better half of the one before."""
+def brief_batch(batch_size: int, cost: SampleCost) -> int:
+    """The batch size to measure with: of costly samples a few, so that there are many batches.
+
+    >>> brief_batch(256, SampleCost(5e-3, 0.0, 100, False))
+    4
+    >>> brief_batch(256, SampleCost(1e-5, 0.0, 100, False))
+    256
+    """
+    return (
+        min(batch_size, max(1, int(BRIEF_SECONDS / cost.seconds))) if cost.is_costly else batch_size
+    )
+
+
+class _Fits:
+    """Does a configuration stay within the budget? Says so where it does not."""
+
+    def __init__(self, budget: int, batch_bytes: int, say: Say) -> None:
+        self._budget, self._batch_bytes, self._say = budget, batch_bytes, say
+
+    def __call__(self, config: DataLoaderConfig) -> bool:
+        readers = config.threads or config.num_workers
+        ahead = DEEPER if config.num_workers else 2  # threads read two ahead each
+        needed = readers * ahead * self._batch_bytes
+        if needed > self._budget:
+            self._say(f"{readers} {config.executor}: {format_bytes(needed)} is over the budget")
+        return needed <= self._budget
+
+
+def halve(trials: list[Trial], seconds: float, deadline: float, say: Say) -> Trial:
+    """The best trial: rounds of equal time, each with the better half of the one before.
+
+    Workers take their time to start. That is not counted against them, but when the deadline has
+    come what was measured until then decides.
+    """
     rounds = max(1, (len(trials) - 1).bit_length())
     alive = list(trials)
     for number in range(1, rounds + 1):
-        for trial in reversed(alive):  # processes first: no thread lives when they are forked
-            say(f"round {number}/{rounds}: {trial.name}")
-            trial.measure(seconds / rounds / len(alive))
+        for trial in alive:
+            if perf_counter() < deadline or not any(each.seconds for each in trials):
+                say(f"round {number}/{rounds}: {trial.name}")
+                trial.run(seconds / rounds / len(alive), deadline)
+        alive = [trial for trial in alive if not trial.refused]
         alive.sort(key=lambda trial: -trial.samples_per_second)
-        for trial in alive[-(-len(alive) // 2) :] if number < rounds else ():
-            trial.loader.close()
-            alive.remove(trial)
-    fastest = alive[0].samples_per_second
-    close = [t for t in trials if t in alive and t.samples_per_second >= CLOSE * fastest]
-    return close[0]  # candidates come cheapest first
+        if number < rounds:
+            del alive[-(-len(alive) // 2) :]
+    fastest = max(trial.samples_per_second for trial in alive)
+    close = (t for t in trials if t in alive and t.samples_per_second >= CLOSE * fastest)
+    return next(close)  # candidates come cheapest first
 
 
 def table(trials: Sequence[Trial], best: Trial) -> str:
@@ -159,24 +200,8 @@ def table(trials: Sequence[Trial], best: Trial) -> str:
             f"{'* ' if trial is best else '  '}{trial.name:32}{trial.samples_per_second:12,.0f}"
             f"{trial.first_batch_seconds * 1e3:10.1f} ms{format_bytes(trial.memory_bytes):>10}"
         )
+        lines += [f"    {trial.refused}"] if trial.refused else []
     return "\n".join(lines)
-
-
-def samples_of(batch: Any) -> int:
-    """How many samples a batch has."""
-    for tensor in tensors_of(batch):
-        return len(tensor) if tensor.ndim else 1
-    return len(batch) if isinstance(batch, list | tuple) else 1
-
-
-def _endless(loader: ChunkedDataLoader) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
-def _batch_bytes(dataset: Any, config: DataLoaderConfig) -> int:
-    batch = ChunkedDataLoader(dataset, **config.options()).peek()
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
 
 
 def _say(text: str) -> None:

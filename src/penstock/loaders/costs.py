@@ -1,0 +1,70 @@
+"""What a sample costs: time and bytes, measured on a few."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from time import perf_counter, process_time
+from typing import Any
+
+from penstock.loaders.contents import bytes_of
+from penstock.loaders.gather import gather_of
+from penstock.loaders.peeking import undisturbed
+from penstock.loaders.pickling import twin, unpicklable_part
+
+CHEAP_SECONDS = 50e-6  # a sample below this costs less than sending it between processes
+COSTLY_SECONDS = 1e-3  # one above this is worth a process
+ENOUGH_SECONDS = 0.1  # spent on looking
+WAITING_SHARE = 0.5  # of the time spent not computing: storage answers late
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCost:
+    """What one sample takes: seconds (and how many of them waiting), and bytes."""
+
+    seconds: float
+    waiting_seconds: float
+    nbytes: int
+    gathered: bool
+
+    @property
+    def is_cheap(self) -> bool:
+        """Is it cheaper read here than sent from a worker?"""
+        return self.gathered or self.seconds < CHEAP_SECONDS
+
+    @property
+    def is_costly(self) -> bool:
+        """Is it worth a process of its own?"""
+        return not self.gathered and self.seconds > COSTLY_SECONDS
+
+    @property
+    def waits(self) -> bool:
+        """Is most of it waiting, so that more readers than cores help?"""
+        return self.is_costly and self.waiting_seconds > WAITING_SHARE * self.seconds
+
+    def __str__(self) -> str:
+        return "gathered in one go" if self.gathered else f"read in {self.seconds * 1e6:,.0f} us"
+
+
+def measure_cost(dataset: Any, *, samples: int = 8) -> SampleCost:
+    """Read a few samples from a twin of a dataset, leaving ambient generators as they were."""
+    gathered = gather_of(dataset) is not None
+    count = min(samples, len(dataset))
+    if not count:
+        return SampleCost(0.0, 0.0, 0, gathered)
+    own = dataset if gathered or unpicklable_part(dataset, "dataset") else twin(dataset)
+    with undisturbed():
+        nbytes = bytes_of(own[0])  # files open, caches warm
+        begin, read, waited = perf_counter(), 0, _waits()
+        cpu = process_time()
+        while read < count and perf_counter() - begin < ENOUGH_SECONDS:
+            own[read * (len(own) - 1) // max(1, count - 1)]
+            read += 1
+        seconds, cpu = perf_counter() - begin, process_time() - cpu
+    waiting = max(0.0, seconds - cpu) if _waits() - waited >= read else 0.0
+    return SampleCost(seconds / read, waiting / read, nbytes, gathered)
+
+
+def _waits() -> int:
+    """How often this process gave up its core to wait, not because others wanted it."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw

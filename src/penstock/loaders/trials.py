@@ -1,0 +1,129 @@
+"""One configuration on trial: run for a moment, and what was measured of it so far."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.config import DataLoaderConfig
+from penstock.loaders.contents import arrays_of, samples_of
+from penstock.loaders.machine import this_machine
+from penstock.metrics import tree_bytes
+
+AHEAD = 2  # batches each reader is asked for at once, where nothing is said
+COMPARED = 2  # batches that threads must give as they are read inline
+
+
+@dataclass(eq=False)
+class Trial:
+    """A configuration over a dataset, and what was measured of it so far.
+
+    Attributes:
+        expected: The first batches, as another trial had them; a trial whose batches are others
+            is refused.
+        seen: Its own first batches.
+    """
+
+    config: DataLoaderConfig
+    dataset: Any = field(repr=False)
+    expected: list[Any] = field(default_factory=list, repr=False)
+    seen: list[Any] = field(default_factory=list, repr=False)
+    first_batch_seconds: float = 0.0
+    memory_bytes: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    refused: str | None = None
+
+    @property
+    def readers(self) -> int:
+        """Batches that are read at once."""
+        if self.config.executor == "threads":
+            return self.config.threads or max(2, this_machine().cores)
+        return max(1, self.config.num_workers)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that are asked for before the first one comes."""
+        if self.config.executor == "inline":
+            return COMPARED
+        return self.readers * (self.config.prefetch_factor or AHEAD)
+
+    @property
+    def name(self) -> str:
+        """What it is, in a few words."""
+        if self.config.executor == "inline":
+            return "inline"
+        ahead = f", {self.config.prefetch_factor} ahead" if self.config.num_workers else ""
+        return f"{self.readers} {self.config.executor}{ahead}"
+
+    @property
+    def samples_per_second(self) -> float:
+        """What it delivers, over all its runs; 0 where it did not run, or may not."""
+        return 0.0 if self.refused or not self.seconds else self.samples / self.seconds
+
+    def run(self, seconds: float, deadline: float) -> None:
+        """Take batches for so long, with workers and threads that end with it.
+
+        What is in flight when the first batch comes would, coming at once, look like speed: so
+        many batches are taken before the clock starts. Where the deadline leaves no time for
+        that, the whole run counts, the start of its workers too.
+        """
+        begin = perf_counter()
+        arrivals = [(begin, 0)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # storage may want it
+            with ChunkedDataLoader(self.dataset, **self.config.options()) as loader:
+                for arrival in self._timed(_endless(loader), begin):
+                    arrivals.append(arrival)
+                    if arrival[0] >= deadline or self._is_enough(arrivals, seconds):
+                        break
+                self.memory_bytes = tree_bytes()
+        steady = arrivals[self.in_flight :]
+        if len(steady) <= self.readers:
+            steady = arrivals
+        self.samples += sum(samples for _, samples in steady[1:])
+        self.seconds += steady[-1][0] - steady[0][0]
+
+    def _is_enough(self, arrivals: list[tuple[float, int]], seconds: float) -> bool:
+        if len(arrivals) <= self.in_flight + 2 * self.readers:
+            return False
+        return arrivals[-1][0] - arrivals[self.in_flight][0] >= seconds
+
+    def _timed(self, batches: Iterator[Any], begin: float) -> Iterator[tuple[float, int]]:
+        """When each batch came, and its samples."""
+        for batch in batches:
+            now = perf_counter()
+            self.first_batch_seconds = self.first_batch_seconds or now - begin
+            self._keep(batch)
+            yield now, samples_of(batch)
+
+    def _keep(self, batch: Any) -> None:
+        place = len(self.seen)
+        if place >= COMPARED:
+            return
+        self.seen.append(batch)
+        if place < len(self.expected) and not same_arrays(batch, self.expected[place]):
+            self.refused = (
+                "its batches are not those read inline: the dataset draws from an ambient "
+                "generator, or is not safe to read from several threads"
+            )
+
+
+def same_arrays(one: Any, other: Any) -> bool:
+    """Are all tensors and arrays of two batches equal, bit by bit?"""
+    first, second = ([np.asarray(array) for array in arrays_of(batch)] for batch in (one, other))
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _endless(loader: ChunkedDataLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
