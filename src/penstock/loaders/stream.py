@@ -258,7 +258,7 @@ class StreamLoader(Loader):
         order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder)
         slots = self._reserve(plan, pin=transfer is not None)
-        segments = partial(self._segments, plan, cursor)
+        segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         pipeline = Pipeline(
             plan_rounds(plan, order, segments()),
             slots,
@@ -288,14 +288,6 @@ class StreamLoader(Loader):
             )
         return slots
 
-    def _segments(self, plan: Plan, cursor: Cursor) -> Iterator[Segment]:
-        """What is delivered: epoch after epoch; for evaluation the same one again."""
-        steps, fixed = plan.steps, self._placed.evaluation
-        while True:
-            left = steps.left_in_chunk if fixed else steps.steps_from
-            yield Segment.of(steps, cursor, left(cursor.position))
-            cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
-
     def peek(self) -> Any:
         """The batch the next ``iter()`` begins with: nothing moves, reading ahead begins anew."""
         self._drop_stream()  # its buffers are the budget
@@ -311,6 +303,18 @@ class StreamLoader(Loader):
     def describe(self) -> str:
         """One readable page: order, how good the shuffle is, memory, and why."""
         return page(self)
+
+
+def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:
+    """What is delivered: epoch after epoch; for evaluation (``fixed``) the same one again.
+
+    No part of a loader: threads hold this, and must not keep the loader from being dropped.
+    """
+    steps = plan.steps
+    while True:
+        left = steps.left_in_chunk if fixed else steps.steps_from
+        yield Segment.of(steps, cursor, left(cursor.position))
+        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
 
 
 def stacked(field: Field, steps: int) -> Field:

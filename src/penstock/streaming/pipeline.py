@@ -16,7 +16,7 @@ from penstock.order import Indices
 from penstock.streaming.memory import Slots
 from penstock.streaming.placing import Placer
 from penstock.streaming.segments import BlockRead, Round
-from penstock.streaming.threads import Servant, dismiss
+from penstock.streaming.threads import Servant, dismiss, employ
 
 
 class Pipeline:
@@ -41,8 +41,7 @@ class Pipeline:
             Servant(f"{name}-{i}", partial(_work, self._desk, placer()), self._desk.close)
             for i in range(threads)
         ]
-        for reader in self._readers:
-            reader.start()
+        employ(self._readers)
         weakref.finalize(self, self._desk.close).atexit = False
 
     def close(self) -> None:

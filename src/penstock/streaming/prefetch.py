@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.errors import WorkerError
-from penstock.streaming.threads import Servant, dismiss
+from penstock.streaming.threads import Servant, dismiss, employ
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class Prefetched(Iterator[Result], Generic[Result]):
     ) -> None:
         self._belt: _Belt[Result] = _Belt(ahead, parts)
         self._servant = Servant(name, partial(_run, items, work, self._belt), self._belt.close)
-        self._servant.start()
+        employ([self._servant])
         weakref.finalize(self, self._belt.close).atexit = False
 
     def __next__(self) -> Result:

@@ -17,7 +17,7 @@ class Servant(threading.Thread):
 
     >>> told = threading.Event()
     >>> servant = Servant("idle", told.wait, told.set)
-    >>> servant.start()
+    >>> employ([servant])
     >>> dismiss([servant])
     >>> servant.name, servant.is_alive()
     ('penstock-idle', False)
@@ -27,14 +27,21 @@ class Servant(threading.Thread):
         super().__init__(name=f"penstock-{name}", target=work, daemon=True)
         self.stop = stop
 
-    def start(self) -> None:
-        """Begin; the interpreter will not exit before this thread has ended."""
-        super().start()
-        _running.add(self)
-
 
 _running: weakref.WeakSet[Servant] = weakref.WeakSet()  # threading holds those that live
 os.register_at_fork(after_in_child=_running.clear)  # a child has none of them
+
+
+def employ(servants: Iterable[Servant]) -> None:
+    """Start them all; where that is interrupted, none goes on."""
+    servants = list(servants)
+    try:
+        for servant in servants:
+            _running.add(servant)
+            servant.start()
+    except BaseException:
+        dismiss(servants)
+        raise
 
 
 def dismiss(servants: Iterable[Servant]) -> None:
@@ -43,7 +50,7 @@ def dismiss(servants: Iterable[Servant]) -> None:
     for servant in servants:
         servant.stop()
     for servant in servants:
-        if servant is not threading.current_thread():
+        if servant.is_alive() and servant is not threading.current_thread():
             servant.join()
 
 
