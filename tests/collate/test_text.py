@@ -16,7 +16,6 @@ class Tokenizer:
     pad_token_id = 0
 
 
-FORMS = {"list": list, "array": np.array, "tensor": torch.tensor, "int32": np.int32}
 rows_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=9), min_size=1, max_size=8)
 
 
@@ -182,6 +181,13 @@ def test_seq2seq_starts_from_the_tokenizers_begin_and_keeps_given_inputs():
     batch = collator([{"input_ids": [1], "labels": [5], "decoder_input_ids": [9, 9, 9]}])
     assert batch["decoder_input_ids"].tolist() == [[9, 9, 9]]
     assert "labels" not in collator([{"input_ids": [1]}])
+
+
+def test_a_target_left_out_of_the_loss_is_fed_as_padding():
+    collator = TextCollator(Tokenizer(), task_spec=TaskSpec.seq2seq_tiny())
+    batch = collator([{"input_ids": [1], "labels": [-100, 5, 6]}])
+    assert batch["labels"].tolist() == [[-100, 5, 6]]
+    assert batch["decoder_input_ids"].tolist() == [[0, 0, 5]]
 
 
 def test_the_tasks_max_seq_len_cuts_rows_and_an_argument_wins():
