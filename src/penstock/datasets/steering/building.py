@@ -35,26 +35,29 @@ def build_steering_directory(
 ) -> Path:
     """A complete synthetic directory, the same for the same arguments, for tests and examples.
 
-    Questions, sources and keywords lie around the centroids of their clusters; there are about
-    two pairs for a question. Steering vectors, distances, negatives and splits are computed from
-    them as the format says, and `validate_dataset` finds nothing in it. ``shares`` of the
-    questions go to train, val and test, at least one to each; ``config`` has further entries of
-    config.json, a "curriculum" say.
+    Sources and keywords lie around the centroids of their clusters, each question around the source
+    that answers it; there are about two pairs for a question. Steering vectors, distances,
+    negatives and splits are computed from them as the format says, and `validate_dataset` finds
+    nothing in it. ``shares`` of the questions go to train, val and test, at least one to each;
+    ``config`` has further entries of config.json, a "curriculum" say.
     """
     rng = np.random.default_rng(derive_key(seed, "directory"))
     questions, sources = max(len(SPLITS), pairs // 2), max(clusters + 1, pairs * 4 // 5)
     if pairs < questions:
         raise PlanError(f"a directory needs at least {len(SPLITS)} pairs, got {pairs!r}")
     centroids = _around(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
-    of_question, of_source = (_spread(clusters, n, rng) for n in (questions, sources))
-    of_keyword = _spread(clusters, keywords, rng)
-    asked = np.concatenate([np.arange(questions), rng.integers(questions, size=pairs - questions)])
+    of_source, of_keyword = (_spread(clusters, n, rng) for n in (sources, keywords))
+    source_embs = _around(centroids[of_source], 0.5, rng)
+    answer = _spread(sources, questions, rng)
+    further = rng.integers(questions, size=pairs - questions)
+    asked = np.concatenate([np.arange(questions), further])
+    answers = [answer, _in_cluster(of_source[answer[further]], of_source, rng)]
     corpus = Corpus(
-        questions=_around(centroids[of_question], 0.5, rng),
-        sources=_around(centroids[of_source], 0.5, rng),
+        questions=_around(source_embs[answer], 0.5, rng),
+        sources=source_embs,
         centroids=centroids,
-        pairs=np.stack([asked, _answers(of_question[asked], of_source, rng)], 1),
-        pair_clusters=of_question[asked],
+        pairs=np.stack([asked, np.concatenate(answers)], 1),
+        pair_clusters=of_source[answer[asked]],
         source_clusters=of_source,
     )
     words = [np.flatnonzero(of_keyword == c)[:3].tolist() for c in range(clusters)]
@@ -145,15 +148,15 @@ def _around(centres: Vectors, spread: float, rng: np.random.Generator) -> Vector
     return unit_rows(centres + noise / np.float32(np.sqrt(centres.shape[1])))
 
 
-def _spread(clusters: int, count: int, rng: np.random.Generator) -> Indices:
-    """A cluster for each, every cluster used where there are enough."""
-    return rng.permutation(np.arange(count) % clusters)
+def _spread(groups: int, count: int, rng: np.random.Generator) -> Indices:
+    """A group for each, as evenly as can be."""
+    return rng.permutation(np.arange(count) % groups)
 
 
-def _answers(of_pair: Indices, of_source: Indices, rng: np.random.Generator) -> Indices:
-    """A source of the pair's own cluster for each pair."""
+def _in_cluster(clusters: Indices, of_source: Indices, rng: np.random.Generator) -> Indices:
+    """A source of each of these clusters."""
     by_cluster = np.argsort(of_source, kind="stable")
-    sizes = np.bincount(of_source, minlength=int(of_pair.max()) + 1)
+    sizes = np.bincount(of_source)
     starts = np.cumsum(sizes) - sizes
-    place = (rng.random(len(of_pair)) * sizes[of_pair]).astype(np.int64)
-    return np.take(by_cluster, starts[of_pair] + place)
+    place = (rng.random(len(clusters)) * sizes[clusters]).astype(np.int64)
+    return np.take(by_cluster, starts[clusters] + place)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,26 +19,30 @@ from torch.utils.data import Dataset
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.steering.config import read_config
 from penstock.datasets.steering.curriculum import deal_variants
+from penstock.datasets.steering.files import Ragged
 from penstock.datasets.steering.gathering import gather_batch
 from penstock.datasets.steering.hdf5 import convert_to_hdf5
-from penstock.datasets.steering.layout import BY_NAME, SPLITS, VARIANTS, did_you_mean
-from penstock.datasets.steering.reading import Ragged, reading, resolve_format
+from penstock.datasets.steering.layout import (
+    BY_NAME,
+    SPLITS,
+    VARIANTS,
+    checked_split,
+    did_you_mean,
+)
+from penstock.datasets.steering.reading import reading, resolve_format
 from penstock.datasets.steering.schema import batch_schema
 from penstock.datasets.steering.switches import Switches
 from penstock.datasets.steering.tables import (
     SteeringTables,
+    maps_by_default,
     negatives_stamp,
     open_tables,
     read_split,
 )
-from penstock.errors import PlanError
 from penstock.keyed import current_epoch
 from penstock.order import Indices
 
 log = logging.getLogger("penstock")
-
-MAP_ABOVE_BYTES: Final = 10 * 2**30
-_FLOATS_A_PAIR = 15  # vectors of a pair, its negatives and the tables behind them, about
 
 
 class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
@@ -77,14 +81,14 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     ) -> None:
         self.dataset_dir = Path(dataset_dir)
         self._config = read_config(self.dataset_dir)
-        self.split = _checked_split(split)
+        self.split = checked_split(split)
         self.device = torch.device("cpu" if device is None else device)
         self.storage_format = resolve_format(self.dataset_dir, storage_format)
         self.config = dict(self._config.raw)
         self.embedding_dim, self.n_neg = self._config.embedding_dim, self._config.n_neg
         self.seed = self._config.seed if seed is None else seed
         self.use_mmap = self._maps(use_mmap)
-        self._switches = Switches(_checked_epoch(epoch))
+        self._switches = Switches(epoch)
         self._edition = 0  # of the negatives held here
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
@@ -157,7 +161,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Move the curriculum to an epoch."""
-        self._switches.epoch = _checked_epoch(epoch)
+        self._switches.epoch = epoch
 
     @property
     def steering_probs(self) -> dict[str, float]:
@@ -296,28 +300,3 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     ) -> Path:
         """Write dataset.h5 beside the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)
-
-
-def maps_by_default(embedding_dim: int, pairs: int) -> bool:
-    """Is a directory of so many pairs too large to be read into memory unasked?
-
-    >>> maps_by_default(768, 10**6), maps_by_default(64, 100)
-    (True, False)
-    """
-    return embedding_dim * pairs * 4 * _FLOATS_A_PAIR > MAP_ABOVE_BYTES
-
-
-def _checked_split(split: str) -> str:
-    if split not in SPLITS:
-        raise ValueError(
-            f"Split file not found: split must be one of {SPLITS}, got {split!r}"
-            f"{did_you_mean(split, SPLITS)}"
-        )
-    return split
-
-
-def _checked_epoch(epoch: int) -> int:
-    epoch = operator.index(epoch)
-    if epoch < 0:
-        raise PlanError(f"epoch must be 0 or more, got {epoch!r}")
-    return epoch

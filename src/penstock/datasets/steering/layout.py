@@ -101,3 +101,13 @@ def did_you_mean(name: object, known: tuple[str, ...]) -> str:
     """
     close = get_close_matches(str(name), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def checked_split(split: str) -> str:
+    """The split, refused where there is none of that name."""
+    if split not in SPLITS:
+        raise ValueError(
+            f"Split file not found: split must be one of {SPLITS}, got {split!r}"
+            f"{did_you_mean(split, SPLITS)}"
+        )
+    return split

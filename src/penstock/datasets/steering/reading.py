@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from penstock.checks import InvalidDataError
+from penstock.datasets.steering.files import Ragged, brief, load_pt, plain, ragged
 from penstock.datasets.steering.layout import HDF5, KEYWORDS, TABLES, Table, did_you_mean
 from penstock.errors import MissingExtraError
 from penstock.extras import optional
 
 FORMATS: Final = ("auto", "pt", "hdf5")
-Ragged: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # offsets, values
-
-# what torch.load raises on bytes that are not a file of its own, besides refusing them
-_UNREADABLE = (
-    RuntimeError,
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    AssertionError,
-)
 
 
 class MissingHdf5Error(MissingExtraError, ValueError):
@@ -98,7 +83,7 @@ class PtReader(Reader):
     def tensor(self, table: Table, *, mapped: bool) -> torch.Tensor:
         """The whole table."""
         value = load_pt(self.directory / table.file, mapped=mapped)
-        if not isinstance(value, torch.Tensor) or not _plain(value):
+        if not isinstance(value, torch.Tensor) or not plain(value):
             kind = type(value).__name__ if not isinstance(value, torch.Tensor) else "unusual tensor"
             raise InvalidDataError(f"{table.file} must hold one tensor, found: {kind}")
         return value
@@ -164,7 +149,7 @@ def reading(directory: Path, storage_format: str) -> Iterator[Reader]:
         file = hdf5_library().File(path, "r")
     except OSError as error:
         raise InvalidDataError(
-            f"{HDF5} cannot be read ({_brief(error)}): it is damaged or not HDF5; write it again"
+            f"{HDF5} cannot be read ({brief(error)}): it is damaged or not HDF5; write it again"
         ) from error
     with file:
         yield Hdf5Reader(file)
@@ -211,28 +196,6 @@ def _has_hdf5_library() -> bool:
         return False
 
 
-def load_pt(path: Path, *, mapped: bool) -> Any:
-    """What a .pt file holds: tensors, numbers, lists; anything else is refused, not run."""
-    if not path.is_file():
-        raise InvalidDataError(f"{path.name} not found in {path.parent}")
-    try:
-        with warnings.catch_warnings():  # of pickle protocols: what it cannot read, it refuses
-            warnings.filterwarnings("ignore", "Detected pickle protocol")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise InvalidDataError(
-            f"{path.name} is refused: it holds more than tensors, numbers and lists, and loading "
-            "it could run code; write it again with torch.save of plain tensors"
-        ) from error
-    except _UNREADABLE as error:
-        if mapped and "mmap can only be used" in str(error):  # an old file: not in zip form
-            return load_pt(path, mapped=False)
-        raise InvalidDataError(
-            f"{path.name} cannot be read ({_brief(error)}): it is truncated or not a .pt file; "
-            "write it again"
-        ) from error
-
-
 def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
     """Some rows of a column as a tensor of its dtype."""
     if isinstance(column, torch.Tensor):
@@ -240,46 +203,5 @@ def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
     try:
         read = column[rows]
     except OSError as error:
-        raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
+        raise InvalidDataError(f"{place} cannot be read ({brief(error)})") from error
     return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
-
-
-def ragged(value: Any, place: str) -> Ragged:
-    """Lists of ids (or offsets and values, as tensors) as offsets and values.
-
-    >>> ragged([[4, 5], [], [6]], "keywords")
-    (array([0, 2, 2, 3]), array([4, 5, 6]))
-    """
-    if isinstance(value, list | tuple) and len(value) == 2:
-        offsets, values = value
-        if isinstance(offsets, torch.Tensor) and isinstance(values, torch.Tensor):
-            return _checked_ragged(offsets, values, place)
-    if not isinstance(value, list):
-        raise InvalidDataError(f"{place} must hold a list of lists, found {type(value).__name__}")
-    flat: list[int] = []
-    offsets = np.zeros(len(value) + 1, np.int64)
-    for row, ids in enumerate(value):
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            raise InvalidDataError(f"{place} row {row} must be a list of integers, found {ids!r}")
-        flat += ids
-        offsets[row + 1] = len(flat)
-    return offsets, np.array(flat, np.int64)
-
-
-def _checked_ragged(offsets: torch.Tensor, values: torch.Tensor, place: str) -> Ragged:
-    whole = offsets.dtype == values.dtype == torch.int64 and offsets.ndim == values.ndim == 1
-    if not whole or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values):
-        raise InvalidDataError(f"{place} must hold int64 offsets from 0 to the number of values")
-    if bool((offsets.diff() < 0).any()):
-        raise InvalidDataError(f"{place} has offsets that fall: they must rise")
-    return offsets.numpy(), values.numpy()
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    )
-
-
-def _brief(error: BaseException) -> str:
-    return str(error).split("\n")[0][:120] or type(error).__name__

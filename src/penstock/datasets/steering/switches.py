@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Final
 
 import torch
+
+from penstock.errors import PlanError
 
 _EPOCH, _FORCED, _EDITION, _STAMP = range(4)
 _UNFORCED: Final = -1
@@ -23,7 +26,7 @@ class Switches:
     """
 
     def __init__(self, epoch: int) -> None:
-        self._values = _shared(torch.tensor([epoch, _UNFORCED, 0, 0]))
+        self._values = _shared(torch.tensor([_checked(epoch), _UNFORCED, 0, 0]))
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared anew
@@ -36,7 +39,7 @@ class Switches:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._values[_EPOCH] = epoch
+        self._values[_EPOCH] = _checked(epoch)
 
     @property
     def forced(self) -> int | None:
@@ -67,3 +70,10 @@ class Switches:
 def _shared(values: torch.Tensor) -> torch.Tensor:
     values.share_memory_()  # type: ignore[no-untyped-call]
     return values
+
+
+def _checked(epoch: int) -> int:
+    epoch = operator.index(epoch)
+    if epoch < 0:
+        raise PlanError(f"epoch must be 0 or more, got {epoch!r}")
+    return epoch

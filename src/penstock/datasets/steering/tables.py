@@ -23,6 +23,8 @@ from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 Key: TypeAlias = tuple[Path, str, bool, str]
 
+MAP_ABOVE_BYTES = 10 * 2**30
+VECTORS_A_PAIR = 15  # with its negatives and the tables behind them, about
 SETTLED_NS = (
     20_000_000  # clocks of file systems tick every 4 to 10 ms: within one, writes look alike
 )
@@ -139,6 +141,15 @@ def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> 
             f"({place} row {at})"
         )
     return rows
+
+
+def maps_by_default(embedding_dim: int, pairs: int) -> bool:
+    """Is a directory of so many pairs too large to be read into memory unasked?
+
+    >>> maps_by_default(768, 10**6), maps_by_default(64, 100)
+    (True, False)
+    """
+    return embedding_dim * pairs * 4 * VECTORS_A_PAIR > MAP_ABOVE_BYTES
 
 
 def dimensions_of(config: SteeringConfig) -> dict[str, int]:

@@ -1,0 +1,125 @@
+"""Train a retrieval model with a steering curriculum, and evaluate it with fixed steering.
+
+Makes a small dataset directory, validates all of it, trains by the curriculum (less and less
+"zero" steering), and scores the held-out questions once with each fixed steering. Stop it in the
+middle of an epoch and run it again: it goes on at the very next batch.
+
+    python examples/steering.py                     # everything, in a temporary directory
+    python examples/steering.py --dir run           # keeps data and checkpoint there
+    python examples/steering.py --dir run --stop-at 100   # stops after step 100; run it again
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from penstock.checks import checked
+from penstock.datasets import build_steering_directory, validate_dataset
+from penstock.loaders import SteeringLoader, create_loader, set_epoch, validate_first_batch
+
+EPOCHS, BATCH_SIZE, DIM = 8, 64, 32
+
+
+class Predictor(nn.Module):
+    """From a question and a steering vector to the embedding of the source that answers it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2 * dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, question: torch.Tensor, steering: torch.Tensor) -> torch.Tensor:
+        return question + self.layers(torch.cat([question, steering], dim=1))
+
+
+def scores(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """How well the target (column 0) and each negative fit the prediction."""
+    predicted = model(batch["question_emb"], batch["steering"])
+    sources = torch.cat([batch["target_source_emb"].unsqueeze(1), batch["negative_embs"]], dim=1)
+    return torch.einsum("bd,bnd->bn", nn.functional.normalize(predicted, dim=1), sources) / 0.1
+
+
+def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits = scores(model, batch)
+    return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module | None:
+    torch.manual_seed(0)
+    model = Predictor(DIM)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = create_loader(directory, "train", BATCH_SIZE)
+    validate_first_batch(loader)  # reads it apart: the run is the same without
+    step, first = 0, 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+        step, first = saved["step"], saved["loader"]["epoch"]
+        print(f"resumed at step {step}, epoch {first}")
+    batches = checked(loader, loader.dataset_obj.schema())  # some of them, in 1 % of the time
+    for epoch in range(first, EPOCHS):
+        set_epoch(loader, epoch)  # inside a resumed epoch it changes nothing
+        losses = []
+        for batch in batches:
+            loss = loss_of(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+            if step == stop_at:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"loader": loader.state_dict(), "step": step}, checkpoint)
+                print(f"stopped after step {step}: run again to go on")
+                return None
+        zero = loader.dataset_obj.steering_probs["zero"]
+        print(f"epoch {epoch:2}  zero steering {zero:.2f}  loss {sum(losses) / len(losses):.4f}")
+    checkpoint.unlink(missing_ok=True)
+    return model
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, loader: SteeringLoader, steering: str) -> float:
+    """Share of held-out pairs whose target beats all its negatives, each pair once."""
+    loader.dataset_obj.force_steering(steering)
+    right = [(scores(model, batch).argmax(1) == 0).float() for batch in loader]
+    return torch.cat(right).mean().item()
+
+
+def run(directory: Path, stop_at: int | None) -> None:
+    data = directory / "data"
+    if not (data / "config.json").exists():
+        curriculum = {"zero_prob_start": 0.6, "zero_prob_end": 0.1, "epochs_total": EPOCHS}
+        build_steering_directory(
+            data, pairs=1500, embedding_dim=DIM, n_neg=8, config={"curriculum": curriculum}
+        )
+    report = validate_dataset(data)
+    report.raise_if_any()
+    print(report)
+    model = train(data, directory / "checkpoint.pt", stop_at)
+    if model is not None:
+        val = create_loader(data, "val", 2 * BATCH_SIZE)
+        for steering in ("zero", "centroid", "keyword", "residual"):
+            print(f"val accuracy with {steering} steering: {accuracy(model, val, steering):.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dir", type=Path, help="keep data and checkpoint here")
+    parser.add_argument("--stop-at", type=int, help="stop after this step, with a checkpoint")
+    options = parser.parse_args()
+    if options.dir is not None:
+        run(options.dir, options.stop_at)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        run(Path(directory), options.stop_at)
+
+
+if __name__ == "__main__":
+    main()
