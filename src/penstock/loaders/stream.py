@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from penstock.streaming.segments import Segment, plan_rounds
 from penstock.streaming.transfer import transfer_to
 
 log = logging.getLogger("penstock")
+
+Result = TypeVar("Result")
 
 
 class StreamLoader(Loader):
@@ -98,14 +101,14 @@ class StreamLoader(Loader):
         self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
         self._slots: Slots | None = None
         self._placed = Course(
-            self._order_for,
+            weakly(self._order_for),
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
             drop_last=drop_last,
             chunk=chunk_size,
             limit=None,
             evaluation=evaluation,
-            fingerprint=self._data_fingerprint,
+            fingerprint=weakly(self._data_fingerprint),
         )
         self._placed.replan()  # refuses what cannot be, now and not at the first batch
         for warning in warnings_of(self):
@@ -303,6 +306,18 @@ class StreamLoader(Loader):
     def describe(self) -> str:
         """One readable page: order, how good the shuffle is, memory, and why."""
         return page(self)
+
+
+def weakly(method: Callable[..., Result]) -> Callable[..., Result]:
+    """A method that does not keep its loader: dropped, it is gone at once, with its threads."""
+    ref = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Result:
+        found = ref()
+        assert found is not None  # who calls belongs to the loader
+        return found(*args)
+
+    return call
 
 
 def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:

@@ -1,0 +1,165 @@
+"""What a stream says about itself, and what it warns of."""
+
+import numpy as np
+import pytest
+
+from penstock.errors import PlanError
+from penstock.loaders.stream import StreamLoader
+from penstock.testing.watched import WatchedSource
+
+ARRAY = np.zeros((4000, 8), "f4")
+
+
+def line(loader, name):
+    (found,) = [text for text in loader.describe().splitlines() if text.split()[0] == name]
+    return found.split(maxsplit=1)[1]
+
+
+def chunked(rows=100):
+    return WatchedSource(ARRAY, block_samples=rows)
+
+
+def test_the_page_says_how_good_the_shuffle_is():
+    loader = StreamLoader(chunked(50), 32, window_blocks=20)
+    assert line(loader, "shuffle") == (
+        "a batch is drawn from 20 blocks: 5.00% of it from any one of them, on average "
+        "(1.25% in a shuffle of everything)"
+    )
+    in_order = StreamLoader(chunked(50), 32, shuffle=False)
+    assert line(in_order, "shuffle").startswith("none")
+
+
+def test_the_share_of_one_block_is_what_happens():
+    loader = StreamLoader(np.arange(8000), 64, block_samples=40, window_blocks=20)
+    shares = []
+    with loader:
+        for batch in loader:
+            _, counts = np.unique(batch.numpy() // 40, return_counts=True)
+            shares += [*counts / 64, *[0.0] * (20 - len(counts))]
+    promised = float(line(loader, "shuffle").split("%")[0].split()[-1]) / 100
+    assert promised == 0.05
+    assert np.mean(shares) == pytest.approx(promised, rel=0.1)
+
+
+def test_the_page_says_why_the_geometry_is_what_it_is():
+    given = StreamLoader(chunked(), 32, block_samples=10, window_blocks=3, lanes=2)
+    for name in ("blocks", "windows", "lanes"):
+        assert line(given, name).endswith("(given)")
+    found = StreamLoader(chunked(), 32, memory_budget="100kB")
+    assert line(found, "blocks") == "100 samples (the storage's chunking)"
+    assert line(found, "windows").endswith("(the budget)")
+    assert line(found, "lanes") == "1 (one a rank)"
+    assert line(StreamLoader(chunked(), 32), "windows") == "40 blocks (all there is)"
+    found.load_state_dict(StreamLoader(chunked(), 32, window_blocks=2).state_dict())
+    assert line(found, "windows") == "2 blocks (adopted from a state)"
+
+
+def test_the_page_says_what_rollouts_read_once_more():
+    loader = StreamLoader(chunked(100), 32, steps=4)
+    assert loader.block_samples == 400
+    assert line(loader, "blocks").startswith("400 samples (4 storage chunks")
+    assert "reads 3 more, 0.25 of the storage's chunks are decoded once more" in line(
+        loader, "rollouts"
+    )
+    assert "1 of the storage's chunks" in line(
+        StreamLoader(chunked(100), 32, steps=4, block_samples=100), "rollouts"
+    )
+    mapped = StreamLoader(ARRAY, 32, steps=5, block_samples=1000)
+    assert "reads 4 more, 0.004 of the rows" in line(mapped, "rollouts")
+    assert "rollouts" not in StreamLoader(ARRAY, 32).describe()
+
+
+def test_rollouts_keep_to_small_blocks_where_the_budget_is_small():
+    large = StreamLoader(chunked(100), 8, steps=4, memory_budget="10MB")
+    small = StreamLoader(chunked(100), 8, steps=4, memory_budget="250kB")
+    assert (large.block_samples, small.block_samples) == (400, 100)
+    with small:
+        assert len(list(small)) == (4000 - 3) // 8
+
+
+def test_memory_is_that_of_the_budget():
+    loader = StreamLoader(chunked(), 32, memory_budget="200kB")
+    assert "of a budget of 200 kB" in line(loader, "memory")
+    assert loader.buffer_bytes <= 200_000
+
+
+def warnings_of(caplog, *args, **options):
+    caplog.clear()
+    loader = StreamLoader(*args, **options)
+    logged = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    page = [text.split(maxsplit=1)[1] for text in loader.describe().splitlines() if "warn" in text]
+    assert logged == page
+    return logged
+
+
+def test_storage_of_one_sample_a_chunk_is_warned_of(caplog):
+    (warning,) = warnings_of(caplog, chunked(1), 32)
+    assert "storage chunks hold one sample each" in warning
+    assert not warnings_of(caplog, chunked(2), 32)
+    assert not warnings_of(caplog, np.zeros((5, 300_000)), 2)  # memory has no chunks
+
+
+def test_a_budget_for_one_block_a_window_is_warned_of(caplog):
+    options = {"batch_size": 16, "memory_budget": "80kB"}
+    (warning,) = warnings_of(caplog, chunked(200), **options)
+    assert "allows only one block a window" in warning and "80 kB" in warning
+    assert not warnings_of(caplog, chunked(200), window_blocks=1, **options)  # it was asked for
+    assert not warnings_of(caplog, chunked(200), shuffle=False, **options)
+    assert not warnings_of(caplog, chunked(200), 16)
+
+
+def test_attributes_mirror_the_arguments():
+    def transform(batch, rng):
+        return batch
+
+    given = {
+        "batch_size": 16,
+        "block_samples": 10,
+        "window_blocks": 3,
+        "chunk_size": 4,
+        "shuffle": True,
+        "seed": 7,
+        "drop_last": False,
+        "steps": 2,
+        "device": "cpu",
+        "memory_budget": 10_000_000,
+        "transform": transform,
+        "collate": tuple,
+        "evaluation": False,
+        "rank": 1,
+        "world_size": 2,
+        "lanes": 4,
+    }
+    loader = StreamLoader(ARRAY, **given)
+    assert {name: getattr(loader, name) for name in given} == given
+    assert len(loader.source) == 4000
+    found = StreamLoader(ARRAY, 16)
+    assert (found.rank, found.world_size, found.lanes, found.seed) == (0, 1, 1, 42)
+    assert found.memory_budget == 10**9
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1 sample, got 0"),
+        ({"batch_size": 5000}, "make no step"),
+        ({"block_samples": 0}, "block_samples must be a whole number of at least 1, got 0"),
+        ({"window_blocks": -1}, "window_blocks must be"),
+        ({"lanes": 0}, "lanes must be"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1 batch"),
+        ({"steps": 0}, "steps must be at least 1 row"),
+        ({"steps": 4001}, "4000 rows hold no sample of 4001 consecutive rows"),
+        ({"memory_budget": "lots"}, "cannot read 'lots' as a size"),
+        ({"memory_budget": 0}, "memory_budget is 0 B"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_construction(options, sentence):
+    with pytest.raises((PlanError, ValueError), match=sentence):
+        StreamLoader(ARRAY, **{"batch_size": 32, **options})
+
+
+def test_samples_of_no_bytes_are_refused():
+    with pytest.raises(PlanError, match="no bytes"):
+        StreamLoader(np.zeros((10, 0)), 2)
