@@ -47,14 +47,22 @@ def unpicklable_part(value: Any, name: str) -> Culprit | None:
     >>> found.mend
     'it is a lambda: write it with def at the top of a module'
     """
-    return None if _picklable(value) else _search(value, name, seen=set())
+    if _picklable(value):
+        return None
+    return _search(value, name, seen=set()) or _culprit(value, name)
 
 
-def _search(value: Any, name: str, *, seen: set[int]) -> Culprit:
+def _search(value: Any, name: str, *, seen: set[int]) -> Culprit | None:
+    """The culprit in what cannot be pickled; None where only what holds it is to blame."""
     seen.add(id(value))
-    for inner_name, inner in _parts(value, name):
-        if id(inner) not in seen and not _picklable(inner):
-            return _search(inner, inner_name, seen=seen)
+    faulty = [part for part in _parts(value, name) if not _picklable(part[1])]
+    for inner_name, inner in faulty:
+        if id(inner) not in seen and (found := _search(inner, inner_name, seen=seen)) is not None:
+            return found
+    return None if faulty else _culprit(value, name)
+
+
+def _culprit(value: Any, name: str) -> Culprit:
     return Culprit(name, type(value).__name__, _mend(value), value)
 
 
