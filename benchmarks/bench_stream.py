@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,8 @@ def first_batches(folder: Path, layouts: list[Layout], rounds: int) -> None:
             taken = []
             for _ in range(rounds):
                 drop_cache(path)
-                with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    taken.append(pool.apply(seconds_to_first_batch, (path, state)))
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                    taken.append(process.submit(seconds_to_first_batch, path, state).result())
             emit(case=f"{layout.name}, first batch, {name}", seconds=float(np.median(taken)))
 
 
