@@ -33,6 +33,13 @@ def test_the_order_of_the_path_matters(seed, path):
     assert derive_key(seed, *path) != derive_key(seed, *reversed(path))
 
 
+@given(words, words)
+def test_a_seed_and_a_part_cannot_change_places(one, other):
+    if one != other:
+        assert derive_key(one, other) != derive_key(other, one)
+    assert derive_key(one, one) != derive_key(other, other) or one == other
+
+
 def test_numpy_integers_are_integers():
     assert derive_key(np.int64(5), np.uint64(2**63), np.array(3)) == derive_key(5, 2**63, 3)
 
