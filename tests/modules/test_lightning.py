@@ -223,6 +223,13 @@ def test_validation_runs_exactly_once_per_chunk_whatever_the_sizes(size, batch, 
     assert Counter(e[1] for e in run["events"] if e[0] == "train") == dict(enumerate(lengths))
 
 
+@pytest.mark.parametrize("limit", [1, 3, 0.5])
+def test_the_chunk_size_beats_the_limit_of_the_trainer(limit):
+    job = {**ONE, "trainer": {"max_epochs": 3}}
+    limited = {**ONE, "trainer": {"max_epochs": 3, "limit_train_batches": limit}}
+    assert program.fit(limited) == program.fit(job)
+
+
 class Watcher(pl.Callback):
     """Reads all that can be read of the loaders, and notes where they were as training began."""
 
@@ -274,6 +281,16 @@ def test_a_loader_that_is_inside_a_chunk_gives_its_rest_and_is_validated():
     kinds = Counter((event[0], event[1]) for event in model.events)
     assert [kinds["train", chunk] for chunk in range(3)] == [3, 5, 2]
     assert [kinds["validate", chunk] for chunk in range(3)] == [1, 1, 1]
+
+
+def test_a_second_fit_goes_on_where_the_first_one_ended():
+    job = {**ONE, "trainer": {"max_epochs": 2}}
+    model, (train, val) = program.Recorder(job), program.loaders(job)
+    trainer = program.make_trainer(job)
+    trainer.fit(model, train, val)
+    trainer.fit_loop.max_epochs = 6
+    trainer.fit(model, train, val)
+    assert model.events == program.fit({**ONE, "trainer": {"max_epochs": 6}})["events"]
 
 
 # -- where loaders come from

@@ -39,6 +39,7 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         self._training: Any = None
         self._validation: Any = None
+        self._loader: Loader | None = None
         self._progress: Progress | None = None
         self._chunks = 0  # finished
         self._optimizer_steps = 0  # when progress was last noted
@@ -50,8 +51,7 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
     @property
     def chunked_training_enabled(self) -> bool:
         """Does the training loader have a chunk size?"""
-        loader = self._training and self._training.only_loader
-        return loader is not None and loader._course.chunk is not None
+        return self._loader is not None and self._loader._course.chunk is not None
 
     # -- loaders
 
@@ -65,14 +65,15 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
             fit._data_source, "max_size_cycle", found=partial(self._found, trainer)
         )
         self._validation = val._data_source = SteadySource(val._data_source, "sequential")
-        self._progress, self._restored, self._validated = None, {}, -1
-        self._resuming = False
+        self._loader, self._progress, self._unmoved = None, None, None
+        self._restored, self._resuming, self._validated = {}, False, -1
 
     def _found(self, trainer: Any) -> None:
-        if not self.chunked_training_enabled or trainer.fast_dev_run:
-            return
-        if trainer.limit_train_batches not in (0, 1.0):
-            log.info("limit_train_batches=%r is ignored: chunked", trainer.limit_train_batches)
+        self._loader = self._training.only_loader
+        limit = trainer.limit_train_batches
+        limited = limit and (isinstance(limit, int) or limit < 1.0) and not trainer.fast_dev_run
+        if limited and self.chunked_training_enabled:
+            log.info("limit_train_batches=%r is ignored: the loader's chunk size decides", limit)
             trainer.limit_train_batches = 1.0
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -93,13 +94,12 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from where Lightning counts."""
         self._chunks, self._optimizer_steps = trainer.current_epoch, trainer.global_step
-        loader = self._training.only_loader
-        if loader is None:
+        if self._loader is None:
             return
         if self._progress is None:
             loop = trainer.fit_loop
             self._progress = Progress(
-                loader.state_dict(),
+                self._loader.state_dict(),
                 chunks=self._chunks,
                 batches=loop.total_batch_idx + 1,
                 logged=loop.epoch_loop._batches_that_stepped,
@@ -109,10 +109,6 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
         if self._restored.get("owes_plateau"):
             step_plateau_schedulers(trainer.fit_loop)
         self._restored = {}
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """A chunk that begins has nothing to restart, also when ``max_steps`` is given."""
-        trainer.fit_loop.epoch_loop.restarting = False
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -133,11 +129,10 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
         self._note(trainer)
 
     def _note(self, trainer: Any) -> None:
-        loader = self._training.only_loader
-        if loader is None or trainer.global_step == self._optimizer_steps:
+        if self._loader is None or trainer.global_step == self._optimizer_steps:
             return
         self._optimizer_steps = trainer.global_step
-        loop, state, ended = trainer.fit_loop, loader.state_dict(), trainer.is_last_batch
+        loop, state, ended = trainer.fit_loop, self._loader.state_dict(), trainer.is_last_batch
         if ended and state["position"] and not self.chunked_training_enabled:
             state |= {"epoch": state["epoch"] + 1, "position": 0}  # limit_train_batches cut it
         self._progress = Progress(
@@ -169,15 +164,15 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
         """Remember where validation loaders that move were."""
         if trainer.state.fn != "fit":
             return
-        self._unmoved = [loader.state_dict() for loader in moving(self._validation)]
+        self._unmoved = self._validation.places
         if self._resuming and self._progress is not None and not trainer.sanity_checking:
             # Lightning counts a step after its validation
             trainer.fit_loop.epoch_loop._batches_that_stepped = self._progress.logged - 1
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         """Put validation loaders back where they were."""
-        for loader, state in zip(moving(self._validation), self._unmoved or [], strict=True):
-            loader.load_state_dict(state)
+        if self._unmoved is not None:
+            self._validation.move(self._unmoved)
         self._unmoved = None
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -193,41 +188,38 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
             return
         self._note(trainer)
         epochs, progress = trainer.fit_loop.epoch_progress.current, self._progress
-        states = self._unmoved
-        if states is None:
-            states = [loader.state_dict() for loader in moving(self._validation)]
         checkpoint[KEY] = {
             "progress": progress.to_state(),
             "validated": self._validated == progress.batches,
-            "validation": states,
+            "validation": self._validation.places if self._unmoved is None else self._unmoved,
             "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             "owes_plateau": epochs.processed > epochs.completed and not progress.done,
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the loader and Lightning's counters together."""
-        if trainer.state.fn != "fit" or (loader := self._training.only_loader) is None:
+        if trainer.state.fn != "fit":
+            return
+        self._training.ask()
+        if self._loader is None:
             return
         loops = checkpoint["loops"]["fit_loop"]
         states = loops["state_dict"].pop("combined_loader", [])
         self._restored = checkpoint.get(KEY, {})
-        if not self._restored:
-            self._adopt(loader, states)
-            return
-        progress = self._seek(loader, Progress(**self._restored["progress"]))
-        self._progress, self._resuming = progress, True
-        validated = self._restored["validated"]
-        self._validated = progress.batches if validated else -1
-        loops.update(progress.counters(validated=validated))
-        # what was set up before (strategies that restore late) has the lengths of another place
-        trainer.fit_loop._combined_loader = (
-            trainer.fit_loop.epoch_loop.val_loop._combined_loader
-        ) = None
-        if self._restored["validation"] and self._validation.is_defined():
-            for rest, state in zip(
-                moving(self._validation), self._restored["validation"], strict=True
-            ):
-                rest.load_state_dict(state)
+        if self._restored:
+            loops.update(self._restore(self._loader))
+        else:
+            self._adopt(self._loader, states)
+        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+            loop._combined_loader = None  # set up before, by a strategy that restores late
+
+    def _restore(self, loader: Loader) -> dict[str, Any]:
+        validated, states = self._restored["validated"], self._restored["validation"]
+        self._progress = self._seek(loader, Progress(**self._restored["progress"]))
+        self._resuming, self._validated = True, self._progress.batches if validated else -1
+        if states:
+            self._validation.move(states)
+        return self._progress.counters(validated=validated)
 
     def _seek(self, loader: Loader, progress: Progress) -> Progress:
         loader.load_state_dict(progress.loader)
@@ -247,13 +239,6 @@ class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
         if states:
             loader.load_state_dict(states[0])
             self._training.resumed = loader if loader.remaining != len(loader) else None
-
-
-def moving(source: SteadySource) -> list[Loader]:
-    """The loaders that go on where they ended, instead of beginning anew each time."""
-    if not source.is_defined():
-        return []
-    return [loader for loader in source.loaders if not loader._course.evaluation]
 
 
 def step_plateau_schedulers(fit_loop: Any) -> None:

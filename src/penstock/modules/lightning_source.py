@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
 from penstock.loaders import Loader
+
+log = logging.getLogger("penstock")
 
 connector = optional("lightning.pytorch.trainer.connectors.data_connector", extra="lightning")
 combining = optional("lightning.pytorch.utilities.combined_loader", extra="lightning")
@@ -75,11 +78,15 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
         left = loader.remaining
         return loader if left == len(loader) else Rest(loader, left)
 
+    def ask(self) -> None:
+        """Ask for the loaders now, if Lightning did not yet."""
+        if self._combined is None:
+            connector._request_dataloader(self)
+
     @property
     def loaders(self) -> list[Loader]:
         """Those of Penstock that know their place."""
-        if self._combined is None:
-            connector._request_dataloader(self)
+        self.ask()
         return [loader for loader in self._given if knows_its_place(loader)]
 
     @property
@@ -92,6 +99,29 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
                 "the datasets in one (torch's ConcatDataset or StackDataset)"
             )
         return ours[0] if ours else None
+
+    @property
+    def places(self) -> list[dict[str, Any]]:
+        """Where those loaders are that do not begin anew each time."""
+        return [loader.state_dict() for loader in self._moving]
+
+    def move(self, places: list[dict[str, Any]]) -> None:
+        """Put them there; all begin anew if there are more or fewer of them now."""
+        loaders = self._moving
+        if len(loaders) != len(places):
+            log.warning(
+                "%s gives %d loaders, the checkpoint knows the places of %d: all begin anew",
+                *(self.name, len(loaders), len(places)),
+            )
+            return
+        for loader, place in zip(loaders, places, strict=True):
+            loader.load_state_dict(place)
+
+    @property
+    def _moving(self) -> list[Loader]:
+        if not self.is_defined():
+            return []
+        return [loader for loader in self.loaders if not loader._course.evaluation]
 
     def close(self) -> None:
         """End the workers and threads of our loaders; they may be iterated again."""
