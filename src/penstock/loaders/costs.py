@@ -46,19 +46,24 @@ class SampleCost:
         return "gathered in one go" if self.gathered else f"read in {self.seconds * 1e6:,.0f} us"
 
 
-def measure_cost(dataset: Any, *, samples: int = 8) -> SampleCost:
-    """Read a few samples from a twin of a dataset, leaving ambient generators as they were."""
+def measure_cost(dataset: Any) -> SampleCost:
+    """What a sample costs, measured on a twin: nothing of the dataset itself is opened."""
+    alone = gather_of(dataset) is not None or unpicklable_part(dataset, "dataset") is not None
+    return cost_of(dataset if alone else twin(dataset))
+
+
+def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
+    """Read a few samples, leaving ambient generators as they were."""
     gathered = gather_of(dataset) is not None
     count = min(samples, len(dataset))
     if not count:
         return SampleCost(0.0, 0.0, 0, gathered)
-    own = dataset if gathered or unpicklable_part(dataset, "dataset") else twin(dataset)
     with undisturbed():
-        nbytes = bytes_of(own[0])  # files open, caches warm
+        nbytes = bytes_of(dataset[0])  # files open, caches warm
         begin, read, waited = perf_counter(), 0, _waits()
         cpu = process_time()
         while read < count and perf_counter() - begin < ENOUGH_SECONDS:
-            own[read * (len(own) - 1) // max(1, count - 1)]
+            dataset[read * (len(dataset) - 1) // max(1, count - 1)]
             read += 1
         seconds, cpu = perf_counter() - begin, process_time() - cpu
     waiting = max(0.0, seconds - cpu) if _waits() - waited >= read else 0.0

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.config import DataLoaderConfig
-from penstock.loaders.costs import SampleCost, measure_cost
+from penstock.loaders.costs import SampleCost, cost_of
 from penstock.loaders.fitting import unfit_for_workers
 from penstock.loaders.machine import this_machine
 from penstock.loaders.peeking import undisturbed
@@ -104,7 +104,7 @@ def candidates(
     """Inline, threads, and the processes that can be and fit the budget; cheapest first."""
     unfit = unfit_for_workers(dataset, {"collate_fn": collate_fn})
     own = dataset if unfit else twin(dataset)  # what opens here is not open in the workers
-    cost = measure_cost(own)
+    cost = cost_of(own)
     base = DataLoaderConfig(
         brief_batch(batch_size, cost), num_workers=0, collate_fn=collate_fn, executor="inline"
     )
