@@ -80,6 +80,16 @@ def test_a_whole_chain_runs_over_files(folder):
     assert x.shape == (4, 1, 12, 17) and y.tolist() == [0, 1, 2, 0]
 
 
+def test_another_table_or_file_has_another_fingerprint(folder):
+    before = SpectrogramFolder(folder).fingerprint()
+    assert SpectrogramFolder(folder).fingerprint() == before
+    np.save(folder / "0.npy", IMAGES[0] + 1)
+    changed = SpectrogramFolder(folder).fingerprint()
+    rows = [[f"{i}.npy", 1, "a"] for i in (0, 2, 4)]
+    write_table(folder / "metadata.csv", ["filename", "class_id", "author"], rows)
+    assert len({before, changed, SpectrogramFolder(folder).fingerprint()}) == 3
+
+
 def test_pixels_of_a_table_lie_as_those_of_an_image(tmp_path):
     columns = ["label", "author", *(f"pixel_{i}" for i in range(12 * 17))]
     rows = [[i % 3, f"a{i}", *BYTES[i].flatten()] for i in range(6)]

@@ -162,6 +162,13 @@ def test_other_data_is_refused(tmp_path, monkeypatch):
         train(directory=tmp_path)
 
 
+def test_other_labels_are_refused(tmp_path, monkeypatch):
+    train(directory=tmp_path)
+    monkeypatch.setitem(globals(), "LABELS", (LABELS + 1) % 3)
+    with pytest.raises(StateError, match=r"holds a run with (data|labels)"):
+        train(directory=tmp_path)
+
+
 def test_measuring_is_no_other_run(tmp_path, interrupted_at):
     interrupted_at(8)
     with pytest.raises(KeyboardInterrupt):

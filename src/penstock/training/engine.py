@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from hashlib import blake2b
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset
 
-from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
 from penstock.datasets.gather import fingerprint_of
-from penstock.datasets.reading import first_field
 from penstock.datasets.standardized import as_indices
-from penstock.loaders import DataLoaderFactory, DataLoaderPerformanceMonitor, Loader
+from penstock.loaders import DataLoaderPerformanceMonitor, Loader
 from penstock.order import Indices, derive_key
-from penstock.training.classification import (
-    Evaluation,
-    Stepping,
-    balanced_weights,
-    check_labels,
-    confusion,
-)
+from penstock.training.classification import Stepping, balanced_weights, check_labels
 from penstock.training.fold import Fold, Standing, fit, restore, state_of
 from penstock.training.fold_config import ENGINE, EVERY, fold_config
+from penstock.training.fold_data import EpochBatches, fold_loaders, fold_subsets
+from penstock.training.fold_result import fold_result, for_store, from_store
 from penstock.training.labels import labels_of
 from penstock.training.pooling import pool, summarize_folds, vote
-from penstock.training.run_directory import RunDirectory
+from penstock.training.run_directory import RunDirectory, digest_of
 from penstock.training.splits import check_split
-from penstock.transforms import recommended_augmentation
 
-log = logging.getLogger("penstock")
-FoldIndices = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]
+FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]
 
 
 class TrainingEngine:
@@ -67,7 +56,7 @@ class TrainingEngine:
         self.model_class, self.num_classes = model_class, num_classes
         self.config = fold_config(config, ENGINE, known=EVERY)
         self.run_directory, self.progress = run_directory, progress
-        self.device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        self.device = _device()
 
     # -- runs
 
@@ -81,11 +70,11 @@ class TrainingEngine:
             fold_indices: training and validation samples of each fold.
             groups: the recording each sample is cut from; the segments of one then vote.
         """
-        folds = self._checked(dataset, fold_indices)
-        store = self._store(dataset, folds)
+        folds, labels = self._checked(dataset, fold_indices)
+        store = self._store(dataset, labels, folds)
         found = [
-            self._train(dataset, train, val, number, store)
-            for number, (train, val) in enumerate(folds, start=1)
+            self._train(dataset, labels, fold, number, store)
+            for number, fold in enumerate(folds, start=1)
         ]
         results = {
             "fold_results": {f"fold_{i}": fold for i, fold in enumerate(found, start=1)},
@@ -108,80 +97,46 @@ class TrainingEngine:
         groups: npt.ArrayLike | None = None,
     ) -> dict[str, Any]:
         """The result of one fold; with ``groups``, also the votes of each recording's segments."""
-        folds = self._checked(dataset, [(train_indices, val_indices)])
-        result = self._train(dataset, *folds[0], 1, self._store(dataset, folds))
+        folds, labels = self._checked(dataset, [(train_indices, val_indices)])
+        store = self._store(dataset, labels, folds)
+        result = self._train(dataset, labels, folds[0], 1, store)
         if groups is not None:
             recordings = np.asarray(groups)[folds[0][1]]
             result |= vote(result["val_predictions"], result["val_targets"], recordings)
         return result | {"config": dict(self.config)}
 
-    # -- data
+    # -- one fold
 
     def _create_data_subsets(
         self, dataset: Any, train: Indices, val: Indices
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Both parts as they are trained on, and the statistics of the training part."""
-        base, statistics = self._augmented(dataset, train), {"mean": None, "std": None}
-        if not self.config["standardize"]:
-            return Subset(base, train.tolist()), Subset(dataset, val.tolist()), statistics
-        mean, std = compute_standardization(dataset, train, progress=self.progress)
-        parts = (
-            StandardizedDataset(base, train, mean, std),
-            StandardizedDataset(dataset, val, mean, std),
+        return fold_subsets(
+            dataset, train, val, self.config, classes=self.num_classes, progress=self.progress
         )
-        return *parts, {"mean": mean, "std": std}
-
-    def _augmented(self, dataset: Any, train: Indices) -> Any:
-        masks, noise = self.config["spec_augment"], self.config["gaussian_noise"]
-        if not (masks or noise):
-            return dataset
-        shape = first_field(dataset[int(train[0])]).shape
-        size = (shape[-2], shape[-1]) if len(shape) > 1 else (224, 313)
-        params = recommended_augmentation(len(train), self.num_classes, size)
-        chosen = {
-            "spec_augment_params": params["spec_augment_params"] if masks else None,
-            "gaussian_noise_params": params["gaussian_noise_params"] if noise else None,
-        }
-        return AugmentedDataset(dataset, chosen, seed=self.config["seed"])
 
     def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
-        """The loaders of both parts; the one place where loaders of folds are made."""
-        config, size = self.config, self.config["batch_size"]
-        # the incomplete last batch is left out, unless it is the only one
-        drop_last = len(train_subset) >= size
-        if not config["optimize_dataloaders"]:
-            rng = torch.Generator()
-            train = DataLoader(train_subset, size, shuffle=True, drop_last=drop_last, generator=rng)
-            return train, DataLoader(val_subset, size)
-        standardizes = config["standardize"]
-        train = DataLoaderFactory.create_training_loader(
-            train_subset,
-            batch_size=size,
-            has_augmentation=config["spec_augment"] or config["gaussian_noise"],
-            has_standardization=standardizes,
-            drop_last=drop_last,
-            seed=config["seed"],
-        )
-        val = DataLoaderFactory.create_validation_loader(
-            val_subset, batch_size=size, has_standardization=standardizes
-        )
-        return train, val
-
-    # -- one fold
+        """The loaders of both parts, the same for every way of training."""
+        return fold_loaders(train_subset, val_subset, self.config)
 
     def _train(
-        self, dataset: Any, train: Indices, val: Indices, number: int, store: RunDirectory | None
+        self,
+        dataset: Any,
+        labels: Indices,
+        parts: tuple[Indices, Indices],
+        number: int,
+        store: RunDirectory | None,
     ) -> dict[str, Any]:
         saved = None if store is None else store.load(number)
         if saved is not None and "result" in saved:
-            return _from_store(saved["result"])
-        train_part, val_part, statistics = self._create_data_subsets(dataset, train, val)
-        with ExitStack() as stack, torch.random.fork_rng():  # the caller's draws stay his
+            return from_store(saved["result"])
+        train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
+        with ExitStack() as stack, _own_draws(self.device):
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
                 if isinstance(loader, Loader):
                     stack.enter_context(loader)
-            fold = self._fold(number, labels_of(dataset, train), loaders)
+            fold = self._fold(number, labels[parts[0]], loaders)
             standing = Standing() if saved is None else restore(fold, saved)
             figures = self._figures(loaders)
 
@@ -190,12 +145,12 @@ class TrainingEngine:
                     store.save(number, state_of(fold, standing))
 
             evaluation = fit(fold, standing, self.config, save, self.progress)
-            result = self._result(fold, standing, evaluation) | statistics | figures
+            result = fold_result(fold, standing, evaluation) | statistics | figures
         if store is not None:
-            store.save(number, {"result": _for_store(result)})
+            store.save(number, {"result": for_store(result)})
         return result
 
-    def _fold(self, number: int, labels: npt.NDArray[np.int64], loaders: tuple[Any, Any]) -> Fold:
+    def _fold(self, number: int, labels: Indices, loaders: tuple[Any, Any]) -> Fold:
         config, seed = self.config, self.config["seed"]
         torch.manual_seed(derive_key(seed, "fold", number, "weights"))
         model = self.model_class(num_classes=self.num_classes).to(self.device)
@@ -205,7 +160,7 @@ class TrainingEngine:
             model.parameters(), config["learning_rate"], weight_decay=config["l2_regularization"]
         )
         stepping = Stepping(self.device, config["mixed_precision"], config["gradient_clipping"])
-        epochs = _Epochs(loaders[0], seed)
+        epochs = EpochBatches(loaders[0], seed)
         return Fold(number, model, criterion, optimizer, epochs, loaders[1], stepping, seed)
 
     def _figures(self, loaders: tuple[Any, Any]) -> dict[str, Any]:
@@ -214,28 +169,6 @@ class TrainingEngine:
         monitor = DataLoaderPerformanceMonitor()
         parts = zip(("train", "val"), loaders, strict=True)
         return {"performance": {name: monitor.time_batch_loading(each) for name, each in parts}}
-
-    def _result(self, fold: Fold, standing: Standing, evaluation: Evaluation) -> dict[str, Any]:
-        history, scores = standing.history, evaluation.scores
-        predictions = evaluation.logits.argmax(1)
-        log.info(
-            "fold %d: %d epochs, best after %d: loss %.4f, accuracy %.4f, f1 %.4f",
-            fold.number, standing.epoch, history["best_epoch"] + 1,
-            scores.loss, scores.accuracy, scores.f1,
-        )  # fmt: skip
-        return {
-            "history": history,
-            "final_val_acc": scores.accuracy,
-            "final_val_loss": scores.loss,
-            "final_val_f1": scores.f1,
-            "best_val_acc": max(history["val_accuracies"]),
-            "best_val_f1": max(history["val_f1s"]),
-            "model_state": {k: v.cpu().clone() for k, v in fold.model.state_dict().items()},
-            "confusion_matrix": confusion(predictions, evaluation.targets, self.num_classes),
-            "val_predictions": evaluation.logits,
-            "val_targets": evaluation.targets,
-            "training_time": standing.seconds,
-        }
 
     def _summary(
         self, found: list[dict[str, Any]], folds: FoldIndices, groups: npt.ArrayLike | None
@@ -253,52 +186,43 @@ class TrainingEngine:
 
     # -- before anything runs
 
-    def _checked(self, dataset: Any, fold_indices: FoldIndices) -> list[tuple[Indices, Indices]]:
+    def _checked(
+        self, dataset: Any, fold_indices: FoldIndices
+    ) -> tuple[list[tuple[Indices, Indices]], Indices]:
+        """The folds, and the class of every sample of the dataset."""
         size = len(dataset)
         folds = [(as_indices(train, size), as_indices(val, size)) for train, val in fold_indices]
+        labels = labels_of(dataset, np.arange(size))
         for train, val in folds:
             check_split(train, val, authors=None)
-            check_labels(labels_of(dataset, np.concatenate([train, val])), self.num_classes)
-        return folds
+            check_labels(labels[np.concatenate([train, val])], self.num_classes)
+        return folds, labels
 
-    def _store(self, dataset: Any, folds: list[tuple[Indices, Indices]]) -> RunDirectory | None:
+    def _store(
+        self, dataset: Any, labels: Indices, folds: list[tuple[Indices, Indices]]
+    ) -> RunDirectory | None:
         if self.run_directory is None:
             return None
-        digest = blake2b(digest_size=8)
-        for part in (part for fold in folds for part in fold):
-            digest.update(f"{len(part)}:".encode() + part.tobytes())
         kept = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
         identity = {
             **kept,
             "num_classes": self.num_classes,
             "model": getattr(self.model_class, "__qualname__", repr(self.model_class)),
             "data": fingerprint_of(dataset),
-            "split": digest.hexdigest(),
+            "labels": digest_of([labels]),
+            "split": digest_of([part for fold in folds for part in fold]),
         }
         return RunDirectory(self.run_directory, identity)
 
 
-class _Epochs:
-    """The training batches of a given epoch, whatever was read before."""
-
-    def __init__(self, loader: Any, seed: int) -> None:
-        self._loader, self._seed = loader, seed
-
-    def __call__(self, epoch: int) -> Any:
-        if isinstance(self._loader, Loader):
-            self._loader.seek(epoch)
-            return self._loader
-        self._loader.generator.manual_seed(derive_key(self._seed, "order", epoch))
-        inner = self._loader.dataset
-        inner = inner.dataset if isinstance(inner, Subset) else inner
-        getattr(inner, "set_epoch", lambda _: None)(epoch)
-        return self._loader
+def _device() -> torch.device:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
 
 
-def _for_store(result: dict[str, Any]) -> dict[str, Any]:
-    """A result as tensors and plain values, which load without running anything."""
-    return result | {"confusion_matrix": torch.from_numpy(result["confusion_matrix"])}
-
-
-def _from_store(result: dict[str, Any]) -> dict[str, Any]:
-    return result | {"confusion_matrix": result["confusion_matrix"].numpy()}
+def _own_draws(device: torch.device) -> AbstractContextManager[None]:
+    """A block that may seed torch as it likes: the caller's generators are as before afterwards."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    index = torch.accelerator.current_device_index()
+    return torch.random.fork_rng(devices=[index], device_type=device.type)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from penstock.errors import StateError
+from penstock.order import Indices
 
 FORMAT: Final = "penstock-folds/1"
 
@@ -45,6 +47,14 @@ class RunDirectory:
 
     def _file(self, fold: int) -> Path:
         return self.path / f"fold_{fold}.pt"
+
+
+def digest_of(parts: Iterable[Indices]) -> str:
+    """Identity of some lists of samples, in order."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        digest.update(f"{len(part)}:".encode() + part.tobytes())
+    return digest.hexdigest()
 
 
 def _replace(file: Path, write: Any) -> None:
