@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import tee
 from typing import Any, TypeAlias
 
 import torch
@@ -40,9 +41,9 @@ class BatchStream:
     ) -> None:
         self._plan, self._pipeline = plan, pipeline
         self._transform, self._collate = transform, collate
-        self._places = _places(plan, segments())
+        self._places, filled = tee(_places(plan, segments()))  # a transfer is one batch ahead
         self._place, _ = next(self._places)
-        batches = _filled(pipeline, slots, _places(plan, segments()))
+        batches = _filled(pipeline, slots, filled)
         if transfer is not None:
             batches = transfer.ahead(batches, pipeline)
         self._batches = batches

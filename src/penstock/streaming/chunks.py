@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -64,12 +65,13 @@ class RandomChunkLoader:
     ) -> None:
         if prefetch < 1:
             raise PlanError(f"prefetch must be at least 1 chunk, got {prefetch!r}")
+        self._seed_given = seed is not None
         if seed is None:
             seed = secrets.randbits(32)
             log.info("seed=%d (drawn; give it to repeat this run)", seed)
         self.plan = ChunkPlan(total_timesteps, chunk_size, seed, sampling, align, overlap)
         self.total_timesteps, self.chunk_size = total_timesteps, chunk_size
-        self.device, self.prefetch, self.seed = device, prefetch, seed
+        self.device, self.prefetch = device, prefetch
         self._loading = ChunkLoading(
             load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
         )
@@ -77,6 +79,11 @@ class RandomChunkLoader:
         self._resume: tuple[int, int] | None = None
         self._arrays = 2  # of a chunk; the seed's (data, stimulus) until one was seen
         self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
+
+    @property
+    def seed(self) -> int:
+        """Of the plan: given, drawn, or adopted from a state."""
+        return self.plan.seed
 
     # -- an epoch
 
@@ -131,7 +138,10 @@ class RandomChunkLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last chunk got, with the next `start_epoch`."""
         check_format(state)
+        epoch, taken = (checked_count(state, name) for name in ("epoch", "position"))
         ours = self._identity()
+        if not self._seed_given:
+            ours["seed"] = checked_count(state, "seed")  # a drawn one is not insisted on
         for name, value in ours.items():
             if state.get(name) != value:
                 raise StateError(
@@ -139,8 +149,8 @@ class RandomChunkLoader:
                     f"{value!r}: build it with the same {name}"
                 )
         self.cleanup()
-        self._chunks = None
-        self._resume = state["epoch"], state["position"]
+        self.plan = replace(self.plan, seed=ours["seed"])
+        self._chunks, self._resume = None, (epoch, taken)
 
     def _identity(self) -> dict[str, Any]:
         plan = self.plan
@@ -172,3 +182,11 @@ class RandomChunkLoader:
                 f"  device    {self.device or 'cpu'}, {format_bytes(stats['device_bytes'])} seen",
             ]
         )
+
+
+def checked_count(state: dict[str, Any], name: str) -> int:
+    """A number of a state, refused where it is none."""
+    value = state.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise StateError(f"the state's {name} must be an integer of 0 or more, got {value!r}")
+    return value

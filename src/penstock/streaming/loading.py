@@ -12,13 +12,14 @@ import torch
 
 from penstock.errors import PlanError
 from penstock.sources.base import Field
-from penstock.streaming.memory import Slots
+from penstock.streaming.memory import Slots, Token, followed
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.transfer import Sent, Tensors, Transfer
 
 LoadFn: TypeAlias = Callable[..., Any]
 Array: TypeAlias = npt.NDArray[np.generic]
 Chunk: TypeAlias = tuple[torch.Tensor, ...]
+Loaded: TypeAlias = tuple[Tensors, list[Token]]
 
 
 class ChunkLoading:
@@ -40,13 +41,13 @@ class ChunkLoading:
 
     def chunks(self, spans: Sequence[tuple[int, int]]) -> Iterator[Chunk]:
         """The spans' tensors, in order; loading begins now."""
-        loaded = Prefetched(
-            spans, self._host.load, ahead=self._ahead, name="chunks", parts=_tensors
-        )
+        loaded = Prefetched(spans, self._host.load, ahead=self._ahead, name="chunks", parts=_tokens)
         self._stages = [loaded]
         if self._transfer is None:
-            return map(self._count, map(_values, loaded))
-        sent = Prefetched(loaded, self._transfer.send, ahead=1, name="transfer", parts=_moved)
+            return map(self._count, map(_values, map(_tensors, loaded)))
+        sent = Prefetched(
+            map(_tensors, loaded), self._transfer.send, ahead=1, name="transfer", parts=_moved
+        )
         self._stages.append(sent)
         return map(self._count, map(_values, map(self._transfer.receive, sent)))
 
@@ -86,8 +87,8 @@ class HostChunks:
         self._slots: Slots | None = None
         self.loaded = self.chunk_bytes = 0
 
-    def load(self, span: tuple[int, int]) -> Tensors:
-        """One span's arrays, as tensors."""
+    def load(self, span: tuple[int, int]) -> Loaded:
+        """One span's arrays, as tensors; and what tells when they are gone."""
         slots = self._slots
         if slots is not None and self._fills and slots.free:
             tensors = self._fill(slots, span)
@@ -96,7 +97,8 @@ class HostChunks:
         self.loaded += 1
         held = sum(tensor.nbytes for tensor in tensors.values())
         self.chunk_bytes = max(self.chunk_bytes, held)
-        return tensors
+        pairs = {name: followed(tensor) for name, tensor in tensors.items()}
+        return {name: pair[0] for name, pair in pairs.items()}, [pair[1] for pair in pairs.values()]
 
     def _fill(self, slots: Slots, span: tuple[int, int]) -> Tensors:
         (slot,), rows = slots.take(1), span[1] - span[0]
@@ -123,8 +125,12 @@ class HostChunks:
         return slots.hand_out(slot, rows)
 
 
-def _tensors(tensors: Tensors) -> Iterable[torch.Tensor]:
-    return tensors.values()
+def _tensors(loaded: Loaded) -> Tensors:
+    return loaded[0]
+
+
+def _tokens(loaded: Loaded) -> Iterable[Token]:
+    return loaded[1]
 
 
 def _moved(sent: Sent) -> Iterable[torch.Tensor]:

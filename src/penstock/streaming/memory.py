@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ class Slots:
         reserved = {name: reserve(nbytes, pin=pin) for name, nbytes in bytes_of.items()}
         self.rows = {name: each.view(row_type(fields[name])) for name, each in reserved.items()}
         self.nbytes = sum(rows.nbytes for rows in self.rows.values())
+        self._slot_bytes = {name: batch * field.nbytes for name, field in fields.items()}
         self._leases: set[_Lease] = set()  # of slots that somebody looks at
 
     def take(self, count: int) -> list[int]:
@@ -60,7 +62,7 @@ class Slots:
         """The first rows of a slot, to be filled."""
         return {
             name: np.ndarray(
-                (rows, *field.shape), field.dtype, self.rows[name], slot * self.batch * field.nbytes
+                (rows, *field.shape), field.dtype, self.rows[name], slot * self._slot_bytes[name]
             )
             for name, field in self.fields.items()
         }
@@ -68,8 +70,7 @@ class Slots:
     def forget(self) -> None:
         """Give the system back what nobody looks at; for the end, when nothing is written more."""
         seen = sorted({lease.slot for lease in list(self._leases)})
-        for name, field in self.fields.items():
-            size = self.batch * field.nbytes
+        for name, size in self._slot_bytes.items():
             for before, after in pairwise([-1, *seen, self.count]):
                 release(self.rows[name], (before + 1) * size, after * size)
 
@@ -121,3 +122,32 @@ def release(memory: npt.NDArray[np.generic], begin: int, end: int) -> None:
     if isinstance(pages, mmap.mmap) and length > 0:  # page-locked memory is torch's own
         with suppress(OSError, AttributeError):
             pages.madvise(mmap.MADV_DONTNEED, begin, length)
+
+
+class Token:
+    """Dies just after the memory it was given for; weak references to it tell."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Followed:
+    """A tensor, and a token after it: slots are let go of in this order."""
+
+    __slots__ = ("first", "last")
+
+    def __init__(self, tensor: torch.Tensor, token: Token) -> None:
+        self.first, self.last = tensor, token
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        interface: dict[str, Any] = self.first.numpy().__array_interface__
+        return interface
+
+
+def followed(tensor: torch.Tensor) -> tuple[torch.Tensor, Token]:
+    """The same memory as a tensor, and a token that dies once nobody can see it any more.
+
+    A reference to the tensor itself would tell too early, while its memory is still there.
+    """
+    token = Token()
+    return torch.from_numpy(np.asarray(_Followed(tensor, token))), token

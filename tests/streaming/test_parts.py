@@ -1,0 +1,269 @@
+"""The parts of a stream by themselves: slots, prefetching, budgets, segments, threads."""
+
+import gc
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError, WorkerError
+from penstock.order import BlockOrder, Cursor, Plan, Steps
+from penstock.sources.base import Field
+from penstock.streaming.budget import Demand, format_bytes, parse_bytes
+from penstock.streaming.memory import Slots, followed, reserve
+from penstock.streaming.placing import as_items
+from penstock.streaming.prefetch import Prefetched
+from penstock.streaming.segments import Segment, plan_rounds
+
+PATIENCE = 20.0
+FIELD = Field((2,), np.dtype("f4"))
+
+
+def slots_of(count=4, lent=2, names=("",)):
+    return Slots(dict.fromkeys(names, FIELD), batch=3, count=count, lent=lent)
+
+
+# -- slots
+
+
+def test_a_slot_is_free_again_when_the_last_view_is_gone():
+    slots = slots_of()
+    (slot,) = slots.take(1)
+    tensor = slots.hand_out(slot, 3)[""]
+    view = tensor[1:, 0].numpy()
+    del tensor
+    assert slot not in slots.free
+    del view
+    assert slot in slots.free and len(slots.free) == 4
+
+
+def test_more_than_lent_are_copies_and_their_slots_free_at_once():
+    slots = slots_of()
+    kept = [slots.hand_out(slots.take(1)[0], 3)[""] for _ in range(7)]
+    assert len(slots.free) == 2
+    begin, end = slots.rows[""].ctypes.data, slots.rows[""].ctypes.data + slots.nbytes
+    inside = [begin <= tensor.data_ptr() < end for tensor in kept]
+    assert inside == [True, True, False, False, False, False, False]
+
+
+def test_a_short_batch_is_a_short_view():
+    slots = slots_of()
+    assert slots.hand_out(slots.take(1)[0], 2)[""].shape == (2, 2)
+
+
+def test_views_that_die_in_many_threads_at_once_free_a_slot_once():
+    slots = slots_of(count=8, lent=8, names=("a", "b", "c"))
+    for _ in range(200):
+        taken = slots.take(8)
+        batches = [slots.hand_out(slot, 3) for slot in taken]
+        parts = [[batch[name] for batch in batches] for name in ("a", "b", "c")]
+        del batches
+        start = threading.Barrier(3)
+
+        def drop(mine, start=start):
+            start.wait(PATIENCE)
+            mine.clear()
+
+        threads = [threading.Thread(target=drop, args=(mine,)) for mine in parts]
+        del parts
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        del threads
+        assert sorted(slots.free) == list(range(8))
+
+
+def test_a_token_dies_after_its_memory():
+    slots, events = slots_of(), []
+    (slot,) = slots.take(1)
+    tensor, token = followed(slots.hand_out(slot, 3)[""])
+    import weakref
+
+    weakref.finalize(token, lambda: events.append(slot in slots.free))
+    del token
+    assert not events
+    del tensor
+    assert events == [True]
+
+
+def test_reserved_memory_is_zero_and_writable():
+    memory = reserve(3 << 20)
+    assert memory.nbytes == 3 << 20 and not memory.any()
+    memory[:] = 1
+    assert reserve(0).nbytes == 0
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(["u1", "f4", "c16", "?"]))
+def test_rows_as_items_are_windows_of_rows(rows, steps, dtype):
+    array = np.arange((rows + steps - 1) * 3).reshape(-1, 3).astype(dtype)
+    items = as_items(array, rows, steps)
+    assert items.shape == (rows,)
+    for i, item in enumerate(items):
+        assert item.tobytes() == array[i : i + steps].tobytes()
+
+
+# -- prefetching
+
+
+def test_results_come_in_order_at_most_so_many_early():
+    begun, full = [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        if len(begun) == 3:
+            full.set()
+        return item
+
+    with Prefetched(range(10), work, ahead=3, name="test") as early:
+        assert full.wait(PATIENCE)
+        assert begun == [0, 1, 2]
+        assert list(early) == list(range(10))
+        assert list(early) == []
+
+
+def test_an_error_comes_after_the_results_before_it():
+    def work(item):
+        return 1 // (3 - item)
+
+    with Prefetched(range(5), work, ahead=2, name="test") as early:
+        assert [next(early) for _ in range(3)] == [0, 0, 1]
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError) as caught:
+                next(early)
+            assert "in thread penstock-test" in caught.value.__notes__
+
+
+def test_items_that_fail_arrive_too():
+    def items():
+        yield 1
+        raise OSError("no more")
+
+    with Prefetched(items(), abs, ahead=2, name="test") as early:
+        assert next(early) == 1
+        with pytest.raises(OSError, match="no more"):
+            next(early)
+
+
+def test_a_closed_one_says_so():
+    early = Prefetched(range(5), abs, ahead=1, name="test")
+    early.close()
+    early.close()
+    with pytest.raises(WorkerError, match="was closed"):
+        next(early)
+
+
+def test_a_dropped_one_ends_its_thread():
+    early = Prefetched(range(5), abs, ahead=1, name="dropped")
+    (thread,) = [t for t in threading.enumerate() if t.name == "penstock-dropped"]
+    del early
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+# -- budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("1 gb", 10**9), ("1.5k", 1500), ("2MiB", 2 << 20), ("7", 7), (12, 12)],
+)
+def test_sizes_are_read(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1 G B"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(PlanError, match="cannot read"):
+        parse_bytes(text)
+
+
+def test_sizes_for_people():
+    assert [format_bytes(n) for n in (5, 1500, 2_500_000, 3 * 10**12)] == [
+        "5 B",
+        "1.5 kB",
+        "2.5 MB",
+        "3 TB",
+    ]
+
+
+@given(
+    st.integers(1, 10_000),
+    st.integers(1, 4),
+    st.integers(1, 64),
+    st.integers(1, 4),
+    st.integers(1, 500),
+    st.integers(1, 6),
+    st.integers(0, 10**8),
+)
+def test_the_largest_window_fits_and_one_more_does_not(
+    row, steps, batch, world, block, lanes, over
+):
+    demand = Demand(row, steps, batch, batch * world, 2, block)
+    size = 100_000
+    window = demand.largest_window(over, size=size, block=block, lanes=lanes)
+
+    def needed(blocks):
+        samples = min(size, lanes * (blocks + 1) * block)
+        return demand.nbytes(block=block, round_samples=samples)
+
+    assert window == 0 or needed(window) <= over
+    assert window == max(1, size // block // lanes) or needed(window + 1) > over
+
+
+# -- segments
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(3, 300),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(2, 20),
+    st.integers(1, 3),
+    st.booleans(),
+    st.data(),
+)
+def test_every_row_of_every_batch_is_written_exactly_once(
+    size, block, window, lanes, batch, world, drop_last, data
+):
+    if size < (batch * world if drop_last else world):
+        return
+    order = BlockOrder(size, 7, block, window, lanes)
+    steps = Steps(size, batch, world, lanes, drop_last)
+    step = data.draw(st.integers(0, steps.count - 1))
+    for rank in range(world):
+        plan, cursor = Plan(order, steps, rank), Cursor(3, steps.start(step))
+        segment = Segment.of(steps, cursor, steps.steps_from(cursor.position))
+        assert segment.count == steps.count - step
+        samples, ready, held = {}, 0, Counter()
+        for planned in plan_rounds(plan, order, iter([segment])):
+            assert planned.ready >= ready and planned.first <= ready
+            for read in planned.reads:
+                keep = np.ones(read.count, bool) if read.keep is None else read.keep
+                where = zip(read.batches[keep], read.rows[keep], strict=True)
+                for j, place in zip(np.flatnonzero(keep), where, strict=True):
+                    assert planned.first <= place[0] < planned.stop
+                    assert place not in samples
+                    samples[place] = read.start + int(j)
+            ready = planned.ready
+            for number in range(planned.first, ready):
+                held[number] += 1
+        assert ready == segment.count
+        for number, walked in enumerate(plan.walk(cursor, segment.count)):
+            got = [samples.pop((number, row)) for row in range(len(walked.samples))]
+            assert got == walked.samples.tolist()
+        assert not samples
+
+
+def test_torch_sees_the_memory_of_a_slot():
+    slots = slots_of()
+    (slot,) = slots.take(1)
+    slots.arrays(slot, 3)[""][:] = [[1, 2], [3, 4], [5, 6]]
+    assert torch.equal(slots.hand_out(slot, 3)[""], torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
