@@ -13,6 +13,10 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, WorkerError
 
+# torch's signal handler raises in the midst of whatever runs: also where nobody can catch it, in
+# the callback that hypothesis has the garbage collector call
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*gc_callback")
+
 TORCHS = r"worker \(pid \d+\) (is killed by signal|exited unexpectedly)"
 
 
