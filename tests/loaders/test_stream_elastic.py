@@ -190,7 +190,7 @@ def test_ranks_read_only_their_own_blocks_where_lanes_divide_the_step(world, lan
     assert together == Counter(range(samples // block))  # each block once, by one rank
 
 
-@settings(max_examples=12)
+@settings(max_examples=7)
 @given(
     st.integers(50, 900),
     st.integers(1, 4),

@@ -75,7 +75,7 @@ def split(options):
     return options.pop("samples"), options.pop("world_size"), options
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(geometries(), st.sampled_from(DTYPES), st.booleans())
 def test_every_batch_is_what_the_plan_says_on_every_rank(options, dtype, mapped):
     samples, world, options = split(options)
@@ -169,7 +169,7 @@ def test_the_same_global_batches_for_every_split_over_ranks(options, whole):
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(geometries())
 def test_threads_and_inline_deliver_the_same_batches(options):
     samples, world, options = split(options)
@@ -239,3 +239,27 @@ def test_a_list_of_sources_is_one_after_the_other():
     parts = [np.arange(100), np.arange(100, 137), np.arange(137, 400)]
     with StreamLoader(parts, 16, block_samples=9, window_blocks=3, steps=3) as loader:
         expect_epochs(loader, {"": np.arange(400)})
+
+
+@pytest.mark.proof
+@settings(max_examples=600)
+@given(geometries(worlds=(1, 2, 3, 4, 5, 8), longest=700), st.sampled_from(DTYPES), st.booleans())
+def test_many_more_geometries_deliver_what_the_plan_says(options, dtype, mapped):
+    samples, world, options = split(options)
+    if samples < world * options["batch_size"]:
+        return
+    array = rows_of(samples, options["steps"], dtype=dtype)
+    source = array if mapped else WatchedSource(array)
+    for rank in range(world):
+        with StreamLoader(source, rank=rank, world_size=world, **options) as loader:
+            assert expect_epochs(loader, {"": array}, epochs=3) > 0
+
+
+@pytest.mark.proof
+@settings(max_examples=60)
+@given(geometries(worlds=(1, 2, 3), longest=60))
+def test_many_more_geometries_resume_anywhere(options):
+    samples, world, options = split(options)
+    array = rows_of(samples, options["steps"], width=1)
+    ranks = {"rank": 0, "world_size": world}
+    assert_resumes_everywhere(lambda: StreamLoader(WatchedSource(array), **ranks, **options))

@@ -219,7 +219,7 @@ def test_the_largest_window_fits_and_one_more_does_not(
 # -- segments
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.integers(3, 300),
     st.integers(1, 40),
