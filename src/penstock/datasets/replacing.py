@@ -1,0 +1,112 @@
+"""A dataset that replaces what cannot be read, so that every rank keeps the same steps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from penstock.errors import PlanError, SourceError
+from penstock.keyed import current_epoch
+from penstock.order import derive_key
+
+log = logging.getLogger("penstock")
+
+POLICIES = ("raise", "warn", "skip")
+TRIES = 16
+
+
+class ReplacingDataset(Dataset[Any]):
+    """The base dataset; where a sample cannot be read, another one, the same on every rank.
+
+    The replacement is keyed by (seed, epoch, sample): no step is lost, no rank waits for another,
+    and a resumed run replaces alike. What was replaced is written down.
+
+    Args:
+        base_dataset: Map-style.
+        on_error: ``"raise"``: as if this were not here. ``"skip"``: replace. ``"warn"``: replace,
+            and log each one.
+        quarantine: A file that replaced samples are appended to, a JSON object a line; needed for
+            worker processes and ranks to write into one list.
+
+    >>> class Flawed(Dataset):
+    ...     def __len__(self):
+    ...         return 10
+    ...     def __getitem__(self, index):
+    ...         return 1 / (index - 3)
+    >>> dataset = ReplacingDataset(Flawed(), on_error="skip")
+    >>> dataset[3] == dataset[3], dataset.replaced[0]["sample"], dataset.replaced[0]["error"]
+    (True, 3, 'ZeroDivisionError: division by zero')
+    """
+
+    def __init__(
+        self,
+        base_dataset: Any,
+        *,
+        on_error: str = "skip",
+        seed: int = 42,
+        quarantine: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if on_error not in POLICIES:
+            raise PlanError(f"on_error must be one of {POLICIES}, got {on_error!r}")
+        self.base_dataset, self.on_error, self.seed = base_dataset, on_error, seed
+        self.quarantine = None if quarantine is None else Path(quarantine)
+        self._replaced: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self.base_dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.on_error == "raise":
+            return self.base_dataset[index]
+        try:
+            return self.base_dataset[index]
+        except Exception as error:  # noqa: BLE001 - re-raised where nothing can replace it
+            return self._replace(index, error)
+
+    def _replace(self, index: int, error: Exception) -> Any:
+        key = derive_key(self.seed, "replacement", current_epoch(), int(index))
+        for attempt in range(TRIES):
+            other = derive_key(key, attempt) % len(self)
+            try:
+                sample = self.base_dataset[other]
+            except Exception:  # noqa: BLE001, S112 - the next one may do; re-raised if none does
+                continue
+            self._write_down(index, other, error)
+            return sample
+        raise SourceError(
+            f"sample {index} cannot be read, nor can {TRIES} others in its place: "
+            "check the storage with on_error='raise'"
+        ) from error
+
+    def _write_down(self, index: int, other: int, error: Exception) -> None:
+        entry = {
+            "sample": int(index),
+            "replaced_by": other,
+            "epoch": current_epoch(),
+            "error": f"{type(error).__name__}: {error}",
+        }
+        if self.on_error == "warn":
+            log.warning("sample %(sample)d is replaced by %(replaced_by)d: %(error)s", entry)
+        if self.quarantine is None:
+            self._replaced.append(entry)
+            return
+        line = (json.dumps(entry) + "\n").encode()
+        file = os.open(self.quarantine, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line)  # one write: lines of many processes do not mix
+        finally:
+            os.close(file)
+
+    @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """What was replaced so far: by anybody who writes to the quarantine, else by this object."""
+        if self.quarantine is None:
+            return list(self._replaced)
+        if not self.quarantine.exists():
+            return []
+        return [json.loads(line) for line in self.quarantine.read_text().splitlines()]
