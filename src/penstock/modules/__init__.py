@@ -10,11 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.modules.huggingface import TrainerLoader as TrainerLoader
     from penstock.modules.lightning import ChunkedTraining as ChunkedTraining
+    from penstock.modules.protocol import DataModuleProtocol as DataModuleProtocol
+    from penstock.modules.replay import ReplayLoader as ReplayLoader
+    from penstock.modules.universal import UniversalDataModule as UniversalDataModule
 
-_HOME = {"ChunkedTraining": "penstock.modules.lightning"}
+_HOME = {
+    "ChunkedTraining": "penstock.modules.lightning",
+    "DataModuleProtocol": "penstock.modules.protocol",
+    "ReplayLoader": "penstock.modules.replay",
+    "TrainerLoader": "penstock.modules.huggingface",
+    "UniversalDataModule": "penstock.modules.universal",
+}
 
-__all__ = ["ChunkedTraining"]
+__all__ = [
+    "ChunkedTraining",
+    "DataModuleProtocol",
+    "ReplayLoader",
+    "TrainerLoader",
+    "UniversalDataModule",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,251 @@
+"""One data module for whatever holds the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
+from penstock.datasets.gather import fingerprint_of
+from penstock.errors import ConfigError, StateError
+from penstock.loaders import DataLoaderConfig
+from penstock.loaders.seeds import resolve_seed
+from penstock.modules.flavours import flavoured
+from penstock.modules.kinds import is_hugging_face, is_source, is_stream, opened
+from penstock.modules.protocol import BatchSettings, DataModuleProtocol
+from penstock.modules.sides import SideLoader, evaluation_loader_of, loader_of
+from penstock.modules.splitting import check_share, split
+from penstock.modules.tensors import check_padding, is_ragged, padded
+from penstock.modules.text import without_empty_text
+
+FORMAT: Final = "penstock-module/1"
+
+
+class UniversalDataModule:
+    """Training, validation and test loaders of any data, collated as the task asks for.
+
+    Data are Hugging Face or torch datasets, lists of samples or tensors, arrays, Penstock sources,
+    or what `open_source` opens. The loaders are made once: ask for them every epoch if you like,
+    each epoch still has an order of its own. It is a ``LightningDataModule`` if Lightning was
+    imported before it is made, and works in any other loop as well.
+
+    Raw text is tokenised when a batch is formed; empty rows are left out. Tensors of different
+    lengths without a task give ``[padded, lengths]``.
+
+    Args:
+        val_data: To validate on; then nothing is split off ``train_data``.
+        task_spec: What is trained; picks the collator.
+        tokenizer: For text; alone it means text, whatever the task.
+        data_collator: Wins over the task.
+        val_split: Share of ``train_data`` to validate on, a keyed shuffle: at least one sample on
+            each side; 0 for none. Of a source, whole blocks.
+        seed: Of the split, the order, and what is keyed by sample; None draws one and logs it.
+        collator_registry: Instead of the one all share.
+        test_data: For ``test_dataloader()``.
+        text_field: Name of the field that holds raw text, if not ``text`` or one of the task's.
+        keep_empty_text: Train on rows without text too.
+
+    >>> module = UniversalDataModule([[i] for i in range(10)], batch_size=4, num_workers=0)
+    >>> len(module.train_data), len(module.val_data)
+    (8, 2)
+    >>> len(module.train_dataloader()), module.train_dataloader() is module.train_dataloader()
+    (2, True)
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """A module that is Lightning's too, where Lightning is imported."""
+        return object.__new__(flavoured(cls))
+
+    def __init__(
+        self,
+        train_data: Any,
+        val_data: Any = None,
+        task_spec: TaskSpec | None = None,
+        tokenizer: Any = None,
+        data_collator: Collator | None = None,
+        batch_size: int = 32,
+        val_split: float = 0.2,
+        num_workers: int = 2,
+        seed: int | None = 42,
+        collator_registry: CollatorRegistry | None = None,
+        *,
+        test_data: Any = None,
+        text_field: str | None = None,
+        keep_empty_text: bool = False,
+    ) -> None:
+        super().__init__()
+        check_share(val_split)
+        self.task_spec, self.tokenizer, self.data_collator = task_spec, tokenizer, data_collator
+        self.batch_size, self.val_split, self.num_workers = batch_size, val_split, num_workers
+        self.collator_registry, self.text_field = collator_registry, text_field
+        self.keep_empty_text = keep_empty_text
+        self._seed_given, self.seed = seed is not None, resolve_seed(seed)
+        self._config()  # refuses what cannot be, now
+        self._loaders: dict[str, SideLoader] = {}
+        self._given = self._prepared(train_data)
+        self._val_given, self.test_data = self._prepared(val_data), self._prepared(test_data)
+        self._divide()
+
+    @classmethod
+    def from_config(cls, config: BatchSettings, train_data: Any, **kwargs: Any) -> Self:
+        """A module with the batch size, seed and split of a `TrainingConfig`."""
+        settings = {
+            "batch_size": config.batch_size,
+            "seed": config.random_seed,
+            "val_split": config.validation_split,
+        }
+        return cls(train_data, **(settings | kwargs))
+
+    # -- loaders
+
+    def train_dataloader(self) -> SideLoader:
+        """Shuffled batches; every ``iter()`` goes on with the next epoch. Always the same one."""
+        if "train" not in self._loaders:
+            collate = self._collator(self.train_data)
+            self._loaders["train"] = loader_of(self.train_data, self._config(), collate)
+        return self._loaders["train"]
+
+    def val_dataloader(self) -> Any:
+        """Batches in order, the same each time; None where there is nothing to validate on.
+
+        Lightning, which takes no None, gets an empty list.
+        """
+        found = self._evaluation("val", self.val_data)
+        return [] if found is None and getattr(self, "trainer", None) is not None else found
+
+    def test_dataloader(self) -> SideLoader | None:
+        """Batches of ``test_data``, in order, the same each time; None where there is none."""
+        return self._evaluation("test", self.test_data)
+
+    def _evaluation(self, side: str, data: Any) -> SideLoader | None:
+        if data is not None and side not in self._loaders:
+            collate = self._collator(data)
+            self._loaders[side] = evaluation_loader_of(data, self._config(), collate)
+        return self._loaders.get(side)
+
+    def _config(self) -> DataLoaderConfig:
+        return DataLoaderConfig(
+            batch_size=self.batch_size, num_workers=self.num_workers, seed=self.seed
+        )
+
+    # -- data
+
+    def _prepared(self, data: Any) -> Any:
+        if data is None:
+            return None
+        data = opened(data)
+        if not self._is_text or self.keep_empty_text:
+            return data
+        return without_empty_text(data, self._text_fields)
+
+    @property
+    def _is_text(self) -> bool:
+        return self.tokenizer is not None if self.task_spec is None else self.task_spec.is_text()
+
+    @property
+    def _text_fields(self) -> Sequence[str]:
+        if self.text_field is not None:
+            return [self.text_field]
+        return [*(() if self.task_spec is None else self.task_spec.input_fields), "text"]
+
+    def _divide(self) -> None:
+        """Set ``train_data`` and ``val_data``: the sides, as they will be loaded."""
+        self.train_data, self.val_data = self._given, self._val_given
+        if self._val_given is not None or not self.val_split:
+            return
+        if is_stream(self._given):
+            raise ConfigError(
+                f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} of "
+                "it cannot be told: give val_data= (its take(n), say, and skip(n) to train on), "
+                "or val_split=0"
+            )
+        self.train_data, self.val_data = split(self._given, self.val_split, self.seed)
+
+    def _collator(self, data: Any) -> Collator | None:
+        if self.data_collator is not None:
+            return self.data_collator
+        registry = self.collator_registry or CollatorRegistry.get_instance()
+        options: dict[str, Any] = {"tokenizer": self.tokenizer}
+        if self.text_field is not None:
+            options["text_field"] = self.text_field
+        if self.task_spec is not None:
+            return registry.get_collator(self.task_spec, **options)
+        if self.tokenizer is not None:
+            return registry.get_collator(collator_name="text", **options)
+        if is_ragged(self._given):
+            check_padding(self._given)
+            return padded
+        return DefaultCollator() if is_hugging_face(data) else None
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, and what the split was: small and JSON-able."""
+        return self._identity | {"train": self.train_dataloader().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly there, from the next ``iter()`` of the training loader on."""
+        if state.get("format") != FORMAT:
+            raise StateError(
+                f"this is no state of a data module: its format is {state.get('format')!r}, "
+                f"expected {FORMAT!r}"
+            )
+        self._adopt_seed(state)
+        ours = self._identity
+        for name in ours:
+            if state.get(name) != ours[name]:
+                raise StateError(
+                    f"the state has {name} {state.get(name)!r}, this module {ours[name]!r}: build "
+                    "it as it was when the state was taken"
+                )
+        self.train_dataloader().load_state_dict(state["train"])
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        splits = self._val_given is None and self.val_split > 0
+        known = None if is_source(self._given) else fingerprint_of(self._given)
+        return {
+            "format": FORMAT,
+            "seed": self.seed,
+            "val_split": self.val_split if splits else 0,
+            "data": known,  # of a source, the loader's own state tells
+        }
+
+    def _adopt_seed(self, state: dict[str, Any]) -> None:
+        seed = state.get("seed")
+        if self._seed_given or seed == self.seed or not isinstance(seed, int):
+            return
+        if self._loaders:
+            raise StateError(
+                f"the state has seed {seed}, this module drew {self.seed} and gave out loaders: "
+                "load the state before asking for a loader, or give the seed"
+            )
+        self.seed = seed
+        self._divide()
+
+    # -- the end
+
+    def close(self) -> None:
+        """End every thread and process of the loaders; they may be iterated again."""
+        for loader in self._loaders.values():
+            loader.close()
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Lightning's word for `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+if TYPE_CHECKING:
+    _satisfies: type[DataModuleProtocol] = UniversalDataModule
