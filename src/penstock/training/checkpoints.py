@@ -1,0 +1,265 @@
+"""Checkpoints of a training run: model, optimizer, scheduler, generators, and place in the data."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import ConfigError
+from penstock.training.checkpoint_files import (
+    CheckpointError,
+    NoCheckpointError,
+    check_loadable,
+    read_checkpoint,
+    replace_file,
+    write_checkpoint,
+)
+from penstock.training.checkpoint_registry import (
+    CheckpointMetadata,
+    kept,
+    metadata_of,
+    ranked,
+    read_registry,
+    remove_unfinished,
+    write_registry,
+)
+from penstock.training.git_commit import git_commit
+from penstock.training.random_state import random_state, restore_random_state
+
+log = logging.getLogger("penstock")
+
+
+class Stateful(Protocol):
+    """A loader, a data module, or anything else with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go there."""
+        ...
+
+
+class CheckpointManager:
+    """Saves checkpoints, keeps the best and the last ones, and finds them again.
+
+    A checkpoint is there whole or not at all: a process killed while it saves leaves the one
+    before. One process writes (rank 0); any may load. Files load with ``weights_only=True``.
+
+    Args:
+        keep_best_k: So many of the best are kept. The best one always is.
+        keep_last_n: So many of the last are kept. The last one always is.
+        monitor: Metric that tells the best.
+        mode: ``min`` or ``max``: which values of it are good.
+        save_interval_epochs: What `should_save` says.
+        drive_backup: Also copy every checkpoint to ``drive_backup_path``.
+
+    >>> import torch
+    >>> from tempfile import TemporaryDirectory
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with TemporaryDirectory() as directory:
+    ...     manager = CheckpointManager(directory)
+    ...     path = manager.save(model, optimizer, None, epoch=5, metrics={"val_loss": 0.38})
+    ...     manager.load(path)["metrics"]
+    {'val_loss': 0.38}
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        keep_best_k: int = 3,
+        keep_last_n: int = 5,
+        monitor: str = "val_loss",
+        mode: str = "min",
+        save_interval_epochs: int = 1,
+        drive_backup: bool = False,
+        drive_backup_path: str | Path | None = None,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode must be 'min' or 'max', got {mode!r}")
+        if save_interval_epochs < 1:
+            raise ConfigError(f"save_interval_epochs must be 1 or more, got {save_interval_epochs}")
+        if drive_backup and drive_backup_path is None:
+            raise ConfigError("drive_backup=True needs a drive_backup_path, got None")
+        self.checkpoint_dir = Path(checkpoint_dir)
+        self.keep_best_k, self.keep_last_n = keep_best_k, keep_last_n
+        self.monitor, self.mode = monitor, mode
+        self.save_interval_epochs = save_interval_epochs
+        self.drive_backup_path = Path(drive_backup_path) if drive_backup_path else None
+        self.drive_backup = drive_backup
+        self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+
+    # -- saving
+
+    def should_save(self, epoch: int) -> bool:
+        """Is it one of every ``save_interval_epochs`` epochs?"""
+        return epoch % self.save_interval_epochs == 0
+
+    def save(
+        self,
+        model: Stateful,
+        optimizer: Stateful | None,
+        scheduler: Stateful | None,
+        epoch: int,
+        metrics: Mapping[str, Any],
+        global_step: int | None = None,
+        custom_state: dict[str, Any] | None = None,
+        *,
+        loaders: Stateful | Mapping[str, Stateful] | None = None,
+    ) -> Path:
+        """Save a checkpoint, then delete those that need not be kept.
+
+        Metrics may be numbers or tensors of one. ``loaders``: a loader, a data module, or several
+        by name; `load` puts them back.
+        """
+        entries = read_registry(self.checkpoint_dir)
+        step = epoch if global_step is None else global_step
+        state = {
+            "epoch": epoch,
+            "global_step": step,
+            "model_state_dict": model.state_dict(),
+            "optimizer_state_dict": None if optimizer is None else optimizer.state_dict(),
+            "scheduler_state_dict": None if scheduler is None else scheduler.state_dict(),
+            "loader_states": {name: each.state_dict() for name, each in _named(loaders).items()},
+            "metrics": (numbers := self._numbers(metrics)),
+            "monitor": self.monitor,
+            "monitor_value": numbers[self.monitor],
+            "rng_state": random_state(),
+            "timestamp": datetime.now(UTC).isoformat(),
+            "git_commit": git_commit(Path.cwd()),
+            "custom_state": custom_state,
+            "sequence": 1 + max((entry.sequence for entry in entries), default=0),
+        }
+        check_loadable({name: each for name, each in state.items() if name != "rng_state"})
+        remove_unfinished(self.checkpoint_dir)
+        path = self._new_path(epoch, step)
+        write_checkpoint(path, state)
+        self._tidy([*entries, metadata_of(path.name, state)])
+        if self.drive_backup:
+            self._back_up(path)
+        return path
+
+    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if self.monitor not in metrics:
+            raise ConfigError(
+                f"monitor {self.monitor!r} not found in metrics {sorted(metrics)}: add it, or "
+                "watch another one with monitor="
+            )
+        try:
+            return {name: float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"metrics must be single numbers: {error}") from error
+
+    def _new_path(self, epoch: int, step: int) -> Path:
+        moment = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+        stem = f"checkpoint_epoch{epoch:04d}_step{step:06d}_{moment}"
+        path, number = self.checkpoint_dir / f"{stem}.pt", 1
+        while path.exists():  # saved twice within a second
+            number += 1
+            path = self.checkpoint_dir / f"{stem}_{number}.pt"
+        return path
+
+    def _tidy(self, entries: list[CheckpointMetadata]) -> None:
+        """Delete what is not kept; the registry first, so that it never names what is gone."""
+        stay = kept(entries, best=self.keep_best_k, last=self.keep_last_n, mode=self.mode)
+        write_registry(self.checkpoint_dir, stay)
+        for entry in entries:
+            if entry not in stay:
+                (self.checkpoint_dir / entry.file).unlink(missing_ok=True)
+
+    def _back_up(self, path: Path) -> None:
+        assert self.drive_backup_path is not None
+        try:
+            self.drive_backup_path.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as saved:
+                replace_file(
+                    self.drive_backup_path / path.name,
+                    lambda copy: shutil.copyfileobj(saved, copy),
+                )
+        except OSError as error:  # the checkpoint itself is safe: training goes on
+            log.warning("no backup of %s in %s: %s", path.name, self.drive_backup_path, error)
+
+    # -- finding
+
+    def list_checkpoints(self) -> list[CheckpointMetadata]:
+        """All there are, the latest epoch first."""
+        entries = read_registry(self.checkpoint_dir)
+        return sorted(entries, key=lambda e: (e.epoch, e.global_step, e.sequence), reverse=True)
+
+    def get_best(self) -> Path | None:
+        """The checkpoint with the best value of ``monitor``; None where there is none."""
+        entries = ranked(read_registry(self.checkpoint_dir), self.mode)
+        return self.checkpoint_dir / entries[0].file if entries else None
+
+    def get_latest(self) -> Path | None:
+        """The checkpoint saved last; None where there is none."""
+        entries = read_registry(self.checkpoint_dir)
+        return self.checkpoint_dir / entries[-1].file if entries else None
+
+    # -- loading
+
+    def load(
+        self,
+        path: str | Path | None = None,
+        loaders: Stateful | Mapping[str, Stateful] | None = None,
+        *,
+        restore_rng: bool = True,
+    ) -> dict[str, Any]:
+        """The state saved at ``path`` (None: the best), with ``loaders`` put back where they were.
+
+        The global random generators go back too, unless ``restore_rng`` is False.
+        """
+        chosen = self.get_best() if path is None else Path(path)
+        if chosen is None:
+            raise NoCheckpointError(
+                f"No checkpoints found in {self.checkpoint_dir}: save one first, or give a path"
+            )
+        try:
+            state = read_checkpoint(chosen)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._recovery(chosen)}") from error
+        self._put_back(_named(loaders), state)
+        if restore_rng and "rng_state" in state:
+            restore_random_state(state["rng_state"])
+        return state
+
+    def _put_back(self, loaders: Mapping[str, Stateful], state: dict[str, Any]) -> None:
+        states = state.get("loader_states") or {}
+        for name, loader in loaders.items():
+            if name not in states:
+                raise CheckpointError(
+                    f"the checkpoint has no state of the loader {name!r}, only of "
+                    f"{sorted(states)}: save it with loaders="
+                )
+            loader.load_state_dict(states[name])
+
+    def _recovery(self, damaged: Path) -> str:
+        for entry in reversed(read_registry(self.checkpoint_dir)):
+            path = self.checkpoint_dir / entry.file
+            if path != damaged and _reads(path):
+                return (
+                    f"recovery: load({str(path)!r}), saved at epoch {entry.epoch}, step "
+                    f"{entry.global_step}, and delete the corrupted file"
+                )
+        backup = f" in {self.drive_backup_path}" if self.drive_backup else ""
+        return f"recovery: no other checkpoint is whole; restore a backup{backup} or start anew"
+
+
+def _named(loaders: Stateful | Mapping[str, Stateful] | None) -> Mapping[str, Stateful]:
+    if loaders is None:
+        return {}
+    return loaders if isinstance(loaders, Mapping) else {"": loaders}
+
+
+def _reads(path: Path) -> bool:
+    try:
+        read_checkpoint(path)
+    except (CheckpointError, NoCheckpointError):
+        return False
+    return True
