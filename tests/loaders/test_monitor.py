@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import random
 import threading
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import numpy as np
 import psutil
@@ -24,6 +24,7 @@ class Slow(Dataset):
 
     def __init__(self, seconds, samples=100):
         self.seconds, self.samples = seconds, samples
+        self.took = []  # each sample's own clock
 
     def __len__(self):
         return self.samples
@@ -33,6 +34,7 @@ class Slow(Dataset):
         event = threading.Event()
         while (left := self.seconds - (perf_counter() - begin)) > 0:
             event.wait(left)
+        self.took.append(perf_counter() - begin)
         return torch.full((4,), float(index))
 
 
@@ -43,8 +45,8 @@ class Ambient(Slow):
 
 class Busy(Slow):
     def __getitem__(self, index):
-        begin = perf_counter()
-        while perf_counter() - begin < self.seconds:
+        begin = thread_time()
+        while thread_time() - begin < self.seconds:
             sum(range(100))
         return torch.zeros(1)
 
@@ -61,11 +63,12 @@ def monitor():
 
 @pytest.mark.parametrize("kind", [ChunkedDataLoader, DataLoader])
 def test_a_loader_of_100_ms_a_batch_is_said_to_take_100_ms(monitor, kind):
-    figures = monitor.time_batch_loading(kind(Slow(0.1), 1), num_batches=6)
-    assert figures["p50"] == pytest.approx(0.1, rel=0.1)  # the mean is at the mercy of the machine
-    assert figures["mean_batch_time"] == pytest.approx(0.1, rel=0.5)
-    assert figures["mean_batch_time"] >= 0.1
-    assert 0.1 <= figures["first_batch_time"] < 0.3
+    dataset = Slow(0.1)
+    figures = monitor.time_batch_loading(kind(dataset, 1), num_batches=6)
+    # a busy machine wakes late: what the sample's own clock says is the truth
+    assert figures["p50"] == pytest.approx(np.median(dataset.took[1:6]), rel=0.1)
+    assert figures["mean_batch_time"] == pytest.approx(np.mean(dataset.took[1:6]), rel=0.1)
+    assert min(figures["p50"], figures["mean_batch_time"], figures["first_batch_time"]) >= 0.1
     assert figures["total_time"] >= 0.6
     assert figures["samples_per_second"] == pytest.approx(1 / figures["mean_batch_time"])
     assert figures["bytes_per_second"] == pytest.approx(16 / figures["mean_batch_time"])
@@ -200,7 +203,7 @@ def test_the_ceiling_tells_whether_loading_is_the_bottleneck(monitor):
 def test_processor_time_of_workers_counts(monitor, workers):
     with ChunkedDataLoader(Busy(0.01), 4, num_workers=workers) as loader:
         figures = monitor.time_batch_loading(loader, 8)
-    assert 0.001 < figures["cpu_seconds_per_sample"] < 0.06
+    assert 0.008 < figures["cpu_seconds_per_sample"] < 0.1
 
 
 def test_batches_of_any_form_are_counted(monitor):
