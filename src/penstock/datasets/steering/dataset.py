@@ -92,7 +92,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self._edition = 0  # of the negatives held here
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
-        self._rows = read_split(self.dataset_dir, self.storage_format, self.split, pairs).numpy()
+        self._rows = read_split(self.dataset_dir, self.storage_format, self.split, pairs)
         log.info(
             "%s split of %s: %d pairs, storage=%s, mapped=%s, memory=%.1f MB",
             *(self.split, self.dataset_dir.name, len(self), self.storage_format, self.use_mmap),
@@ -133,8 +133,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     def __getbatch__(self, indices: Indices) -> dict[str, torch.Tensor]:
         """The batch of these samples: one operation for each tensor."""
         self._check(indices)
-        rows = torch.from_numpy(self._rows[indices]).to(self.device)
-        return gather_batch(self._current_tables(), rows, self.variants_of(indices))
+        return gather_batch(self._current_tables(), self._rows[indices], self.variants_of(indices))
 
     def variants_of(self, indices: Indices, epoch: int | None = None) -> Indices:
         """The steering variants of these samples (0 zero, 1 centroid, 2 keyword, 3 residual)."""

@@ -137,9 +137,16 @@ def _most_alike(
         alike = questions[corpus.pairs[part, 0]] @ sources.T
         inside = corpus.source_clusters[pool] == corpus.pair_clusters[part, None]
         alike[inside] = -np.inf
-        top = np.argsort(-alike, axis=1, kind="stable")[:, : count + len(TIERS)]
+        top = _largest(alike, min(count + len(TIERS), len(pool)))  # some may be true sources
         best[part] = _first_allowed(top, pool, alike, corpus.pairs, true, part, count)
     return best
+
+
+def _largest(values: Vectors, count: int) -> Indices:
+    """Columns of the largest values of each row, the largest first."""
+    some = np.argpartition(-values, count - 1, axis=1)[:, :count]
+    order = np.argsort(-np.take_along_axis(values, some, 1), axis=1, kind="stable")
+    return np.take_along_axis(some, order, 1)
 
 
 def _first_allowed(

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.checks import InvalidDataError
@@ -17,7 +19,7 @@ from penstock.datasets.steering.config import SteeringConfig
 from penstock.datasets.steering.integrity import first_of, reference_faults, shape_faults
 from penstock.datasets.steering.layout import HDF5, KEYWORDS, NEGATIVES, SPLIT_TABLES, TABLES
 from penstock.datasets.steering.reading import reading
-from penstock.order import derive_key
+from penstock.order import Indices, derive_key
 from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
@@ -45,6 +47,35 @@ class SteeringTables:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
+
+    # -- gathering: arrays on the CPU, tensors elsewhere
+
+    @cached_property
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]] | None:
+        on_cpu = self["pair_index"].device.type == "cpu"
+        return {name: t.numpy() for name, t in self.tensors.items()} if on_cpu else None
+
+    def index(self, rows: Indices) -> Any:
+        """Numbers where the tables are."""
+        if self._arrays is not None:
+            return rows
+        return torch.from_numpy(rows).to(self["pair_index"].device)
+
+    def take(self, name: str, rows: Any) -> Any:
+        """Rows of a table, in the shape of ``rows``."""
+        if self._arrays is not None:
+            return np.take(self._arrays[name], rows, axis=0)
+        table = self[name]
+        return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
+
+    def zeros(self, count: int) -> Any:
+        """So many vectors of zeros."""
+        vectors = self["question_embs"]
+        if self._arrays is not None:
+            return np.zeros((count, vectors.shape[1]), np.float32)
+        return vectors.new_zeros((count, vectors.shape[1]))
+
+    # -- what they are
 
     @property
     def memory_bytes(self) -> int:
@@ -122,7 +153,7 @@ def _read(
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp, settled)
 
 
-def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> torch.Tensor:
+def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> Indices:
     """The pair rows of a split, checked."""
     table = SPLIT_TABLES[split]
     with reading(directory, storage_format) as reader:
@@ -133,14 +164,15 @@ def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> 
         first_of(shape_faults({table.name: rows}, {}, reader.place))
     if not len(rows):
         raise InvalidDataError(f"{place} has no pairs: a split needs at least one")
-    outside = (rows < 0) | (rows >= pairs)
-    if bool(outside.any()):
-        at = int(outside.nonzero()[0])
+    array: Indices = rows.numpy()
+    outside = (array < 0) | (array >= pairs)
+    if outside.any():
+        at = int(outside.argmax())
         raise InvalidDataError(
-            f"Split indices reference pair {int(rows[at])}, but only {pairs} pairs exist "
+            f"Split indices reference pair {array[at]}, but only {pairs} pairs exist "
             f"({place} row {at})"
         )
-    return rows
+    return array
 
 
 def maps_by_default(embedding_dim: int, pairs: int) -> bool:
