@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import Measured, emit, interleaved, ratio, verdict
-from peers_streaming import BATCH, peers
+from peers_streaming import BATCH, RowsAtOnce, peers, torch_loader
 from streaming_data import (
     CHUNK_ROWS,
     CORES,
@@ -80,13 +80,15 @@ def shares_of_the_ceiling(
 ) -> None:
     """All in one run: ceilings, ours and the others take turns."""
     cases: dict[str, Callable[[], float]] = {}
+    cpu: dict[str, list[float]] = {}
     for layout in layouts:
         loader = opened(layout.path(folder))
         first = len(loader) % ROUND_BATCHES  # so that bursts begin where rounds do
         ours = steady(partial(endless, loader), 4 * ROUND_BATCHES + first, ROUND_BATCHES)
         at_most = ceiling(layout, folder)
-        cases[f"{layout.name}, ceiling"] = partial(at_most, seconds)
-        cases[f"{layout.name}, penstock"] = partial(ours, seconds)
+        for who, run in {"ceiling": at_most, "penstock": ours}.items():
+            case = f"{layout.name}, {who}"
+            cases[case] = partial(with_cpu, run, seconds, cpu.setdefault(case, []))
     for name, batches in others.items():
         cases[name] = partial(steady(batches, 8, 1), seconds)
     taken = interleaved(cases, rounds=rounds)
@@ -95,7 +97,17 @@ def shares_of_the_ceiling(
     for layout in layouts:
         share = ratio(taken, f"{layout.name}, penstock", f"{layout.name}, ceiling")
         verdict(f"share of the ceiling, {layout.name}", share, at_least=layout.share)
+        share = ratio(cpu, f"{layout.name}, penstock", f"{layout.name}, ceiling")
+        emit(case=f"share of the ceiling in CPU time, {layout.name}", found=share)
     against(taken, [f"{layout.name}, penstock" for layout in layouts], list(others))
+
+
+def with_cpu(run: Callable[[float], float], seconds: float, cpu: list[float]) -> float:
+    """Seconds a gigabyte; ``cpu`` gets CPU seconds a gigabyte: a busy machine changes them less."""
+    begin, busy = time.perf_counter(), time.process_time()
+    found = run(seconds)
+    cpu.append((time.process_time() - busy) / (time.perf_counter() - begin) * found)
+    return found
 
 
 def speeds(measured: Measured) -> dict[str, float]:
@@ -163,6 +175,12 @@ def seconds_to_first_batch(path: Path, state: dict[str, Any] | None) -> float:
         return time.perf_counter() - begin
 
 
+def seconds_to_torchs_first_batch(path: Path, state: None) -> float:
+    begin = time.perf_counter()
+    next(torch_loader(RowsAtOnce(path), 0)())
+    return time.perf_counter() - begin
+
+
 def first_batches(folder: Path, layouts: list[Layout], rounds: int) -> None:
     """In a new process, the page cache dropped: from construction, and after a resume."""
     for layout in layouts:
@@ -170,12 +188,18 @@ def first_batches(folder: Path, layouts: list[Layout], rounds: int) -> None:
         with opened(path) as loader:
             loader.seek(3, len(loader) // 2)
             middle = loader.state_dict()
-        for name, state in {"cold start": None, "resume in the middle": middle}.items():
+        cases = {
+            "cold start": (seconds_to_first_batch, None),
+            "resume in the middle": (seconds_to_first_batch, middle),
+        }
+        if layout.name == "npy":  # a loader without windows has less to read before it begins
+            cases["torch, batched reads"] = (seconds_to_torchs_first_batch, None)
+        for name, (work, state) in cases.items():
             taken = []
             for _ in range(rounds):
                 drop_cache(path)
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                    taken.append(process.submit(seconds_to_first_batch, path, state).result())
+                    taken.append(process.submit(work, path, state).result())
             emit(case=f"{layout.name}, first batch, {name}", seconds=float(np.median(taken)))
 
 
