@@ -74,7 +74,7 @@ class ReplacingDataset(Dataset[Any]):
             other = derive_key(key, attempt) % len(self)
             try:
                 sample = self.base_dataset[other]
-            except Exception:  # noqa: BLE001, S112 - the next one may do; re-raised if none does
+            except Exception:  # noqa: BLE001 - the next one may do; re-raised if none does
                 continue
             self._write_down(index, other, error)
             return sample
@@ -104,7 +104,7 @@ class ReplacingDataset(Dataset[Any]):
 
     @property
     def replaced(self) -> list[dict[str, Any]]:
-        """What was replaced so far: by anybody who writes to the quarantine, else by this object."""
+        """What was replaced: by all who write to the quarantine, else by this object."""
         if self.quarantine is None:
             return list(self._replaced)
         if not self.quarantine.exists():

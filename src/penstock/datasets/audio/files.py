@@ -1,0 +1,128 @@
+"""The files of a corpus and their lengths: looked at once, and again when they change."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PlanError, SourceError
+from penstock.extras import optional
+
+log = logging.getLogger("penstock")
+
+EXTENSIONS = (".wav", ".flac", ".ogg", ".mp3")
+POLICIES = ("raise", "skip", "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFile:
+    """An audio file: what its header says, and what tells that it is still the same."""
+
+    name: str
+    frames: int
+    sample_rate: int
+    channels: int
+    nbytes: int
+    changed_ns: int
+
+
+def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> list[AudioFile]:
+    """The audio files of a directory in natural order, without opening those known already.
+
+    Args:
+        folder: Its files ending in .wav, .flac, .ogg or .mp3; others are not looked at.
+        on_error: What to do with a file that is empty or cannot be read: ``"raise"`` names it,
+            ``"warn"`` leaves it out and logs it, ``"skip"`` leaves it out.
+    """
+    if on_error not in POLICIES:
+        raise PlanError(f"on_error must be one of {POLICIES}, got {on_error!r}")
+    root = Path(folder).resolve()
+    known = _load(_memory_of(root))
+    files, looked_at = [], 0
+    for entry in _entries(root):
+        status = entry.stat()
+        file = known.get(entry.name)
+        if file is None or (file.nbytes, file.changed_ns) != (status.st_size, status.st_mtime_ns):
+            file = _look(Path(entry.path), status, on_error)
+            looked_at += 1
+        if file is not None:
+            files.append(file)
+    if looked_at or len(files) != len(known):
+        _save(_memory_of(root), files)
+    return files
+
+
+def natural_key(name: str) -> list[Any]:
+    """A sorting key in which numbers count: ``a2`` before ``a10``.
+
+    >>> sorted(["a10.wav", "a2.wav"], key=natural_key)
+    ['a2.wav', 'a10.wav']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if i % 2 else part.lower() for i, part in enumerate(parts)]
+
+
+def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        found = list(os.scandir(root))
+    except OSError as error:
+        raise SourceError(
+            f"cannot list {root}: {error.strerror}; give the corpus' folder"
+        ) from error
+    audio = [e for e in found if e.name.lower().endswith(EXTENSIONS) and e.is_file()]
+    if not audio:
+        raise SourceError(
+            f"there is no audio in {root}: looked for {', '.join(EXTENSIONS)} among "
+            f"{len(found)} entries"
+        )
+    yield from sorted(audio, key=lambda entry: natural_key(entry.name))
+
+
+def _look(path: Path, status: os.stat_result, on_error: str) -> AudioFile | None:
+    soundfile = optional("soundfile", extra="audio")
+    try:
+        info = soundfile.info(str(path))
+        problem = None if info.frames > 0 else "it holds no sound"
+    except soundfile.LibsndfileError as error:
+        problem = str(error)
+    if problem is None:
+        identity = status.st_size, status.st_mtime_ns
+        return AudioFile(path.name, info.frames, info.samplerate, info.channels, *identity)
+    if on_error == "raise":
+        raise SourceError(
+            f"cannot read {path}: {problem}; mend or remove it, or use on_error='skip'"
+        )
+    if on_error == "warn":
+        log.warning("left out %s: %s", path, problem)
+    return None
+
+
+def _memory_of(root: Path) -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = blake2b(str(root).encode(), digest_size=12).hexdigest()
+    return home / "penstock" / "audio" / f"{name}.json"
+
+
+def _load(memory: Path) -> dict[str, AudioFile]:
+    try:
+        return {entry["name"]: AudioFile(**entry) for entry in json.loads(memory.read_text())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _save(memory: Path, files: list[AudioFile]) -> None:
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as partial:
+            json.dump([asdict(file) for file in files], partial)
+        Path(partial.name).replace(memory)
+    except OSError as error:  # a home that cannot be written to only costs time
+        log.info("the index of audio files is not remembered: %s", error)
