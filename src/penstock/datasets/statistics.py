@@ -16,7 +16,7 @@ from penstock.errors import BatchError, PlanError
 from penstock.order import Indices
 from penstock.transforms.standardize import Statistic
 
-BATCH_SAMPLES: Final = 32  # in memory at a time, and as float64
+BATCH_VALUES: Final = 2**18  # at a time: as float64 they stay in a processor's cache
 _Array = npt.NDArray[np.float64]
 
 
@@ -46,9 +46,11 @@ def compute_standardization(
     if not len(members):
         raise PlanError("statistics need at least 1 sample, got no indices")
     reader, moments = Reader(dataset), Moments()
+    each = max(1, first_field(dataset[int(members[0])]).numel())
+    step = min(max(1, BATCH_VALUES // each), 1024)
     with progress_bar("statistics", len(members), progress) as advance:
-        for start in range(0, len(members), BATCH_SAMPLES):
-            part = members[start : start + BATCH_SAMPLES]
+        for start in range(0, len(members), step):
+            part = members[start : start + step]
             for samples, stack in _stacks(reader, part):
                 moments.add(_rows(samples, stack, per_channel=per_channel))
             advance(len(part))
@@ -77,7 +79,8 @@ class Moments:
     def add(self, values: _Array) -> None:
         """Count in ``values``, a part of each row."""
         count, mean = values.shape[1], values.mean(axis=1)
-        squares = np.square(values - mean[:, None]).sum(axis=1)
+        distances = values - mean[:, None]
+        squares = np.einsum("ij,ij->i", distances, distances)
         both, apart = self.count + count, mean - self.mean
         self.mean = self.mean + apart * (count / both)
         self._squares = self._squares + squares + np.square(apart) * (self.count * count / both)
@@ -101,8 +104,8 @@ def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.T
 def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array:
     """The values of these samples in float64: a row for each channel, or one for all."""
     values = stack.to("cpu", torch.float64)
-    finite = torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else values.isfinite()
-    if not finite.all():
+    if not values.sum().isfinite():
+        finite = values.isfinite().reshape(len(values), -1).all(1)
         worst = samples[int(finite.int().argmin())]
         raise BatchError(
             f"sample {worst} has a value that is not finite: repair it, or leave it out"
