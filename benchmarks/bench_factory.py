@@ -160,7 +160,7 @@ def search(dataset: Any, name: str, seconds: float, *, tiny: bool) -> Found:
         emit(workload=name, grid=name_of(config), samples_per_second=rates[config])
     grid_seconds = perf_counter() - begin
     begin = perf_counter()
-    tuned = tune(dataset, BATCH, budget_seconds=0.09 * grid_seconds, cached=False, verbose=False)
+    tuned = tune(dataset, BATCH, budget_seconds=0.08 * grid_seconds, cached=False, verbose=False)
     best = max(rates, key=lambda config: rates[config])
     return Found(best, grid_seconds, tuned, perf_counter() - begin)
 

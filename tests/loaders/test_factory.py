@@ -320,6 +320,22 @@ def test_reading_ahead_stays_within_the_budget_and_says_so(caplog):
     assert "kept, as given" in caplog.records[-1].getMessage()
 
 
+class OnlyBatches(Dataset):
+    """Has no way to read one sample."""
+
+    def __len__(self):
+        return 20
+
+    def __getitems__(self, indices):
+        return [torch.full((2,), float(i)) for i in indices]
+
+
+def test_a_dataset_that_gives_only_lists_of_samples_is_measured_too():
+    assert measure_cost(OnlyBatches()).nbytes == 8
+    with DataLoaderFactory.create_training_loader(OnlyBatches(), 5, num_workers=1) as loader:
+        assert len(list(loader)) == 4
+
+
 def test_costs_tell_cheap_costly_and_waiting_samples_apart():
     assert measure_cost(spectrograms()).is_cheap
     assert SampleCost(1e-6, 0, 4, False).is_cheap

@@ -195,6 +195,16 @@ def test_the_better_half_goes_on_and_the_cheapest_of_the_close_ones_wins():
     assert ran == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5), (3, 1.0), (2, 1.0)]
 
 
+def test_workers_that_could_not_start_before_the_deadline_are_not_started():
+    def trial(workers, executor="processes", **measured):
+        return Trial(DataLoaderConfig(num_workers=workers, executor=executor), None, **measured)
+
+    two = trial(2, first_batch_seconds=0.5, seconds=1.0)
+    assert tune_module.start_seconds(trial(16), [two, trial(16)]) == 4.0
+    assert tune_module.start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
+    assert tune_module.start_seconds(trial(0, "threads"), [two]) == 0.0
+
+
 def test_arrays_are_compared_bit_by_bit():
     batch = {"x": torch.tensor([1.0, float("nan")]), "y": [np.arange(3)]}
     assert same_arrays(batch, {"x": batch["x"].clone(), "y": [np.arange(3)]})

@@ -58,12 +58,15 @@ def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
     count = min(samples, len(dataset))
     if not count:
         return SampleCost(0.0, 0.0, 0, gathered)
+    spread = [i * (len(dataset) - 1) // max(1, count - 1) for i in range(count)]
+    batched = getattr(dataset, "__getitems__", None)
     with undisturbed():
-        nbytes = bytes_of(dataset[0])  # files open, caches warm
-        begin, read, waited = perf_counter(), 0, _waits()
-        cpu = process_time()
+        nbytes = bytes_of(dataset[0] if batched is None else batched([0]))  # files open here
+        begin, cpu, waited, read = perf_counter(), process_time(), _waits(), 0
+        if batched is not None:
+            read = len(batched(spread))
         while read < count and perf_counter() - begin < ENOUGH_SECONDS:
-            dataset[read * (len(dataset) - 1) // max(1, count - 1)]
+            dataset[spread[read]]
             read += 1
         seconds, cpu = perf_counter() - begin, process_time() - cpu
     waiting = max(0.0, seconds - cpu) if _waits() - waited >= read else 0.0

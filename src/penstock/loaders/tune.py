@@ -180,7 +180,8 @@ def halve(trials: list[Trial], seconds: float, deadline: float, say: Say) -> Tri
     alive = list(trials)
     for number in range(1, rounds + 1):
         for trial in alive:
-            if perf_counter() < deadline or not any(each.seconds for each in trials):
+            left = deadline - perf_counter()
+            if left > start_seconds(trial, trials) or not any(each.seconds for each in trials):
                 say(f"round {number}/{rounds}: {trial.name}")
                 trial.run(seconds / rounds / len(alive), deadline)
         alive = [trial for trial in alive if not trial.refused]
@@ -190,6 +191,14 @@ def halve(trials: list[Trial], seconds: float, deadline: float, say: Say) -> Tri
     fastest = max(trial.samples_per_second for trial in alive)
     close = (t for t in trials if t in alive and t.samples_per_second >= CLOSE * fastest)
     return next(close)  # candidates come cheapest first
+
+
+def start_seconds(trial: Trial, trials: Sequence[Trial]) -> float:
+    """How long its workers will take to start, going by those that did: they start one by one."""
+    if not trial.config.num_workers:
+        return 0.0
+    started = [each for each in trials if each.config.num_workers and each.seconds]
+    return trial.readers * max((t.first_batch_seconds / t.readers for t in started), default=0.0)
 
 
 def table(trials: Sequence[Trial], best: Trial) -> str:
