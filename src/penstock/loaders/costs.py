@@ -65,7 +65,7 @@ def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
         begin, cpu, waited, read = perf_counter(), process_time(), _waits(), 0
         if batched is not None:
             read = len(batched(spread))
-        while read < count and perf_counter() - begin < ENOUGH_SECONDS:
+        while read < count and (not read or perf_counter() - begin < ENOUGH_SECONDS):
             dataset[spread[read]]
             read += 1
         seconds, cpu = perf_counter() - begin, process_time() - cpu
