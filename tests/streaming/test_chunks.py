@@ -508,3 +508,27 @@ def test_what_cannot_be_is_refused(options, sentence):
 def test_an_epoch_of_no_chunks_is_refused():
     with pytest.raises(PlanError, match="num_chunks must be at least 1"):
         RandomChunkLoader(Recorded(), T, 100, seed=1).start_epoch(0)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
+def test_random_timings_of_loading_and_training_lose_nothing(seed):
+    """Ten random pairings of slow and fast (a hundred as proof): every chunk once, in plan order."""
+    rng = np.random.default_rng(seed)
+    wait = threading.Event().wait  # never set: a pause that an interrupt can end
+    for _ in range(100 if seed else 10):
+        slow_load, slow_train = rng.uniform(0, 0.004, 2)
+        prefetch, chunks = int(rng.integers(1, 5)), int(rng.integers(1, 12))
+        loaded = []
+
+        def load(start, end, slow_load=slow_load, loaded=loaded):
+            wait(rng.uniform(0, slow_load))
+            loaded.append((start, end))
+            return np.arange(start, end)
+
+        with RandomChunkLoader(load, 1000, 90, prefetch=prefetch, seed=seed) as loader:
+            loader.start_epoch(chunks)
+            got = []
+            while (chunk := loader.get_next_chunk()[0]) is not None:
+                got.append((int(chunk[0]), int(chunk[-1]) + 1))
+                wait(rng.uniform(0, slow_train))
+            assert got == loaded == loader.plan.spans(0, chunks)
