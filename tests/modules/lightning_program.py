@@ -82,7 +82,8 @@ class Recorder(pl.LightningModule):
     def on_validation_epoch_end(self):
         if not self.trainer.sanity_checking:  # after a batch that is not in the weights: not yet
             record = self.pending or self.events
-            record.append(["validate", self.current_epoch, self.scored])
+            logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
+            record.append(["validate", self.current_epoch, self.scored, logged])
 
     def on_train_epoch_end(self):
         self.events.append(["chunk ended", self.current_epoch])
@@ -200,9 +201,17 @@ def run(job, callback=ChunkedTraining):
     """The results of a job: one, or one of each checkpoint it resumes."""
     if "resume_from" not in job:
         return {"fresh": fit(job, save_to=job.get("save_to"), callback=callback)}
-    paths = sorted(Path(job["resume_from"]).glob("*.ckpt"), key=lambda path: path.stem[4:])
-    paths = paths[:: job.get("every", 1)]  # of each kind of point
+    paths = chosen(job["resume_from"], job.get("of_each"))
     return {path.stem: fit(job, ckpt_path=str(path), callback=callback) for path in paths}
+
+
+def chosen(directory, of_each=None):
+    """The checkpoints in a directory: all of them, or some of each kind of point."""
+    points = {}
+    for path in sorted(Path(directory).glob("*.ckpt")):
+        points.setdefault(path.stem[4:], []).append(path)
+    spread = (paths[:: max(1, len(paths) // (of_each or len(paths)))] for paths in points.values())
+    return [path for paths in spread for path in paths]
 
 
 def main(jobs_file):

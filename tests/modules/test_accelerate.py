@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -33,7 +34,10 @@ def start(directory: Path, name: str, ranks: int, jobs: list[dict]) -> list[dict
     jobs_file.write_text(json.dumps(jobs))
     launcher = TORCHRUN if ranks == 2 else []
     command = [sys.executable, *launcher, str(PROGRAM), str(jobs_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=quiet
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(jobs_file.with_suffix(".results").read_text())
 

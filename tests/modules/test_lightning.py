@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ pytestmark = [  # Lightning's own
 
 SAVED = {"max_epochs": 4, "accumulate_grad_batches": 3}  # chunks, of which the third is short
 WHOLE = {**SAVED, "max_epochs": 6}
+POINTS = {"delivered", "batch", "validating", "scored", "validated", "ended"}
 ONE = {"samples": 46, "batch": 4, "chunk": 5}
 TWO = {"samples": 46, "batch": 2, "chunk": 5, "devices": 2}
 
@@ -39,7 +41,10 @@ def start(directory: Path, name: str, jobs: list[dict]) -> list[dict]:
     jobs_file = directory / f"{name}.json"
     jobs_file.write_text(json.dumps(jobs))
     command = [sys.executable, str(PROGRAM), str(jobs_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=quiet
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(jobs_file.with_suffix(".results").read_text())
 
@@ -57,35 +62,46 @@ def without(run: dict, *names: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict:
-    """Runs that save everywhere, on one and two ranks, and what became of every checkpoint."""
-    directory = tmp_path_factory.mktemp("runs")
-    (directory / "one").mkdir()
-    (directory / "two").mkdir()
+def directory(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(directory) -> dict:
+    """Whole runs on one and two ranks; beside them, runs that save everywhere and stop early."""
+    for ranks in ("one", "two"):
+        (directory / ranks).mkdir()
     one = program.fit({**ONE, "trainer": WHOLE})
     program.fit({**ONE, "trainer": SAVED}, save_to=directory / "one")
     saving = {**TWO, "trainer": SAVED, "save_to": str(directory / "two")}
-    _, two = start(directory, "two", [saving, {**TWO, "trainer": WHOLE}])
-    resume = {"resume_from": str(directory / "one"), "trainer": WHOLE}
-    resume_two = {"resume_from": str(directory / "two"), "trainer": WHOLE}
-    on_one = [{**ONE, **resume, "every": 2}, {**ONE, **resume_two, "every": 5}]
-    on_two = [{**TWO, **resume_two, "every": 4}, {**TWO, **resume, "every": 7}]
-    from_one, two_to_one = start(directory, "on_one", on_one)
-    from_two, one_to_two = start(directory, "on_two", on_two)
-    return {
-        "one": one,
-        "two": two["fresh"],
-        "resumed": {"one": from_one, "two": from_two},
-        "moved": {"two to one": two_to_one, "one to two": one_to_two},
-    }
+    _, two = start(directory, "saving", [saving, {**TWO, "trainer": WHOLE}])
+    return {"one": one, "two": two["fresh"]}
+
+
+@pytest.fixture(scope="module")
+def on_one(directory, uninterrupted) -> dict:
+    """What became on one rank, in a new process, of the checkpoints of one and two."""
+    whole, ckpts = {**ONE, "trainer": WHOLE}, {n: str(directory / n) for n in ("one", "two")}
+    jobs = [{**whole, "resume_from": ckpts["one"], "of_each": 6}]
+    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": 2}]
+    return dict(zip(("one", "two"), start(directory, "on_one", jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def on_two(directory, uninterrupted) -> dict:
+    """What became on two ranks, in new processes, of the checkpoints of one and two."""
+    whole, ckpts = {**TWO, "trainer": WHOLE}, {n: str(directory / n) for n in ("one", "two")}
+    jobs = [{**whole, "resume_from": ckpts["one"], "of_each": 1}]
+    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": 2}]
+    return dict(zip(("one", "two"), start(directory, "on_two", jobs), strict=True))
 
 
 # -- whole runs
 
 
 @pytest.mark.parametrize("ranks", ["one", "two"])
-def test_training_cycles_the_dataset_and_validates_after_every_chunk(runs, ranks):
-    run = runs[ranks]
+def test_training_cycles_the_dataset_and_validates_after_every_chunk(uninterrupted, ranks):
+    run = uninterrupted[ranks]
     assert run["world"] == {"one": 1, "two": 2}[ranks] and run["kept"]
     seen = Counter(samples(run))
     assert sorted(seen) == list(range(46)) and set(seen.values()) == {2}
@@ -93,36 +109,43 @@ def test_training_cycles_the_dataset_and_validates_after_every_chunk(runs, ranks
     chunk = ["chunk", *["train"] * 5, "validate", "chunk ended"]
     short = ["chunk", *["train"] * 2, "validate", "chunk ended"]
     assert kinds == [*chunk, *chunk, *short] * 2
-    assert all(
-        event[2] == [*range(1000, 1005)] for event in run["events"] if event[0] == "validate"
-    )
+    scored = [event[2] for event in run["events"] if event[0] == "validate"]
+    assert scored == [[*range(1000, 1005)]] * 6
 
 
-def test_two_ranks_train_on_the_samples_of_one(runs):
-    assert samples(runs["one"]) == samples(runs["two"])
+def test_two_ranks_train_on_the_samples_of_one(uninterrupted):
+    assert samples(uninterrupted["one"]) == samples(uninterrupted["two"])
 
 
-# -- resuming
+# -- resuming: samples, hooks, validations, weights, learning rates, logged steps
 
 
-@pytest.mark.parametrize("ranks", ["one", "two"])
-def test_every_checkpoint_resumes_in_a_new_process_as_if_nothing_had_happened(runs, ranks):
-    """Samples, hooks, validations, weights, learning rates, logged steps: all as uninterrupted."""
-    resumed = runs["resumed"][ranks]
-    points = {name.split("-")[1] for name in resumed}
-    assert points >= {"delivered", "batch", "validating", "scored", "validated", "ended"}
-    for name, run in resumed.items():
-        assert run == runs[ranks], name
+def test_every_checkpoint_of_one_rank_resumes_as_if_nothing_had_happened(uninterrupted, on_one):
+    assert {name.split("-")[1] for name in on_one["one"]} >= POINTS
+    for name, run in on_one["one"].items():
+        assert run == uninterrupted["one"], name
 
 
-@pytest.mark.parametrize("move", ["two to one", "one to two"])
-def test_a_run_moves_to_another_number_of_ranks(runs, move):
-    moved = runs["moved"][move]
-    assert len(moved) >= 8
-    for name, run in moved.items():
-        assert run["world"] == (1 if move == "two to one" else 2)
-        assert samples(run) == samples(runs["one"]), name
-        assert validations(run) == validations(runs["one"]), name
+def test_every_checkpoint_of_two_ranks_resumes_as_if_nothing_had_happened(uninterrupted, on_two):
+    assert {name.split("-")[1] for name in on_two["two"]} >= POINTS
+    for name, run in on_two["two"].items():
+        assert run == uninterrupted["two"], name
+
+
+def test_a_run_moves_from_two_ranks_to_one(uninterrupted, on_one):
+    assert_moved(on_one["two"], uninterrupted["one"], world=1)
+
+
+def test_a_run_moves_from_one_rank_to_two(uninterrupted, on_two):
+    assert_moved(on_two["one"], uninterrupted["one"], world=2)
+
+
+def assert_moved(runs: dict, uninterrupted: dict, world: int) -> None:
+    assert {name.split("-")[1] for name in runs} >= POINTS
+    for name, run in runs.items():
+        assert run["world"] == world
+        assert samples(run) == samples(uninterrupted), name
+        assert validations(run) == validations(uninterrupted), name
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
@@ -168,9 +191,9 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("of_each", [2, pytest.param(None, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_checkpoint_resumes_exactly_in_any_situation(tmp_path, situation, every):
+def test_every_checkpoint_resumes_exactly_in_any_situation(tmp_path, situation, of_each):
     loading, training, further = SITUATIONS[situation]
     job = {"samples": 22, "batch": 2, "chunk": 4, **loading}
     saved = {**job, "trainer": {"max_epochs": 3, **training}}
@@ -179,7 +202,7 @@ def test_every_checkpoint_resumes_exactly_in_any_situation(tmp_path, situation, 
         saved["points"] = ["delivered", "batch", "validated"]
     uninterrupted = program.fit(whole)
     assert program.fit(saved, save_to=tmp_path) == program.fit(without(saved, "points"))
-    resume = {**whole, "resume_from": str(tmp_path), "every": every}
+    resume = {**whole, "resume_from": str(tmp_path), "of_each": of_each}
     for name, run in program.run(resume).items():
         assert run == uninterrupted, name
 
@@ -188,7 +211,7 @@ def test_another_batch_size_and_chunk_size_may_resume(tmp_path):
     saved = {"samples": 46, "batch": 4, "chunk": 5, "trainer": SAVED}
     program.fit(saved, save_to=tmp_path)
     other = {"samples": 46, "batch": 3, "chunk": 4, "trainer": {"max_epochs": 12}}
-    for name, run in program.run({**other, "resume_from": str(tmp_path), "every": 5}).items():
+    for name, run in program.run({**other, "resume_from": str(tmp_path), "of_each": 2}).items():
         seen = samples(run)
         for epoch in range(len(seen) // 46):
             assert sorted(seen[epoch * 46 : epoch * 46 + 46]) == [*range(46)], name
@@ -364,16 +387,20 @@ def test_strategies_that_restore_late_and_schedulers_that_ask_early_are_exact(tm
             assert self.trainer.estimated_stepping_batches > 0
             return super().configure_optimizers()
 
-    def fit(trainer_options, savers=(), **options):
-        job = {**ONE, "trainer": {**trainer_options, "strategy": Late(torch.device("cpu"))}}
+    def fit(job, trainer_options, savers=(), **options):
+        job = {**job, "trainer": {**trainer_options, "strategy": Late(torch.device("cpu"))}}
         model, (train, val) = Asks(job), program.loaders(job)
         program.make_trainer(job, savers).fit(model, train, val, **options)
-        return model.events
+        return {"events": model.events}
 
-    fit(SAVED, [program.Everywhere(tmp_path)])
+    fit(ONE, SAVED, [program.Everywhere(tmp_path)])
     uninterrupted = program.fit({**ONE, "trainer": WHOLE})["events"]
-    for path in sorted(tmp_path.glob("*.ckpt"))[::5]:
-        assert fit(WHOLE, ckpt_path=path) == uninterrupted, path.stem
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    for path in paths[::9]:
+        assert fit(ONE, WHOLE, ckpt_path=path)["events"] == uninterrupted, path.stem
+    other, unvalidated = {**ONE, "chunk": 3}, [p for p in paths if p.stem.endswith("batch")][4]
+    resumed = fit(other, {"max_epochs": 4}, ckpt_path=unvalidated)
+    assert validations(resumed) == [0, 1, 2, 3] and len(samples(resumed)) == 46
 
 
 # -- without the callback
