@@ -6,8 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from time import monotonic
+from typing import Final
 
 from penstock.extras import optional
+
+DRAW_SECONDS: Final = 0.1  # between two looks
 
 
 @contextmanager
@@ -31,6 +35,16 @@ def progress_bar(title: str, total: int, show: bool | None = None) -> Iterator[C
     rich = optional("rich.progress", extra="cli")
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
     times = (rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[note]}"))
-    with rich.Progress(*columns, *times, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task(title, total=total, note="")
-        yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
+    shown = {"console": console, "transient": console.is_terminal}
+    # drawn where it advances: a thread that draws would outlive the block
+    with rich.Progress(*columns, *times, auto_refresh=False, **shown) as bar:
+        task, drawn = bar.add_task(title, total=total, note=""), 0.0
+
+        def advance(steps: int = 1, note: str = "") -> None:
+            nonlocal drawn
+            due = monotonic() - drawn > DRAW_SECONDS
+            bar.update(task, advance=steps, note=note, refresh=due)
+            drawn = monotonic() if due else drawn
+
+        yield advance
+        bar.refresh()
