@@ -512,7 +512,7 @@ def test_an_epoch_of_no_chunks_is_refused():
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_random_timings_of_loading_and_training_lose_nothing(seed):
-    """Ten random pairings of slow and fast (a hundred as proof): every chunk once, in plan order."""
+    """Ten random pairings of slow and fast (as proof a hundred): every chunk once, in order."""
     rng = np.random.default_rng(seed)
     wait = threading.Event().wait  # never set: a pause that an interrupt can end
     for _ in range(100 if seed else 10):
