@@ -15,9 +15,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from penstock.errors import ConfigError, MissingExtraError, StateError
+from penstock.loaders import ChunkedDataLoader
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 spec = importlib.util.spec_from_file_location("lightning_program", PROGRAM)
@@ -430,6 +431,16 @@ def test_a_stock_loader_is_left_to_lightning(tmp_path):
 
 
 # -- refusals
+
+
+def test_a_loader_that_passes_through_to_torch_trains_but_has_no_state_to_save(tmp_path):
+    job = {**ONE, "trainer": {"max_epochs": 2}}
+    stock = ChunkedDataLoader(torch.arange(8), 2, sampler=RandomSampler(range(8)))
+    model, trainer = program.Recorder(job), program.make_trainer(job)
+    trainer.fit(model, stock, program.loaders(job)[1])
+    assert Counter(samples({"events": model.events})) == dict.fromkeys(range(8), 2)
+    with pytest.raises(StateError, match="sampler is torch's own"):
+        trainer.save_checkpoint(tmp_path / "stock.ckpt")
 
 
 def test_several_training_loaders_are_refused():

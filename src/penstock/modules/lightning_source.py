@@ -135,6 +135,7 @@ def knows_its_place(loader: Any) -> bool:
     if not isinstance(loader, Loader):
         return False
     try:
-        return loader.remaining >= 0
+        loader.state_dict()
     except StateError:
         return False
+    return True
