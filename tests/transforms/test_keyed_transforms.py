@@ -221,6 +221,12 @@ def test_channels_have_their_own_statistics():
     assert torch.allclose(found[:, 1], (BATCH[:, 1] - 0.75) / 0.25, atol=1e-6)
 
 
+def test_one_value_is_a_number_however_it_comes():
+    for mean in (0.5, np.float32(0.5), torch.tensor(0.5), torch.tensor([0.5]), [0.5]):
+        found = Standardize(mean, torch.tensor([2.0]))
+        assert type(found.mean) is float and found.mean == 0.5 and found.std == 2 + 1e-8
+
+
 def test_a_deviation_of_zero_gives_finite_values():
     assert Standardize(2.0, 0.0)(torch.full((3,), 2.0)).tolist() == [0, 0, 0]
 

@@ -63,4 +63,4 @@ def _statistic(name: str, value: npt.ArrayLike) -> Statistic:
     array = np.asarray(value, np.float64)
     if array.ndim > 1 or not array.size or not np.isfinite(array).all():
         raise PlanError(f"{name} must be a finite number, or one for each channel, got {value!r}")
-    return float(array) if array.ndim == 0 else array.copy()
+    return array.item() if array.size == 1 else array.copy()  # one channel: one for all
