@@ -34,9 +34,7 @@ def gather_batch(
         "steering_variant": tables.index(variants),
         "negative_tiers": tables.take("negative_tiers", here),
     }
-    if tables.on_cpu:
-        return {name: torch.from_numpy(field) for name, field in fields.items()}
-    return fields
+    return {name: torch.as_tensor(field) for name, field in fields.items()}
 
 
 def steer(tables: SteeringTables, rows: Indices, variants: Indices) -> Any:
