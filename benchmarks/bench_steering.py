@@ -171,6 +171,7 @@ def again_and_checks(directory: Path, batch: int, count: int, rounds: int) -> No
 def main() -> None:
     options = arguments(__doc__, rounds=7, pairs=100_000, dim=384, negatives=8, batch=64)
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    torch.set_num_threads(1)  # on a busy machine torch's own threads only make the controls stall
     size, dim = (2_000, 16) if options.tiny else (options.pairs, options.dim)
     count, rounds = (5, 2) if options.tiny else (100, options.rounds)
     with tempfile.TemporaryDirectory() as directory:

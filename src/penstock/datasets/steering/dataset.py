@@ -90,6 +90,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.use_mmap = self._maps(use_mmap)
         self._switches = Switches(epoch)
         self._edition = 0  # of the negatives held here
+        self._dealt: tuple[int, Indices] = (-1, np.empty(0, np.int64))  # of the last epoch read
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
         self._rows = read_split(self.dataset_dir, self.storage_format, self.split, pairs)
@@ -142,9 +143,11 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             return np.full(len(indices), forced, np.int64)
         if epoch is None:
             epoch = current_epoch(default=self._switches.epoch)
-        shares = tuple(self._config.curriculum.probabilities(epoch).values())
-        dealt = deal_variants(len(self), shares, self.seed, epoch)
-        return np.take(dealt, indices)
+        dealt = self._dealt
+        if dealt[0] != epoch:
+            shares = tuple(self._config.curriculum.probabilities(epoch).values())
+            dealt = self._dealt = epoch, deal_variants(len(self), shares, self.seed, epoch)
+        return dealt[1].take(indices)
 
     def _check(self, indices: Indices) -> None:
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
@@ -255,6 +258,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         """Mapped tables are mapped again where it arrives; others go along."""
         state = self.__dict__.copy()
         state.pop("pair_keyword_ids", None)
+        state["_dealt"] = (-1, np.empty(0, np.int64))
         if self.use_mmap and self._tables is not None:
             state |= {"_tables": None, "_stamp": self._tables.stamp}
         return state

@@ -34,7 +34,9 @@ def gather_batch(
         "steering_variant": tables.index(variants),
         "negative_tiers": tables.take("negative_tiers", here),
     }
-    return {name: torch.as_tensor(field) for name, field in fields.items()}
+    if tables.on_cpu:
+        return {name: torch.from_numpy(field) for name, field in fields.items()}
+    return fields
 
 
 def steer(tables: SteeringTables, rows: Indices, variants: Indices) -> Any:

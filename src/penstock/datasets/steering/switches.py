@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.errors import PlanError
@@ -26,11 +28,19 @@ class Switches:
     """
 
     def __init__(self, epoch: int) -> None:
-        self._values = _shared(torch.tensor([_checked(epoch), _UNFORCED, 0, 0]))
+        self._share(torch.tensor([_checked(epoch), _UNFORCED, 0, 0]))
+
+    def _share(self, tensor: torch.Tensor) -> None:
+        tensor.share_memory_()  # type: ignore[no-untyped-call]
+        self._tensor = tensor
+        self._values: npt.NDArray[np.int64] = self._tensor.numpy()  # the same memory: reads quickly
+
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        return {"tensor": self._tensor}
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared anew
-        self._values = _shared(state["_values"])
+        self._share(state["tensor"])
 
     @property
     def epoch(self) -> int:
@@ -65,11 +75,6 @@ class Switches:
         """There are new negatives, read from files with this stamp."""
         self._values[_STAMP] = stamp
         self._values[_EDITION] += 1  # last: a worker that sees it sees the stamp too
-
-
-def _shared(values: torch.Tensor) -> torch.Tensor:
-    values.share_memory_()  # type: ignore[no-untyped-call]
-    return values
 
 
 def _checked(epoch: int) -> int:

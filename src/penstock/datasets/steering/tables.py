@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,9 +27,7 @@ Key: TypeAlias = tuple[Path, str, bool, str]
 
 MAP_ABOVE_BYTES = 10 * 2**30
 VECTORS_A_PAIR = 15  # with its negatives and the tables behind them, about
-SETTLED_NS = (
-    20_000_000  # clocks of file systems tick every 4 to 10 ms: within one, writes look alike
-)
+TICK_NS = 20_000_000  # clocks of file systems tick every 4 to 10 ms: in one, writes look alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +36,10 @@ class SteeringTables:
 
     Args:
         stamp: Of the files they were read from.
-        settled: Had the files rested long enough that a change would show in their stamp?
     """
 
     tensors: Mapping[str, torch.Tensor]
     stamp: Stamp
-    settled: bool = field(repr=False)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -51,27 +47,35 @@ class SteeringTables:
     # -- gathering: arrays on the CPU, tensors elsewhere
 
     @cached_property
-    def _arrays(self) -> dict[str, npt.NDArray[np.generic]] | None:
-        on_cpu = self["pair_index"].device.type == "cpu"
-        return {name: t.numpy() for name, t in self.tensors.items()} if on_cpu else None
+    def on_cpu(self) -> bool:
+        """Are they in the CPU's memory (or mapped into it)?"""
+        return self["pair_index"].device.type == "cpu"
+
+    @cached_property
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        return {name: tensor.numpy() for name, tensor in self.tensors.items()}
+
+    def __reduce__(self) -> tuple[type[SteeringTables], tuple[object, ...]]:
+        """Only what cannot be made anew goes to another process."""
+        return SteeringTables, (self.tensors, self.stamp)
 
     def index(self, rows: Indices) -> Any:
         """Numbers where the tables are."""
-        if self._arrays is not None:
+        if self.on_cpu:
             return rows
         return torch.from_numpy(rows).to(self["pair_index"].device)
 
     def take(self, name: str, rows: Any) -> Any:
         """Rows of a table, in the shape of ``rows``."""
-        if self._arrays is not None:
-            return np.take(self._arrays[name], rows, axis=0)
+        if self.on_cpu:
+            return self._arrays[name].take(rows, axis=0)
         table = self[name]
         return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
 
     def zeros(self, count: int) -> Any:
         """So many vectors of zeros."""
         vectors = self["question_embs"]
-        if self._arrays is not None:
+        if self.on_cpu:
             return np.zeros((count, vectors.shape[1]), np.float32)
         return vectors.new_zeros((count, vectors.shape[1]))
 
@@ -126,7 +130,7 @@ def open_tables(
     key = (directory.resolve(), storage_format, mapped, device)
     stamp = stamp_of(directory, storage_format)
     tables = _loaded.get(key)
-    if tables is None or tables.stamp != stamp or not tables.settled:
+    if tables is None or tables.stamp != stamp:
         tables = _read(directory, storage_format, config, mapped=mapped, device=device)
         _loaded[key] = tables
     else:  # the config may have changed, though the tables did not
@@ -137,7 +141,7 @@ def open_tables(
 def _read(
     directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
 ) -> SteeringTables:
-    stamp = stamp_of(directory, storage_format)
+    stamp = _settled_stamp(directory, storage_format)
     negatives = {table.name for table in NEGATIVES}  # meant to be rewritten: never mapped
     with reading(directory, storage_format) as reader:
         tensors = {
@@ -148,9 +152,7 @@ def _read(
         if not reader.has(KEYWORDS):
             raise InvalidDataError(f"{reader.place(KEYWORDS)} not found in {directory}")
     first_of(reference_faults(tensors))
-    newest = max((changed for *_, changed in stamp), default=0)
-    settled = time.time_ns() - newest > SETTLED_NS
-    return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp, settled)
+    return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 
 
 def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> Indices:
@@ -193,6 +195,14 @@ def stamp_of(directory: Path, storage_format: str) -> Stamp:
     """Size, identity and times of the files of the shared tables; () for one that is missing."""
     files = [HDF5] if storage_format == "hdf5" else [table.file for table in TABLES]
     return tuple(_stamp(directory / file) for file in files)
+
+
+def _settled_stamp(directory: Path, storage_format: str) -> Stamp:
+    """A stamp that any later write will change: where one was just written, a moment is waited."""
+    newest = max(changed for *_, changed in stamp_of(directory, storage_format))
+    left = newest + TICK_NS - time.time_ns()
+    time.sleep(min(max(left, 0), TICK_NS) / 1e9)
+    return stamp_of(directory, storage_format)
 
 
 def negatives_stamp(directory: Path, storage_format: str) -> int:
