@@ -20,7 +20,6 @@ from penstock.loaders.peeking import first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
-from penstock.loaders.stateful import NoStateError, stateful
 from penstock.loaders.threads import ThreadStream
 from penstock.order import Cursor, Order, Plan, PlannedBatch, Topology
 from penstock.order.state import check_format
@@ -156,19 +155,12 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     @property
     def _course(self) -> Course:
-        if self.stateless is not None:
-            raise NoStateError(self.stateless)
+        if self._passes_through is not None:
+            raise StateError(
+                f"this loader has no state: {self._passes_through} is torch's own, and its order "
+                "cannot be known in advance; leave it out, and use seed= and order= instead"
+            )
         return self._planned
-
-    @property
-    def stateless(self) -> str | None:
-        """Why this loader has no state; None where it has one."""
-        if self._passes_through is None:
-            return None
-        return (
-            f"this loader has no state: {self._passes_through} is torch's own, and its order "
-            "cannot be known in advance; leave it out, and use seed= and order= instead"
-        )
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -218,15 +210,9 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         object.__setattr__(self, "batch_size", batch_size)  # torch's own setter refuses it
         self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
 
-    @stateful
-    def state_dict(self) -> dict[str, Any]:
-        """What was delivered, not what was prefetched: small, flat, JSON-able."""
-        return super().state_dict()
-
-    @stateful
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
         """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1)."""
-        before = self._course.plan.order
+        before = self._course.plan.order  # refused where the order is torch's own
         if not self._seed_given:
             self._adopt_seed(state)
         try:
