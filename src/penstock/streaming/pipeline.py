@@ -84,6 +84,7 @@ class _Desk:
     _open: deque[_Open] = field(default_factory=deque)
     _reads: deque[tuple[_Open, BlockRead]] = field(default_factory=deque)
     _slot_of: dict[int, int] = field(default_factory=dict)  # batch -> slot, until handed over
+    _planner: threading.Lock = field(default_factory=threading.Lock)  # of one that plans a round
     _next: Round | None = None
     _wanted: int = 0  # free slots that readers wait for
 
@@ -101,7 +102,8 @@ class _Desk:
 
     def _open_round(self) -> bool:
         """Give the next round its slots, if there are enough free ones."""
-        plan = self._next = self._next or next(self.rounds)
+        with self._planner:
+            plan = self._next = self._next or next(self.rounds)
         new = [b for b in range(plan.first, plan.stop) if b not in self._slot_of]
         if len(self.slots.free) < len(new):
             self._wanted = len(new)
@@ -114,6 +116,14 @@ class _Desk:
         self._reads.extend((opened, read) for read in plan.reads)
         self.changed.notify_all()
         return True
+
+    def plan_ahead(self) -> None:
+        """Plan the next round while others read: at its turn nobody has to wait for that."""
+        if self._next is None and self._planner.acquire(blocking=False):
+            try:
+                self._next = self._next or next(self.rounds)
+            finally:
+                self._planner.release()
 
     def done(self, opened: _Open, error: BaseException | None) -> None:
         """A block is in place, or could not be read."""
@@ -163,6 +173,7 @@ def _work(desk: _Desk, placer: Placer) -> None:
         while (work := desk.take()) is not None:
             desk.done(work[0], _read(placer, *work))
             del work  # the round's plan is not kept while the next one is waited for
+            desk.plan_ahead()
     except BaseException as error:  # noqa: BLE001 - re-raised where a batch is asked for
         with desk.changed:
             desk.error = error
