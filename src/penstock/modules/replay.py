@@ -25,8 +25,8 @@ class ReplayLoader:
     Such a dataset cannot be sought. A resumed epoch is read from its beginning, and what was
     delivered before is read again and thrown away: exact if the dataset gives the same samples
     whenever it is read in the same epoch (``set_epoch`` is called where it has one), and as slow
-    as reading is. A Hugging Face stream's own state would be faster but loses what its shuffle
-    buffer holds, so it is not used. The batch size, workers and ranks must stay the same.
+    as reading is. A Hugging Face stream's own state would be faster, but loses some of what its
+    shuffle buffer holds, so it is not used. The batch size, workers and ranks must stay the same.
 
     Every ``iter()`` is an epoch; left in its midst, the epoch is over.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -71,8 +72,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"checksum of {damaged!r} is wrong")
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise CheckpointError(f"checkpoint {path.name!r} is corrupted ({error})") from error
+        raise CheckpointError(
+            f"checkpoint {path.name!r} is corrupted ({reason_of(error)})"
+        ) from error
     return state
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of torch's page-long messages that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "nsupported" in line or "not an allowed" in line]
+    return (telling or lines or [type(error).__name__])[0]
 
 
 class NoCheckpointError(PenstockError, FileNotFoundError):
@@ -81,7 +91,8 @@ class NoCheckpointError(PenstockError, FileNotFoundError):
 
 # what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone
 UNREADABLE: Final = (
-    OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError
+    OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
+    pickle.UnpicklingError,
 )  # fmt: skip
 
 
@@ -94,9 +105,9 @@ def check_loadable(state: Mapping[str, Any]) -> None:
             saved.seek(0)
             torch.load(saved, weights_only=True)
         except Exception as error:  # an object's own pickling may raise anything
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
-                f"{name} cannot be in a checkpoint, it would not load again: {reason}; keep "
+                f"{name} cannot be in a checkpoint, it would not load again: "
+                f"{reason_of(error)}; keep "
                 "tensors, numbers, strings, lists and dicts of these, nothing else"
             ) from error
 
