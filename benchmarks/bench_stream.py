@@ -89,6 +89,10 @@ def shares_of_the_ceiling(
         for who, run in {"ceiling": at_most, "penstock": ours}.items():
             case = f"{layout.name}, {who}"
             cases[case] = partial(with_cpu, run, seconds, cpu.setdefault(case, []))
+    if any(layout.name == "npy" for layout in layouts):  # it has no chunks: what if none are given?
+        loader = StreamLoader(folder / "rows.npy", BATCH)
+        by_default = steady(partial(endless, loader), 2 * len(loader), len(loader))
+        cases["npy, penstock, blocks and window by default"] = partial(by_default, seconds)
     for name, batches in others.items():
         cases[name] = partial(steady(batches, 8, 1), seconds)
     taken = interleaved(cases, rounds=rounds)
