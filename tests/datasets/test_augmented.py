@@ -18,6 +18,7 @@ from penstock.datasets import (
     WorkerSafeAugmentedDataset,
     create_augmented_dataset_wrapper,
 )
+from penstock.datasets.gather import gather_of
 from penstock.errors import ConfigError, PlanError
 from penstock.keyed import keyed_generator
 from penstock.testing import assert_resumes_everywhere, same_batch
@@ -63,6 +64,13 @@ def test_samples_a_list_of_them_and_a_batch_are_the_same(base, indices):
     single = [dataset[index] for index in indices]
     assert same_batch(default_collate(dataset.__getitems__(indices)), default_collate(single))
     assert same_batch(dataset.__getbatch__(np.array(indices)), default_collate(single))
+
+
+@pytest.mark.parametrize(("base", "gathers"), [("tensors", True), ("one by one", False)])
+def test_a_dataset_around_another_gathers_where_that_one_does(base, gathers):
+    for dataset in (prepared(base), AugmentedDataset(BASES[base], BOTH)):
+        assert dataset.gathers is gathers  # else a loader could not tell what a sample costs
+        assert (gather_of(dataset) is not None) is gathers
 
 
 def test_label_and_shape_stay():

@@ -108,6 +108,11 @@ class AugmentedDataset(Dataset[Any]):
             return samples
         return transform_samples(samples, self.transform, self._keys(indices))
 
+    @property
+    def gathers(self) -> bool:
+        """Is a batch one operation? Where the base dataset reads sample by sample, it is not."""
+        return self._reader.gathers
+
     def __getbatch__(self, indices: Indices) -> Any:
         """The collated batch of these indices."""
         batch = self._reader.batch(indices)

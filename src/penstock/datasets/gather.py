@@ -19,14 +19,15 @@ def gather_of(dataset: Any) -> Gather | None:
     """The batch of given indices in one go, as torch's default collation would form it.
 
     For tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
-    ``__getbatch__(indices)``; None for others.
+    ``__getbatch__(indices)`` (whose ``gathers`` is not False); None for others.
 
     >>> gather_of(torch.arange(10) * 2)(np.array([3, 1]))
     tensor([6, 2])
     """
     own = getattr(dataset, "__getbatch__", None)
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        # a dataset around another gathers where that one does, and tells so
+        return own if getattr(dataset, "gathers", True) else None
     if isinstance(dataset, torch.Tensor):
         return _GatherTensor(dataset)
     if isinstance(dataset, np.ndarray):

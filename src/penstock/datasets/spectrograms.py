@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 from penstock.datasets.metadata import Metadata, read_metadata
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.order import Indices
 
 Image = npt.NDArray[np.float32]
 
@@ -52,13 +51,6 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         image = self._checked(int(index))
         return torch.from_numpy(image[None]), torch.tensor(self.labels[index])
-
-    def __getbatch__(self, indices: Indices) -> list[torch.Tensor]:
-        """The collated batch of these indices, each file read into its place."""
-        batch = np.empty((len(indices), 1, *self.shape), np.float32)
-        for place, index in enumerate(indices.tolist()):
-            batch[place, 0] = self._checked(index)
-        return [torch.from_numpy(batch), torch.from_numpy(self.labels[indices])]
 
     def fingerprint(self) -> str:
         """Identity of the table, and of a few files."""

@@ -65,6 +65,11 @@ class StandardizedDataset(Dataset[Any]):
         samples = self._reader.samples(self._members[indices].tolist())
         return transform_samples(samples, self._standardize, _NO_KEYS.repeat(len(samples)))
 
+    @property
+    def gathers(self) -> bool:
+        """Is a batch one operation? Where the base dataset reads sample by sample, it is not."""
+        return self._reader.gathers
+
     def __getbatch__(self, indices: Indices) -> Any:
         """The collated batch of these indices."""
         return transform_batch(

@@ -93,12 +93,16 @@ class Moments:
 
 
 def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.Tensor]]:
-    """These samples, stacked as far as the dataset gives them in one go."""
+    """These samples, stacked where they have one shape, so that all ways of reading sum alike."""
     if reader.gathers:
         yield indices, first_field(reader.batch(indices))
         return
-    for index, sample in zip(indices, reader.samples(indices.tolist()), strict=True):
-        yield np.array([index]), first_field(sample).unsqueeze(0)
+    fields = [first_field(sample) for sample in reader.samples(indices.tolist())]
+    if len({field.shape for field in fields}) == 1:
+        yield indices, torch.stack(fields)
+        return
+    for index, field in zip(indices, fields, strict=True):
+        yield np.array([index]), field.unsqueeze(0)
 
 
 def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array:
