@@ -45,12 +45,28 @@ def gather_of(dataset: Any) -> Gather | None:
 class _GatherTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        self._array = _as_array(tensor)
+
+    def __reduce__(self) -> tuple[type[_GatherTensor], tuple[torch.Tensor]]:
+        return _GatherTensor, (self.tensor,)  # to a worker it goes as torch sends it: shared
 
     def __call__(self, indices: Indices) -> torch.Tensor:
-        where = torch.from_numpy(indices)
-        if self.tensor.device.type != "cpu":
-            where = where.to(self.tensor.device)
+        if self._array is not None:
+            return torch.from_numpy(np.take(self._array, indices, axis=0))
+        where = torch.from_numpy(indices).to(self.tensor.device)
         return self.tensor.index_select(0, where)
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """A tensor's memory as an array, where numpy knows its type; None elsewhere.
+
+    numpy gathers in the caller's thread: torch's own threads wait for each other where cores are
+    shared, for milliseconds a batch.
+    """
+    try:
+        return tensor.numpy()  # refuses what requires grad, is elsewhere, or has no such type
+    except (RuntimeError, TypeError):
+        return None
 
 
 class _GatherArray:
