@@ -44,29 +44,24 @@ def gather_of(dataset: Any) -> Gather | None:
 
 class _GatherTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self._array = _as_array(tensor)
-
-    def __reduce__(self) -> tuple[type[_GatherTensor], tuple[torch.Tensor]]:
-        return _GatherTensor, (self.tensor,)  # to a worker it goes as torch sends it: shared
+        self.tensor, self._numpy = tensor, _numpy_knows(tensor)
 
     def __call__(self, indices: Indices) -> torch.Tensor:
-        if self._array is not None:
-            return torch.from_numpy(np.take(self._array, indices, axis=0))
+        if self._numpy:
+            # in the caller's thread: torch's own wait for each other where cores are shared, for
+            # milliseconds a batch. The array is not kept: torch may move a tensor's memory (to
+            # share it with workers), and would leave the array behind on what it has freed.
+            return torch.from_numpy(np.take(self.tensor.numpy(), indices, axis=0))
         where = torch.from_numpy(indices).to(self.tensor.device)
         return self.tensor.index_select(0, where)
 
 
-def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
-    """A tensor's memory as an array, where numpy knows its type; None elsewhere.
-
-    numpy gathers in the caller's thread: torch's own threads wait for each other where cores are
-    shared, for milliseconds a batch.
-    """
+def _numpy_knows(tensor: torch.Tensor) -> bool:
     try:
-        return tensor.numpy()  # refuses what requires grad, is elsewhere, or has no such type
+        tensor.numpy()  # refuses what requires grad, is elsewhere, or has a type of torch's own
     except (RuntimeError, TypeError):
-        return None
+        return False
+    return True
 
 
 class _GatherArray:

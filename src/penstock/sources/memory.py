@@ -39,12 +39,20 @@ class MemorySource:
         named = data if isinstance(data, Mapping) else {"": data}
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")
-        self._arrays = {str(name): _as_array(str(name), value) for name, value in named.items()}
+        self._data = {str(name): _readable(str(name), value) for name, value in named.items()}
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(f"arrays of one source must have the same length, got {lengths}")
         self._length = next(iter(lengths.values()))
         self._fields = {n: Field(a.shape[1:], a.dtype) for n, a in self._arrays.items()}
+
+    @property
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The data as arrays, seen anew each time: torch may move a tensor's memory to share it."""
+        return {
+            name: value.detach().numpy() if is_tensor(value) else value
+            for name, value in self._data.items()
+        }
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -72,15 +80,17 @@ class MemorySource:
     def read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out[name][: stop - start]`` with samples ``start:stop``."""
         check_range(self._length, start, stop)
+        arrays = self._arrays
         for name, rows in destinations(self._fields, out, stop - start):
-            np.copyto(rows, self._arrays[name][start:stop])
+            np.copyto(rows, arrays[name][start:stop])
 
     def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
         """Fill ``out[name][: len(indices)]`` with those samples."""
         chosen = checked_indices(self._length, indices)
+        arrays = self._arrays
         for name, rows in destinations(self._fields, out, len(chosen)):
             # the indices are checked: "clip" only spares numpy a copy of the output
-            np.take(self._arrays[name], chosen, axis=0, out=rows, mode="clip")
+            np.take(arrays[name], chosen, axis=0, out=rows, mode="clip")
 
     def view(self, start: int, stop: int) -> Arrays | None:
         """Samples ``start:stop`` in place, read-only."""
@@ -102,13 +112,16 @@ def is_tensor(value: object) -> bool:
     return any(f"{t.__module__}.{t.__qualname__}" == "torch.Tensor" for t in type(value).__mro__)
 
 
-def _as_array(name: str, value: Any) -> npt.NDArray[np.generic]:
+def _readable(name: str, value: Any) -> Any:
+    """A tensor as it is, anything else as an array; refused where it cannot be a source."""
     array = _from_tensor(name, value) if is_tensor(value) else np.asarray(value)
     if array.ndim == 0 or array.dtype.hasobject:
         raise SourceError(
             f"array {name!r} has {array.ndim} dimensions of dtype {array.dtype}: "
             "a source needs arrays of fixed-size items with a first axis of samples"
         )
+    if is_tensor(value):
+        return value
     # torch and the gathers need the machine's byte order; a copy happens only where it differs
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

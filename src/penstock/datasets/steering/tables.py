@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from penstock.checks import InvalidDataError
@@ -51,10 +50,6 @@ class SteeringTables:
         """Are they in the CPU's memory (or mapped into it)?"""
         return self["pair_index"].device.type == "cpu"
 
-    @cached_property
-    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        return {name: tensor.numpy() for name, tensor in self.tensors.items()}
-
     def __reduce__(self) -> tuple[type[SteeringTables], tuple[object, ...]]:
         """Only what cannot be made anew goes to another process."""
         return SteeringTables, (self.tensors, self.stamp)
@@ -68,7 +63,8 @@ class SteeringTables:
     def take(self, name: str, rows: Any) -> Any:
         """Rows of a table, in the shape of ``rows``."""
         if self.on_cpu:
-            return self._arrays[name].take(rows, axis=0)
+            # seen anew each time: torch moves a tensor's memory when it goes to workers
+            return self[name].numpy().take(rows, axis=0)
         table = self[name]
         return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
 
