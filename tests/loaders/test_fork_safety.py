@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError
-from penstock.loaders import ChunkedDataLoader, processes
+from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.processes import safe_context
 from penstock.loaders.stream import StreamLoader
 from penstock.streaming.chunks import RandomChunkLoader
@@ -41,9 +41,8 @@ def test_fork_is_avoided_while_reader_threads_live(reading):
     assert safe_context(spawn, 2) is spawn
 
 
-def test_fork_is_torchs_choice_again_once_they_ended(reading, monkeypatch):
+def test_fork_is_torchs_choice_again_once_they_ended(reading):
     reading.close()
-    monkeypatch.setattr(processes, "READERS", ("penstock-",))  # zarr's own may live elsewhere
     assert safe_context(None, 2) is None
     assert safe_context("fork", 2) == "fork"
 

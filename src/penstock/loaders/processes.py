@@ -17,7 +17,7 @@ from penstock.loaders.pickling import unpicklable_part
 
 log = logging.getLogger("penstock")
 
-READERS: Final = ("penstock-", "zarr_io", "zarr_pool")  # ours, and those of zarr's event loop
+READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
 PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
 
