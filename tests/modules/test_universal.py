@@ -128,6 +128,13 @@ def test_worker_processes_change_nothing():
             assert torch.equal(ours["labels"], theirs["labels"])
 
 
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+def test_an_executor_may_be_asked_for_and_changes_nothing(executor):
+    with UniversalDataModule(torch.arange(50), batch_size=4, executor=executor) as module:
+        assert module.train_dataloader().executor == executor
+        assert numbers(module) == numbers(module_of(torch.arange(50)))
+
+
 def test_making_and_reading_loaders_never_touches_the_global_generators():
     """Defect: workers of a validation loader drew their seeds from torch's default generator."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()

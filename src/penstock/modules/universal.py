@@ -45,6 +45,9 @@ class UniversalDataModule:
         test_data: For ``test_dataloader()``.
         text_field: Name of the field that holds raw text, if not ``text`` or one of the task's.
         keep_empty_text: Train on rows without text too.
+        executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers. Threads
+            cost the training loop least, where collating lets go of the interpreter's lock or the
+            device computes meanwhile.
 
     >>> module = UniversalDataModule([[i] for i in range(10)], batch_size=4, num_workers=0)
     >>> len(module.train_data), len(module.val_data)
@@ -73,13 +76,14 @@ class UniversalDataModule:
         test_data: Any = None,
         text_field: str | None = None,
         keep_empty_text: bool = False,
+        executor: str | None = None,
     ) -> None:
         super().__init__()
         check_share(val_split)
         self.task_spec, self.tokenizer, self.data_collator = task_spec, tokenizer, data_collator
         self.batch_size, self.val_split, self.num_workers = batch_size, val_split, num_workers
         self.collator_registry, self.text_field = collator_registry, text_field
-        self.keep_empty_text = keep_empty_text
+        self.keep_empty_text, self.executor = keep_empty_text, executor
         self._seed_given, self.seed = seed is not None, resolve_seed(seed)
         self._config()  # refuses what cannot be, now
         self._loaders: dict[str, SideLoader] = {}
@@ -126,7 +130,10 @@ class UniversalDataModule:
 
     def _config(self) -> DataLoaderConfig:
         return DataLoaderConfig(
-            batch_size=self.batch_size, num_workers=self.num_workers, seed=self.seed
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            seed=self.seed,
+            executor=self.executor,
         )
 
     # -- data
