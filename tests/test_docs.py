@@ -14,6 +14,8 @@ def test_there_are_pages():
     assert {"chunked.md", "randomness.md", "testing.md"} <= {page.name for page in PAGES}
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's own
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

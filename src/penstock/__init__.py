@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.checks import BatchSchema as BatchSchema
     from penstock.checks import TensorSpec as TensorSpec
+    from penstock.checks import checked as checked
     from penstock.collate import AudioCollator as AudioCollator
     from penstock.collate import CollatorInfo as CollatorInfo
     from penstock.collate import CollatorRegistry as CollatorRegistry
@@ -25,9 +26,21 @@ if TYPE_CHECKING:
     from penstock.collate import TextCollator as TextCollator
     from penstock.collate import VisionCollator as VisionCollator
     from penstock.collate import VisionDataCollator as VisionDataCollator
+    from penstock.datasets import AugmentedDataset as AugmentedDataset
     from penstock.datasets import JASPERSteeringDataset as JASPERSteeringDataset
+    from penstock.datasets import QuantizedAudioDataset as QuantizedAudioDataset
+    from penstock.datasets import ReplacingDataset as ReplacingDataset
+    from penstock.datasets import SpectrogramFolder as SpectrogramFolder
+    from penstock.datasets import StandardizedDataset as StandardizedDataset
+    from penstock.datasets import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
+    from penstock.datasets import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
     from penstock.datasets import build_steering_directory as build_steering_directory
+    from penstock.datasets import compute_standardization as compute_standardization
     from penstock.datasets import convert_to_hdf5 as convert_to_hdf5
+    from penstock.datasets import (
+        create_augmented_dataset_wrapper as create_augmented_dataset_wrapper,
+    )
+    from penstock.datasets import read_pixel_table as read_pixel_table
     from penstock.datasets import validate_dataset as validate_dataset
     from penstock.errors import BatchError as BatchError
     from penstock.errors import ConfigError as ConfigError
@@ -50,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.loaders import DataLoaderFactory as DataLoaderFactory
     from penstock.loaders import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
     from penstock.loaders import Loader as Loader
+    from penstock.loaders import Machine as Machine
     from penstock.loaders import OptimalDataLoaderFactory as OptimalDataLoaderFactory
     from penstock.loaders import StreamLoader as StreamLoader
     from penstock.loaders import create_loader as create_loader
@@ -58,6 +72,8 @@ if TYPE_CHECKING:
     from penstock.loaders import validate_first_batch as validate_first_batch
     from penstock.loaders import worker_init_fn as worker_init_fn
     from penstock.modules import ChunkedTraining as ChunkedTraining
+    from penstock.modules import DataModuleProtocol as DataModuleProtocol
+    from penstock.modules import UniversalDataModule as UniversalDataModule
     from penstock.order import BlockOrder as BlockOrder
     from penstock.order import Cursor as Cursor
     from penstock.order import Order as Order
@@ -68,6 +84,7 @@ if TYPE_CHECKING:
     from penstock.order import Steps as Steps
     from penstock.order import Topology as Topology
     from penstock.order import derive_key as derive_key
+    from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
     from penstock.sources import ConcatenatedSource as ConcatenatedSource
     from penstock.sources import DataSplit as DataSplit
@@ -91,11 +108,18 @@ if TYPE_CHECKING:
     from penstock.streaming import RandomChunkLoader as RandomChunkLoader
     from penstock.streaming import calculate_chunk_params as calculate_chunk_params
     from penstock.streaming import sample_batch_within_chunk as sample_batch_within_chunk
+    from penstock.training import CheckpointManager as CheckpointManager
+    from penstock.training import TrainingConfig as TrainingConfig
+    from penstock.training import TrainingEngine as TrainingEngine
+    from penstock.training import cross_val_training as cross_val_training
+    from penstock.training import single_fold_training as single_fold_training
     from penstock.transforms import Compose as Compose
     from penstock.transforms import GaussianNoise as GaussianNoise
     from penstock.transforms import SpecAugment as SpecAugment
     from penstock.transforms import Spectrogram as Spectrogram
     from penstock.transforms import Standardize as Standardize
+    from penstock.transforms import Transform as Transform
+    from penstock.transforms import recommended_augmentation as recommended_augmentation
 
 __version__ = "0.1.0"
 
@@ -117,24 +141,34 @@ _ROOMS = {
         "RecordingSource ConcatenatedSource ZippedSource RangeSource FlyVisSim NeuronData "
         "DataSplit load_column_slice load_metadata create_zarr_loader write_recording"
     ),
-    "penstock.transforms": "SpecAugment GaussianNoise Standardize Compose Spectrogram",
+    "penstock.transforms": (
+        "Transform SpecAugment GaussianNoise Standardize Compose Spectrogram "
+        "recommended_augmentation"
+    ),
     "penstock.collate": (
         "TaskSpec CollatorRegistry CollatorInfo TextCollator VisionCollator AudioCollator "
         "DefaultCollator LanguageModelingDataCollator VisionDataCollator"
     ),
-    "penstock.checks": "BatchSchema TensorSpec",
+    "penstock.checks": "BatchSchema TensorSpec checked",
     "penstock.streaming": (
         "RandomChunkLoader ChunkLatencyStats calculate_chunk_params sample_batch_within_chunk"
     ),
     "penstock.datasets": (
+        "StandardizedDataset AugmentedDataset WorkerSafeStandardizedDataset "
+        "WorkerSafeAugmentedDataset compute_standardization create_augmented_dataset_wrapper "
+        "SpectrogramFolder read_pixel_table QuantizedAudioDataset ReplacingDataset "
         "JASPERSteeringDataset validate_dataset build_steering_directory convert_to_hdf5"
     ),
     "penstock.loaders": (
         "Loader ChunkedSampler ChunkedDataLoader StreamLoader DataLoaderConfig DataLoaderFactory "
         "OptimalDataLoaderFactory DataLoaderPerformanceMonitor tune worker_init_fn create_loader "
-        "set_epoch validate_first_batch"
+        "set_epoch validate_first_batch Machine"
     ),
-    "penstock.modules": "ChunkedTraining",
+    "penstock.modules": "ChunkedTraining DataModuleProtocol UniversalDataModule",
+    "penstock.report": "BenchmarkReport",
+    "penstock.training": (
+        "TrainingConfig CheckpointManager TrainingEngine cross_val_training single_fold_training"
+    ),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -1,7 +1,9 @@
 """Datasets: samples for torch's loaders and ours, a batch in one go where that can be."""
 
+from penstock.datasets.audio import QuantizedAudioDataset
 from penstock.datasets.augmented import AugmentedDataset, create_augmented_dataset_wrapper
 from penstock.datasets.metadata import read_pixel_table
+from penstock.datasets.replacing import ReplacingDataset
 from penstock.datasets.spectrograms import SpectrogramFolder
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.datasets.statistics import compute_standardization
@@ -18,6 +20,8 @@ WorkerSafeAugmentedDataset = AugmentedDataset
 __all__ = [
     "AugmentedDataset",
     "JASPERSteeringDataset",
+    "QuantizedAudioDataset",
+    "ReplacingDataset",
     "SpectrogramFolder",
     "StandardizedDataset",
     "WorkerSafeAugmentedDataset",
