@@ -22,7 +22,7 @@ from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
 from penstock.sources import open_source
 from penstock.sources.base import Field, MappedSource, Source
-from penstock.streaming.batches import BatchStream, Transform
+from penstock.streaming.batches import BatchStream, BatchTransform
 from penstock.streaming.budget import LENT_BATCHES, Demand, parse_bytes, usable_cores
 from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.memory import Slots
@@ -30,6 +30,7 @@ from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.placing import Placer
 from penstock.streaming.segments import Segment, plan_rounds
 from penstock.streaming.transfer import transfer_to
+from penstock.transforms.base import Transform
 
 log = logging.getLogger("penstock")
 
@@ -54,7 +55,8 @@ class StreamLoader(Loader):
         steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
         device: Where batches go; copies overlap the step before. None: they stay on the CPU.
         memory_budget: Hard bound on the buffers: bytes, or a text such as ``"1GB"``.
-        transform: ``transform(batch, rng)``: the whole batch, and a keyed generator.
+        transform: ``transform(batch, rng)``: the whole batch, and a keyed generator. A
+            `Transform` changes each sample by a key of (seed, epoch, sample) instead.
         collate: ``collate(batch)``: what becomes of the batch last.
         evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
         lanes: Independent readers' shares of the order; defaults to the world size.
@@ -80,7 +82,7 @@ class StreamLoader(Loader):
         steps: int = 1,
         device: torch.device | str | None = None,
         memory_budget: int | str = "1GB",
-        transform: Transform | None = None,
+        transform: BatchTransform | None = None,
         collate: Callable[[Any], Any] | None = None,
         evaluation: bool = False,
         rank: int | None = None,
@@ -95,6 +97,7 @@ class StreamLoader(Loader):
         self.evaluation, self.drop_last = evaluation, drop_last and not evaluation
         self.samples = check_samples(self.source, steps)
         check_fields(self.source.fields)
+        check_transform(transform, self.source.fields)
         self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
         self._seed_given, self._seed = seed is not None, resolve_seed(seed)
         self._chunk_rows = decoded_rows(self.source)
@@ -345,6 +348,15 @@ def check_samples(source: Source, steps: int) -> int:
     if samples < 1:
         raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
     return samples
+
+
+def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
+    """Refuse a transform of one array for a source that has several."""
+    if isinstance(transform, Transform) and fields.keys() != {""}:
+        raise PlanError(
+            f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
+            "use a function transform(batch, rng) that applies it to the field it is for"
+        )
 
 
 def check_fields(fields: Mapping[str, Field]) -> None:

@@ -8,15 +8,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from penstock.keyed import Reading, announce, current_reading, keyed_generator
+from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
 from penstock.order import Cursor, Plan
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.segments import Segment
 from penstock.streaming.transfer import Transfer
+from penstock.transforms.base import Transform
 
 Batch: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
-Transform: TypeAlias = Callable[[Any, torch.Generator], Any]
+BatchTransform: TypeAlias = Callable[[Any, torch.Generator], Any]
 
 
 class BatchStream:
@@ -24,7 +25,8 @@ class BatchStream:
 
     Args:
         segments: What is delivered, epoch by epoch; the pipeline follows the same.
-        transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank).
+        transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank);
+            a `Transform` changes each sample by its own key instead.
         collate: Called with the batch last.
     """
 
@@ -36,7 +38,7 @@ class BatchStream:
         slots: Slots,
         transfer: Transfer | None,
         *,
-        transform: Transform | None,
+        transform: BatchTransform | None,
         collate: Callable[[Any], Any] | None,
     ) -> None:
         self._plan, self._pipeline = plan, pipeline
@@ -70,7 +72,10 @@ class BatchStream:
         order, outer = self._plan.order, current_reading()
         announce(Reading(order.seed, place.epoch, self._plan.samples(place)))
         try:
-            if self._transform is not None:
+            if isinstance(self._transform, Transform):
+                keys = sample_keys(self._plan.samples(place), "transform")
+                batch = self._transform.batch(batch, keys)
+            elif self._transform is not None:
                 path = ("transform", place.epoch, place.position, self._plan.rank)
                 batch = self._transform(batch, keyed_generator(order.seed, *path))
             return batch if self._collate is None else self._collate(batch)
