@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ConfigError
-from penstock.loaders.chunked import EXECUTORS
+from penstock.loaders.options import EXECUTORS
 
 
 @dataclass(frozen=True)
