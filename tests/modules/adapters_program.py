@@ -1,6 +1,6 @@
 """Trains in every loop there is an adapter for, stops in mid-epoch, resumes: started by tests.
 
-python adapters_program.py whole|begin|resume DIRECTORY
+python adapters_program.py DIRECTORY whole|begin|resume ...
 """
 
 import json
@@ -188,8 +188,8 @@ def trainer(directory, phase, workers=0):
     module = make_module()
     module.num_workers = workers
     with module:
-        run = Fed(model, settings, data=module, callbacks=stop)
-        run.train(resume_from_checkpoint=f"{directory}/checkpoint-6" if phase == "resume" else None)
+        fed = Fed(model, settings, data=module, callbacks=stop)
+        fed.train(resume_from_checkpoint=f"{directory}/checkpoint-6" if phase == "resume" else None)
     return model
 
 
@@ -231,7 +231,7 @@ LOOPS = [
 ]
 
 
-def main(phase, directory):
+def run(phase, directory):
     results = {}
     for loop in LOOPS:
         model = loop(str(Path(directory) / loop.__name__), phase)
@@ -241,4 +241,5 @@ def main(phase, directory):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for each in sys.argv[2:]:
+        run(each, sys.argv[1])

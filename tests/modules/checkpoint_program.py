@@ -75,6 +75,8 @@ def main(directory, kills, seed):
         assert (state["model_state_dict"]["value"] == found).all()
         best = manager.load(manager.get_best())
         assert best["epoch"] == 0 and (best["model_state_dict"]["value"] == 0).all()
+        for path in Path(directory).glob("checkpoint_*.pt"):
+            manager.load(path)  # what has its name is whole
         confirmed = found
     print(json.dumps({"kills": kills, "saves": confirmed, **moments}))
 

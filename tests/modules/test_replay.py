@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import datasets
 import pytest
 import torch
@@ -141,3 +143,15 @@ def test_an_iterator_ends_when_its_loader_is_moved():
     loader.load_state_dict(loader.state_dict())
     with pytest.raises(StateError, match="iterated anew"):
         next(batches)
+
+
+def test_closing_ends_the_workers_of_an_iterator_that_somebody_still_holds():
+    loader = loader_of(hugging_face(), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    loader.close()
+    assert multiprocessing.active_children() == []
+    with pytest.raises(StateError, match="iterated anew"):
+        next(batches)
+    assert len(stream(loader)) == 6

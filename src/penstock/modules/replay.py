@@ -13,6 +13,7 @@ from penstock.errors import StateError
 from penstock.extras import optional
 from penstock.keyed import Reading, announce, current_reading, keyed_generator
 from penstock.loaders.base import current_topology
+from penstock.loaders.processes import end_workers
 
 log = logging.getLogger("penstock")
 
@@ -47,6 +48,7 @@ class ReplayLoader:
         self._collate, self._seed = collate or default_collate, seed
         self._epoch = self._batches = self._turn = 0
         self._exact = True  # the place was set, not left behind by an abandoned epoch
+        self._reading: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the current epoch, then stop."""
@@ -57,16 +59,17 @@ class ReplayLoader:
 
     def _deliver(self, turn: int, delivered: int) -> Iterator[Any]:
         for number, batch in enumerate(self._read(self._epoch), start=1):
+            if number <= delivered:
+                continue
+            self._batches, self._exact = number, False
+            yield batch
             if turn != self._turn:
                 raise StateError("this iterator ended when its loader was moved or iterated anew")
-            if number > delivered:
-                self._batches, self._exact = number, False
-                yield batch
         self._epoch, self._batches, self._exact = self._epoch + 1, 0, True
 
     def _read(self, epoch: int) -> Iterator[Any]:
         getattr(self.dataset, "set_epoch", lambda _: None)(epoch)
-        return iter(
+        self._reading = iter(
             DataLoader(
                 self._share(),
                 self.batch_size,
@@ -75,6 +78,7 @@ class ReplayLoader:
                 generator=keyed_generator(self._seed, "replay", epoch),
             )
         )
+        return self._reading
 
     def _share(self) -> Any:
         ranks = current_topology(None, None)
@@ -113,8 +117,10 @@ class ReplayLoader:
         return {"seed": self._seed, "batch_size": size, "num_workers": workers, "world": world}
 
     def close(self) -> None:
-        """End the current iteration; its workers end with it."""
+        """End the current iteration and its workers; it may be iterated again."""
         self._turn += 1
+        end_workers(self._reading)
+        self._reading = None
 
 
 class _Announcing:
