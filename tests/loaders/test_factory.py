@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock.datasets import AugmentedDataset, StandardizedDataset
-from penstock.loaders import DataLoaderFactory, Machine, OptimalDataLoaderFactory, worker_init_fn
+from penstock.loaders import (
+    DataLoaderConfig,
+    DataLoaderFactory,
+    Machine,
+    OptimalDataLoaderFactory,
+    worker_init_fn,
+)
 from penstock.loaders.costs import SampleCost, measure_cost
 from penstock.testing import same_batch
 
@@ -342,3 +348,13 @@ def test_costs_tell_cheap_costly_and_waiting_samples_apart():
     assert SampleCost(2e-3, 0, 4, False).is_costly and not SampleCost(2e-3, 0, 4, False).waits
     assert SampleCost(2e-3, 1.8e-3, 4, False).waits
     assert measure_cost(Computed(0)).nbytes == 0
+
+
+def test_an_iterable_dataset_is_not_asked_to_be_shuffled():
+    class Numbers(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    config = DataLoaderConfig(batch_size=2, num_workers=0)
+    batches = DataLoaderFactory.create_dataloader(Numbers(), config)
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.config import DataLoaderConfig
@@ -91,6 +93,8 @@ class DataLoaderFactory:
             collate = registry.get_collator(task_spec, tokenizer=tokenizer)
         dataset = stacked(dataset) if collate is None else dataset
         options = config.options() | {"collate_fn": collate}
+        if isinstance(dataset, IterableDataset):  # its order is its own: the default cannot apply
+            options["shuffle"] = None
         return build(dataset, options, why="as configured")
 
 
