@@ -1,0 +1,123 @@
+"""Validating on a part of a partition: always the same samples, or all of them in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.course import Course
+from penstock.loaders.seeds import resolve_seed
+from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, Topology
+
+
+def validation_loader(
+    dataset: Any,
+    batch_size: int,
+    chunk_size: int | None = None,
+    *,
+    seed: int | None = 42,
+    cycle: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    **dataloader_kwargs: Any,
+) -> ChunkedDataLoader:
+    """Batches to validate on: ``chunk_size`` of them, the same ones each time.
+
+    The samples are chosen once, by a keyed shuffle of all, and come in the dataset's order: scores
+    are comparable from one validation to the next. Nothing is dropped, and no rank repeats a
+    sample: there are ``chunk_size * batch_size`` of them for every rank.
+
+    Args:
+        dataset: Map-style: the partition.
+        batch_size: Samples of this rank's batch.
+        chunk_size: Batches of this rank; None, or more than there are: the whole partition.
+        seed: Of the choice; None draws one and logs it.
+        cycle: Every ``iter()`` gives the next chunk instead, until all samples were there once;
+            then again, the same chunks.
+        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        world_size: How many ranks share the partition.
+        **dataloader_kwargs: Of `ChunkedDataLoader`; ``drop_last`` has no say here.
+
+    >>> import torch
+    >>> loader = validation_loader(torch.arange(100), batch_size=4, chunk_size=2)
+    >>> first, again = torch.cat(list(loader)), torch.cat(list(loader))
+    >>> len(first), torch.equal(first, again)
+    (8, True)
+    """
+    seed = resolve_seed(seed)
+    options = dataloader_kwargs | {"seed": seed, "rank": rank, "world_size": world_size}
+    options |= {"drop_last": False}
+    if chunk_size is None:
+        return ChunkedDataLoader(dataset, batch_size, evaluation=True, **options)
+    if cycle:
+        options["order"] = FixedShuffle(len(dataset), seed)
+        return ChunkedDataLoader(dataset, batch_size, chunk_size, **options)
+    loader = ChunkedDataLoader(dataset, batch_size, chunk_size, evaluation=True, **options)
+    course = loader._course
+    course._order = Choice(course, chunk_size, SequentialOrder(len(dataset), seed))
+    course.replan()
+    return loader
+
+
+class FixedShuffle(ShuffledOrder):
+    """One shuffle of all samples, the same in every epoch.
+
+    >>> order = FixedShuffle(100, seed=7)
+    >>> bool((order.at(0, np.arange(100)) == order.at(5, np.arange(100))).all())
+    True
+    """
+
+    kind = "fixed shuffle"
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The samples at these positions, of whatever epoch."""
+        return super().at(0, positions)
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """The positions of these samples, in whatever epoch."""
+        return super().position_of(0, samples)
+
+
+class ChosenOrder:
+    """So many samples of a partition, chosen by a keyed shuffle of it, as they lie there.
+
+    >>> ChosenOrder(3, SequentialOrder(10, seed=1)).at(0, np.arange(3))
+    array([0, 1, 8])
+    """
+
+    kind = "chosen"
+    lanes = 1
+
+    def __init__(self, size: int, partition: Order) -> None:
+        self.size, self.seed, self._partition = size, partition.seed, partition
+        shuffle = FixedShuffle(partition.size, partition.seed)
+        self._samples = np.sort(shuffle.at(0, np.arange(size)))
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The samples at these positions."""
+        found: Indices = self._samples[positions]
+        return found
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """The positions of these samples, all of which must be among those chosen."""
+        return np.searchsorted(self._samples, samples)
+
+    def identity(self) -> dict[str, int | str]:
+        """Kind and seed, and the size of the partition: how many are chosen follows the ranks."""
+        return {"order": self.kind, "samples": self._partition.size, "seed": self.seed}
+
+
+class Choice:
+    """The samples that a loader validates on, for the ranks and the batch size it has now."""
+
+    def __init__(self, course: Course, chunk_batches: int, partition: Order) -> None:
+        self._course, self._chunk_batches, self._partition = course, chunk_batches, partition
+
+    def __call__(self, topology: Topology) -> Order:
+        """The order of those samples; all of them where there are no more."""
+        size = self._chunk_batches * self._course.batch * topology.world
+        return (
+            self._partition if size >= self._partition.size else ChosenOrder(size, self._partition)
+        )
