@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.checks import BatchSchema
 from penstock.datasets import JASPERSteeringDataset
 from penstock.datasets.steering.schema import batch_schema
 from penstock.errors import PlanError
+from penstock.loaders.agreement import agreed
 from penstock.loaders.base import Loader, Stream
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.course import Course
@@ -94,7 +96,8 @@ def create_loader(
     A directory that is loaded already, and unchanged on disk, is not read again; nor is anything
     read where a ``dataset`` is given. ``distributed`` shares the batches out to the ranks of
     ``torch.distributed``, none padded, and maps the tables, so that the ranks of a machine hold
-    them once; without it every process sees all. ``drop_last`` is None for train only. ``seed``,
+    them once; all ranks must call it, and are all refused where their data, seed or batch size
+    differ. Without it every process sees all. ``drop_last`` is None for train only. ``seed``,
     of shuffle and variants, is the directory's own by default. Further options are those of
     `ChunkedDataLoader`.
     """
@@ -103,6 +106,30 @@ def create_loader(
             "distributed=True needs a process group: start the script with torchrun, and call "
             "torch.distributed.init_process_group() before create_loader"
         )
+    make = partial(
+        _create,
+        *(dataset_dir, split, batch_size, num_workers, distributed, epoch, drop_last, pin_memory),
+        dataset=dataset,
+        seed=seed,
+        **options,
+    )
+    return agreed(make) if distributed else make()
+
+
+def _create(
+    dataset_dir: str | PathLike[str],
+    split: str,
+    batch_size: int,
+    num_workers: int,
+    distributed: bool,
+    epoch: int,
+    drop_last: bool | None,
+    pin_memory: bool,
+    *,
+    dataset: JASPERSteeringDataset | None,
+    seed: int | None,
+    **options: Any,
+) -> SteeringLoader:
     if dataset is None:
         mapped = True if distributed else None
         dataset = JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
