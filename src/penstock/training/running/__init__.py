@@ -1,0 +1,1 @@
+"""Running what a configuration says: a directory, a lock, checkpoints, signals, a summary."""

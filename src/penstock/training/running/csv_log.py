@@ -1,0 +1,92 @@
+"""Lightning's CSV log, that goes on where a checkpoint was: no line lost, none twice."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.extras import optional
+from penstock.training.checkpoint_files import replace_file
+
+csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
+fabric = optional("lightning.fabric.loggers.logger", extra="train")
+
+FOLDER: Final = "csv"
+STEP: Final = "step"
+
+
+class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
+    """`metrics.csv` in a run's directory.
+
+    Args:
+        root: The run's directory.
+        keep_below: Lines of steps below it stay, later ones are forgotten: the run goes on there.
+    """
+
+    _experiment: Any
+
+    def __init__(self, root: Path, keep_below: int = 0) -> None:
+        super().__init__(root, name="", version=FOLDER)
+        self._keep_below = keep_below
+
+    @property
+    @fabric.rank_zero_experiment  # type: ignore[untyped-decorator]
+    def experiment(self) -> Any:
+        """What writes the file."""
+        if self._experiment is None:
+            folder = Path(self.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = read_lines(folder / Lines.NAME_METRICS_FILE, self._keep_below)
+            self._experiment = Lines(str(folder), kept)
+        return self._experiment
+
+
+class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
+    """Writes whole lines; a new column makes a new file, in the place of the one before."""
+
+    metrics: list[dict[str, Any]]
+
+    def __init__(self, log_dir: str, kept: list[dict[str, str]]) -> None:
+        super().__init__(log_dir)
+        self.metrics_keys = sorted({name for line in kept for name in line})
+        self._path = Path(self.metrics_file_path)
+        self._replace(kept)
+
+    def save(self) -> None:
+        """Write what was logged since."""
+        if not self.metrics:
+            return
+        lines, self.metrics = self.metrics, []
+        new = {name for line in lines for name in line} - set(self.metrics_keys)
+        if new:
+            before = read_lines(self._path)
+            self.metrics_keys = sorted({*self.metrics_keys, *new})
+            self._replace([*before, *lines])
+        else:
+            with self._path.open("a", newline="") as file:
+                file.write(self._text(lines))
+
+    def _replace(self, lines: list[dict[str, Any]]) -> None:
+        header = self._text([dict(zip(self.metrics_keys, self.metrics_keys, strict=True))])
+        page = (header + self._text(lines)) if self.metrics_keys else ""
+        replace_file(self._path, lambda file: file.write(page.encode()))
+
+    def _text(self, lines: list[dict[str, Any]]) -> str:
+        page = io.StringIO(newline="")
+        csv.DictWriter(page, self.metrics_keys).writerows(lines)
+        return page.getvalue()
+
+    def _check_log_dir_exists(self) -> None:
+        """Lines of the run so far are no accident."""
+
+
+def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
+    """The whole lines of a log, those of steps below a number; one cut short is not among them."""
+    if not path.exists() or below == 0:
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]  # a process killed as it wrote leaves half a line
+    lines = list(csv.DictReader(io.StringIO(whole, newline="")))
+    return [line for line in lines if below is None or int(line[STEP]) < below]

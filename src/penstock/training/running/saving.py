@@ -1,0 +1,158 @@
+"""When a run is saved, and which of its checkpoints is the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from penstock.extras import optional
+from penstock.training.random_state import random_state, restore_random_state
+from penstock.training.running.directory import RunPaths
+
+callbacks = optional("lightning.pytorch.callbacks", extra="train")
+
+LOSSES: Final = ("val/loss", "val_loss", "valid/loss", "validation/loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric of a validation, and the step it was measured after."""
+
+    metric: str
+    value: float
+    step: int
+
+    def beats(self, other: Score | None, mode: str) -> bool:
+        """Is it better? A score that is no number never is.
+
+        >>> Score("val/loss", 0.2, 9).beats(Score("val/loss", 0.3, 4), "min")
+        True
+        >>> Score("val/loss", math.nan, 9).beats(None, "min")
+        False
+        """
+        if math.isnan(self.value):
+            return False
+        if other is None:
+            return True
+        return self.value < other.value if mode == "min" else self.value > other.value
+
+
+class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
+    """Checkpoints of a run: before the first step, after every chunk, and every so many steps.
+
+    Each is written between two batches, when all that was logged before is logged, and holds the
+    places of the global random generators too. The last two are kept, and the best.
+
+    Args:
+        paths: Where the run is.
+        monitor: The metric that decides which is best; by default the validation's loss.
+        mode: ``"min"`` or ``"max"``.
+        every: Optimizer steps between checkpoints inside a chunk; None for none.
+    """
+
+    def __init__(
+        self, paths: RunPaths, *, monitor: str | None, mode: str, every: int | None
+    ) -> None:
+        self.paths, self.monitor, self.mode, self.every = paths, monitor, mode, every
+        self.best: Score | None = None
+        self._random: dict[str, Any] = {}  # at the last optimizer step, or after validation
+        self._steps = 0  # when that was
+        self._saved = -1  # the step of the last checkpoint
+        self._validated = -1  # the step of the last validation
+        self._restored = False
+
+    # -- what is in a checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this adds to a checkpoint."""
+        return {"best": asdict(self.best) if self.best else None, "random": self._random}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as that checkpoint was."""
+        best, self._random = state_dict["best"], state_dict["random"]
+        self.best = Score(**best) if best else None
+        self._restored = True
+
+    # -- when
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Save before the first step: a run that cannot be saved fails here, not hours later."""
+        self._steps = trainer.global_step
+        if not self._restored:
+            self._note(trainer)
+            self.save(trainer)
+            return
+        self._saved = trainer.global_step
+        if self._random:
+            restore_random_state(self._random)
+        self._mend_best(trainer)
+
+    def _mend_best(self, trainer: Any) -> None:
+        """The process may have been killed between a checkpoint and its being the best."""
+        step = trainer.global_step
+        path = self.paths.checkpoint(step)
+        is_best = self.best is not None and self.best.step == step
+        if trainer.is_global_zero and is_best and path.exists():
+            self.paths.keep_as_best(path)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if so many steps were done since."""
+        step = trainer.global_step
+        if self.every and step != self._saved and step - self._saved >= self.every:
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note where the generators are, if the optimizer stepped: batches since come again."""
+        if trainer.global_step != self._steps:
+            self._note(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """These weights have a score."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated = trainer.global_step
+            self._note(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Hooks of a chunk's end may have drawn."""
+        self._note(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Save the chunk that ended, all its logs and schedulers behind it."""
+        if trainer.global_step > self._saved or self._validated == self._saved >= 0:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save the end."""
+        self.save(trainer)
+
+    def _note(self, trainer: Any) -> None:
+        self._random, self._steps = random_state(), trainer.global_step
+
+    # -- saving
+
+    def save(self, trainer: Any) -> None:
+        """Write the checkpoint of this step, on all ranks together."""
+        step = trainer.global_step
+        score = self._score(trainer) if self._validated == step else None
+        is_best = score is not None and score.beats(self.best, self.mode)
+        if is_best:
+            self.best = score
+        path = self.paths.checkpoint(step)
+        trainer.save_checkpoint(path)
+        self._saved, self._validated = step, -1
+        if trainer.is_global_zero:
+            if is_best:
+                self.paths.keep_as_best(path)
+            self.paths.forget_old()
+
+    def _score(self, trainer: Any) -> Score | None:
+        metrics = trainer.callback_metrics
+        name = self.monitor or next((each for each in LOSSES if each in metrics), None)
+        if name is None or name not in metrics:
+            return None
+        return Score(name, float(metrics[name]), trainer.global_step)

@@ -1,0 +1,95 @@
+"""Checkpoints of a run: which are kept, and which is the last good one."""
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.training.checkpoint_files import CheckpointError, write_checkpoint
+from penstock.training.running.directory import KEPT, RunPaths, last_good, refuse_a_run, step_of
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(tmp_path / "run")
+    paths.prepare({"train": {"seed": 1}})
+    return paths
+
+
+def save(paths, step):
+    write_checkpoint(paths.checkpoint(step), {"step": step, "weights": torch.arange(1000)})
+
+
+def test_the_last_checkpoint_is_the_one_of_the_latest_step(paths):
+    assert last_good(paths, first_rank=True) is None
+    for step in (0, 9, 10, 123_456_789):
+        save(paths, step)
+    found = last_good(paths, first_rank=True)
+    assert found.content["step"] == 123_456_789 == step_of(found.path)
+
+
+@pytest.mark.parametrize("cut", ["empty", "half", "one byte", "one bit", "gone"])
+def test_one_that_cannot_be_read_is_reported_and_the_one_before_is_taken(paths, cut, caplog):
+    for step in (10, 20):
+        save(paths, step)
+    file = paths.checkpoint(20)
+    data = bytearray(file.read_bytes())
+    if cut == "gone":
+        file.unlink()
+    elif cut == "one bit":
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    else:
+        file.write_bytes(data[: {"empty": 0, "half": len(data) // 2, "one byte": -1}[cut]])
+    with caplog.at_level(logging.WARNING, "penstock"):
+        others = last_good(paths, first_rank=False)
+        found = last_good(paths, first_rank=True)
+    assert found.content["step"] == others.content["step"] == 10
+    assert ("step-00000020.ckpt" in caplog.text) == (cut != "gone")
+    assert last_good(paths, first_rank=True).content["step"] == 10
+    assert paths.saved() == [paths.checkpoint(10)]
+
+
+def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew(paths):
+    for step in (10, 20):
+        paths.checkpoint(step).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read"):
+        last_good(paths, first_rank=True)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=8, unique=True), st.data())
+def test_the_last_ones_and_the_best_are_kept(tmp_path_factory, steps, data):
+    paths = RunPaths(tmp_path_factory.mktemp("run"))
+    paths.checkpoints.mkdir()
+    best = data.draw(st.sampled_from(steps))
+    for step in steps:
+        paths.checkpoint(step).write_text(str(step))
+        if step == best:
+            paths.keep_as_best(paths.checkpoint(step))
+    paths.forget_old()
+    assert [step_of(path) for path in paths.saved()] == sorted(steps, reverse=True)[:KEPT]
+    assert paths.best.read_text() == str(best)
+
+
+def test_without_hard_links_the_best_is_a_copy(paths, monkeypatch):
+    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    save(paths, 10)
+    paths.keep_as_best(paths.checkpoint(10))
+    assert paths.best.read_bytes() == paths.checkpoint(10).read_bytes()
+
+
+def test_preparing_removes_what_a_killed_process_left_unfinished(paths):
+    left = paths.checkpoints / ".step-00000030.ckpt.tmp"
+    left.write_bytes(b"half")
+    paths.prepare({"a": 1})
+    assert not left.exists() and paths.config.read_text() == "a: 1\n"
+
+
+def test_a_directory_that_holds_a_run_is_refused(paths):
+    refuse_a_run(paths)
+    save(paths, 0)
+    with pytest.raises(ConfigError, match="already holds a run: go on with --resume, or give"):
+        refuse_a_run(paths)
