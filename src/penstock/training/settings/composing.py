@@ -1,0 +1,119 @@
+"""A configuration as Hydra composes it, without a trace of Hydra afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.extras import optional
+from penstock.training.settings.faults import Fault, read_faults
+from penstock.training.settings.places import Places, layer_of, shown
+from penstock.training.settings.tree import Tree, existing, trees_for
+
+VERSION = "1.3"  # of Hydra's rules: what a file says beats its `defaults`
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What was composed, not yet resolved, and where each of its keys comes from."""
+
+    config: Any  # OmegaConf's DictConfig
+    places: Places
+    root: Path
+
+
+def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Composed:
+    """The file at ``path`` with its ``defaults`` and the overrides; working folder untouched."""
+    file = existing(path, config_dir)
+    first: ConfigError | None = None
+    for tree in trees_for(file, config_dir):
+        try:
+            return _composed(tree, file, tuple(overrides))
+        except Fault as fault:
+            if not fault.missing:  # another folder further up would not help
+                raise ConfigError(str(fault)) from fault
+            first = first or ConfigError(str(fault))
+    assert first is not None  # there is always a tree to try
+    raise first
+
+
+def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
+    with read_faults(file, tree, overrides), hydra_loader(tree.root) as hydra:
+        given = [_addable(override, tree) for override in hydra.parse(overrides)]
+        if tree.beside is not None:
+            given.append(f"hydra.searchpath=[file://{tree.beside}]")
+        used = hydra.files(tree.name, given)
+        config = hydra.compose(tree.name, given)
+        keys = [(o.key_or_group, o.input_line) for o in hydra.parse(overrides)]
+    places = _places(file, tree, used, keys)
+    primary = next((each for each in used if each.primary), None)
+    if primary is not None and primary.package:
+        raise ConfigError(
+            f"{shown(file)} is in the group {primary.package!r} of {shown(tree.root)}: begin it "
+            "with the line '# @package _global_'"
+        )
+    return Composed(config, places, tree.root)
+
+
+def _addable(override: Any, tree: Tree) -> str:
+    """The override as Hydra takes it; a key that no file has may be given without its ``+``."""
+    text: str = override.input_line
+    folders = (tree.root, tree.beside)
+    is_group = any(each and (each / override.key_or_group).is_dir() for each in folders)
+    plain = override.type is not None and override.type.name == "CHANGE"
+    return f"++{text}" if plain and not is_group and not override.package else text
+
+
+def _places(file: Path, tree: Tree, used: Sequence[Any], keys: Sequence[Any]) -> Places:
+    found = [(tree.file_of(each.config_path), each.package or "") for each in used]
+    return Places(
+        file,
+        layers=tuple(layer_of(each, package) for each, package in found if each is not None),
+        overrides=tuple((tuple(key.split(".")), text) for key, text in keys),
+    )
+
+
+class _Hydra:
+    """The four things that are asked of Hydra while it is set up for a folder."""
+
+    def __init__(self) -> None:
+        self._instance = optional("hydra.core.global_hydra", extra="train").GlobalHydra.instance()
+        self._parser = optional("hydra.core.override_parser.overrides_parser", extra="train")
+        self._run = optional("hydra.types", extra="train").RunMode.RUN
+        self._compose = optional("hydra", extra="train").compose
+
+    def parse(self, overrides: Sequence[str]) -> list[Any]:
+        """The overrides, taken apart."""
+        parsed: list[Any] = self._parser.OverridesParser.create().parse_overrides(list(overrides))
+        return parsed
+
+    def files(self, name: str, overrides: list[str]) -> list[Any]:
+        """Every file that is composed, in order, with the package its contents go to."""
+        loader = self._instance.config_loader()
+        listed = loader.compute_defaults_list(name, overrides, self._run)
+        return [each for each in listed.defaults if each.config_path is not None]
+
+    def compose(self, name: str, overrides: list[str]) -> Any:
+        """The composed configuration, without Hydra's own section."""
+        return self._compose(name, overrides)
+
+
+@contextmanager
+def hydra_loader(root: Path) -> Iterator[_Hydra]:
+    """Hydra for a folder; whatever it was set up for before is back afterwards."""
+    hydra = optional("hydra", extra="train")
+    base = optional("hydra.version", extra="train").VersionBase.instance()
+    before = base.getbase()
+    with warnings.catch_warnings():
+        # the file's own values win, which is what everybody means who leaves `_self_` out
+        warnings.filterwarnings("ignore", message=".*missing `_self_`")
+        try:
+            with hydra.initialize_config_dir(str(root), version_base=VERSION):
+                yield _Hydra()
+        finally:
+            base.version_base = before

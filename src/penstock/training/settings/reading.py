@@ -1,0 +1,66 @@
+"""Settings from a YAML file: composed, resolved, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.training.settings.checking import Checker
+from penstock.training.settings.composing import Composed, compose
+from penstock.training.settings.record import Settings
+from penstock.training.settings.resolving import resolve
+from penstock.training.settings.sections import (
+    check_loader,
+    check_sections,
+    limits_of,
+    read_train,
+)
+from penstock.training.settings.trainer import read_trainer
+
+
+def read_settings(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    config_dir: str | os.PathLike[str] | None = None,
+) -> Settings:
+    """The settings of a YAML file, alone or in a tree of them, with ``key=value`` overrides.
+
+    Args:
+        path: The file. Its ``defaults`` are looked for in the folders above it.
+        overrides: As Hydra takes them; a key that no file has needs no ``+``.
+        config_dir: The folder its ``defaults`` are in, if they are not above it.
+    """
+    composed = compose(path, overrides, None if config_dir is None else Path(config_dir))
+    return settings_of(composed, resolve(composed))
+
+
+def settings_of(composed: Composed, resolved: dict[str, Any]) -> Settings:
+    """The settings, section by section, each checked."""
+    check = Checker(composed.places)
+    check_sections(resolved, check)
+    train, loader = resolved.get("train") or {}, resolved.get("loader") or {}
+    trainer, dataset = resolved.get("trainer") or {}, resolved.get("dataset")
+    check_loader(loader, dataset, check)
+    kept = ("model", "encoder", "decoder", "task", "optimizer", "scheduler", "callbacks", "logger")
+    run_dir = resolved.get("run_dir")
+    return Settings(
+        path=composed.places.path,
+        root=composed.root,
+        resolved=resolved,
+        train=read_train(train, dataset, check),
+        trainer=read_trainer(limits_of(train, trainer, check) | _given(trainer), check),
+        loader=loader,
+        dataset=dataset,
+        **{name: resolved.get(name) for name in kept},
+        imports=tuple(resolved.get("imports") or ()),
+        run_dir=Path(run_dir) if run_dir else Path("runs") / composed.places.path.stem,
+        notes=tuple(check.notes),
+        places=composed.places,
+    )
+
+
+def _given(section: dict[str, Any]) -> dict[str, Any]:
+    limits = {name for name in section if name.startswith("limit_") and section[name] is None}
+    return {name: value for name, value in section.items() if name not in limits}
