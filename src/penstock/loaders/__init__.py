@@ -15,7 +15,7 @@ from penstock.loaders.steering import (
     validate_first_batch,
 )
 from penstock.loaders.stream import StreamLoader
-from penstock.loaders.tune import tune
+from penstock.loaders.tuning import tune
 from penstock.loaders.worker_init import worker_init_fn
 
 __all__ = [

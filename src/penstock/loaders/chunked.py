@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from penstock.datasets.gather import fingerprint_of, gather_of
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course, share_of
 from penstock.loaders.executors import InlineStream, Read, Workers, reader
-from penstock.loaders.gather import GatheredDataset, fingerprint_of, gather_of, hand_over
+from penstock.loaders.gathered import GatheredDataset, hand_over
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
     check_batch_size,

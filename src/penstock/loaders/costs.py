@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
+from penstock.datasets.gather import gather_of
 from penstock.loaders.contents import bytes_of
-from penstock.loaders.gather import gather_of
 from penstock.loaders.peeking import undisturbed
 from penstock.loaders.pickling import twin, unpicklable_part
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
-from penstock.loaders.gather import Gather
 from penstock.loaders.processes import end_workers, naming_the_dead, unpicklable
 from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key

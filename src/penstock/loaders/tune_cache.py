@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.datasets.gather import fingerprint_of
 from penstock.loaders.config import DataLoaderConfig
-from penstock.loaders.gather import fingerprint_of
 from penstock.loaders.machine import Machine
 from penstock.loaders.pickling import state_of
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.datasets.gather import Gather, fingerprint_of, gather_of
-
-__all__ = ["Gather", "Gathered", "GatheredDataset", "fingerprint_of", "gather_of", "hand_over"]
+from penstock.datasets.gather import Gather
 
 
 class Gathered:

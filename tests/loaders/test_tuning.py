@@ -21,7 +21,7 @@ from penstock.loaders.tune_cache import TuneCache, identity_of
 from penstock.sources import open_source
 from penstock.testing import same_batch
 
-tune_module = sys.modules["penstock.loaders.tune"]
+tuning = sys.modules["penstock.loaders.tuning"]
 MACHINE = Machine(4, False)
 
 
@@ -190,7 +190,7 @@ def test_the_better_half_goes_on_and_the_cheapest_of_the_close_ones_wins():
 
     SPEEDS = {1: 10, 2: 99, 3: 100, 4: 50}
     told = [Told(DataLoaderConfig(n, num_workers=0), None) for n in SPEEDS]
-    best = tune_module.halve(told, 4.0, perf_counter() + 60, lambda _: None)
+    best = tuning.halve(told, 4.0, perf_counter() + 60, lambda _: None)
     assert best.config.batch_size == 2  # 99 is close to 100, and listed first
     assert ran == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5), (3, 1.0), (2, 1.0)]
 
@@ -200,9 +200,9 @@ def test_workers_that_could_not_start_before_the_deadline_are_not_started():
         return Trial(DataLoaderConfig(num_workers=workers, executor=executor), None, **measured)
 
     two = trial(2, first_batch_seconds=0.5, seconds=1.0)
-    assert tune_module.start_seconds(trial(16), [two, trial(16)]) == 4.0
-    assert tune_module.start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
-    assert tune_module.start_seconds(trial(0, "threads"), [two]) == 0.0
+    assert tuning.start_seconds(trial(16), [two, trial(16)]) == 4.0
+    assert tuning.start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
+    assert tuning.start_seconds(trial(0, "threads"), [two]) == 0.0
 
 
 def test_arrays_are_compared_bit_by_bit():
