@@ -63,6 +63,7 @@ TRAIN: Final[dict[str, Kind]] = CHUNKS | {
     "interval": one_of("epoch", "step"),
     "monitor": TEXT,
     "mode": one_of("min", "max"),
+    "checkpoint_every": whole(1, "step").or_none(),
 }
 
 IDLE_TRAIN: Final = (  # of S4

@@ -28,6 +28,7 @@ class TrainSettings:
     interval: str = "epoch"  # of the scheduler
     monitor: str = "val/loss"  # the score that schedulers and checkpoints go by
     mode: str = "min"  # is less of it better, or more?
+    checkpoint_every: int | None = None  # optimizer steps, besides every chunk's end
 
     @property
     def chunked(self) -> bool:
