@@ -16,7 +16,7 @@ from penstock.errors import WorkerError
 from penstock.loaders.agreement import said, several
 
 FOREVER = timedelta(days=365)
-HEARD_SECONDS = 5.0  # for the others to hear a reason before the rank that has it is gone
+HEARD_SECONDS = 3.0  # for the others to hear a reason before the rank that has it is gone
 EVERYONE_IS_DONE = ""
 
 
@@ -78,6 +78,8 @@ class _Room:
             yield
         finally:
             self._left.set()
+            if self.rank == 0:
+                self._wait_until_heard()  # it may keep the store, which ends with it
             thread.join(HEARD_SECONDS)
 
     def _listen(self, store: Store) -> None:
@@ -91,7 +93,7 @@ class _Room:
             store.set(f"heard/{self.rank}", "")
         self._news.set()
         if self._heard != EVERYONE_IS_DONE and not self._left.wait(self.grace_seconds):
-            print(f"penstock: rank {self.rank} is ended: {self._heard}", file=sys.stderr)
+            sys.stderr.write(f"penstock: rank {self.rank} is ended: {self._heard}\n")
             sys.stderr.flush()
             os._exit(1)  # the main thread waits in a call that nothing else can end
 
@@ -105,25 +107,24 @@ class _Room:
         self._news.wait()
         if self._heard != EVERYONE_IS_DONE:
             raise RankError(self._heard)
-        if self.rank == 0:
-            self._wait_until_heard()  # it may keep the store, which ends with it
 
     def fail(self, error: BaseException) -> None:
         """Tell the others; where it is another's failure that came through to here, raise that."""
         self._left.set()
-        reason = f"rank {self.rank} failed: {said(error)}"
-        first = reason
-        with suppress(RuntimeError):
-            first = self._store.compare_set("reason", "", reason).decode()
-            if first == reason:
-                self._wake(reason)
-                self._wait_until_heard()
-        if first != reason:
+        mine = f"rank {self.rank} failed: {said(error)}"
+        try:
+            first = self._store.compare_set("reason", "", mine).decode()
+        except RuntimeError:  # the store is gone, with the rank that kept it and told why
+            first = self._heard if self._news.is_set() else mine
+        if first != mine:
             raise RankError(first) from error
+        self._wake(mine)
+        self._wait_until_heard()
 
     def _wake(self, news: str) -> None:
-        for rank in range(self.world):
-            self._store.set(f"wake/{rank}", news)
+        with suppress(RuntimeError):
+            for rank in range(self.world):
+                self._store.set(f"wake/{rank}", news)
 
     def _wait_until_heard(self) -> None:
         everyone = [f"heard/{rank}" for rank in range(self.world)]
