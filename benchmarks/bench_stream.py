@@ -34,6 +34,7 @@ from streaming_data import (
     ceiling,
     drop_cache,
     files_of,
+    scattering,
     write_layouts,
 )
 
@@ -85,8 +86,10 @@ def shares_of_the_ceiling(
         loader = opened(layout.path(folder))
         first = len(loader) % ROUND_BATCHES  # so that bursts begin where rounds do
         ours = steady(partial(endless, loader), 4 * ROUND_BATCHES + first, ROUND_BATCHES)
-        at_most = ceiling(layout, folder)
-        for who, run in {"ceiling": at_most, "penstock": ours}.items():
+        runs = {"ceiling": ceiling(layout, folder), "penstock": ours}
+        if layout.codec is None:
+            runs["rows scattered, nothing else"] = scattering(layout, folder)
+        for who, run in runs.items():
             case = f"{layout.name}, {who}"
             cases[case] = partial(with_cpu, run, seconds, cpu.setdefault(case, []))
     if any(layout.name == "npy" for layout in layouts):  # it has no chunks: what if none are given?

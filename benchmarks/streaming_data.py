@@ -112,9 +112,17 @@ def drop_cache(path: Path) -> None:
 
 def ceiling(layout: Layout, folder: Path) -> Callable[[float], float]:
     """``run(seconds)`` reads and decodes chunks at random for that long: seconds a gigabyte."""
+    return _by_all_cores(layout, folder, _copies if layout.codec is None else _decodes)
+
+
+def scattering(layout: Layout, folder: Path) -> Callable[[float], float]:
+    """The same for raw chunks whose rows go to random places: a shuffle, and nothing else."""
+    return _by_all_cores(layout, folder, _scatters)
+
+
+def _by_all_cores(layout: Layout, folder: Path, work: Callable) -> Callable[[float], float]:
     shape = np.load(folder / "rows.npy", mmap_mode="r").shape
     nbytes, count = CHUNK_ROWS * shape[1] * 4, shape[0] // CHUNK_ROWS
-    work = _copies if layout.codec is None else _decodes
     thread_work = work(layout, folder, count, nbytes)
 
     def run(seconds: float) -> float:
@@ -141,12 +149,7 @@ def ceiling(layout: Layout, folder: Path) -> Callable[[float], float]:
 
 def _copies(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[int], Any]:
     """Copy mapped chunks to the places of two reused windows, each thread to its own part."""
-    if layout.name == "npy":
-        rows = np.load(folder / "rows.npy", mmap_mode="r")
-        chunks = [rows[i * CHUNK_ROWS : (i + 1) * CHUNK_ROWS].view(np.uint8) for i in range(count)]
-    else:
-        chunks = [np.memmap(place[0], np.uint8, "r") for place in _places(layout, folder, count)]
-    flat = [chunk.reshape(-1) for chunk in chunks]
+    flat = _mapped(layout, folder, count)
     windows = np.zeros((2 * WINDOW_BLOCKS, nbytes), np.uint8)
 
     def thread_work(number: int) -> Callable[[int], None]:
@@ -154,6 +157,31 @@ def _copies(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[
         return lambda i: np.copyto(windows[mine[i % len(mine)]], flat[i])
 
     return thread_work
+
+
+def _scatters(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[int], Any]:
+    """Copy the rows of mapped chunks all over one of two reused windows for each thread."""
+    row = np.dtype((np.void, nbytes // CHUNK_ROWS))
+    chunks = [chunk.view(row) for chunk in _mapped(layout, folder, count)]
+
+    def thread_work(number: int) -> Callable[[int], None]:
+        window = np.zeros(WINDOW_BLOCKS * nbytes, np.uint8).view(row)
+        places = np.random.default_rng(number).permutation(len(window)).reshape(WINDOW_BLOCKS, -1)
+
+        def take(i: int) -> None:
+            window[places[i % WINDOW_BLOCKS]] = chunks[i]
+
+        return take
+
+    return thread_work
+
+
+def _mapped(layout: Layout, folder: Path, count: int) -> list[np.ndarray]:
+    """The bytes of each raw chunk, as they are in the page cache."""
+    if layout.name == "npy":
+        rows = np.load(folder / "rows.npy", mmap_mode="r").reshape(-1).view(np.uint8)
+        return list(rows[: len(rows) // count * count].reshape(count, -1))
+    return [np.memmap(place[0], np.uint8, "r") for place in _places(layout, folder, count)]
 
 
 def _decodes(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[int], Any]:
