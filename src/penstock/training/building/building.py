@@ -1,0 +1,85 @@
+"""A job from settings: everything a trainer needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.extras import optional
+from penstock.modules.chunk_settings import ChunkSettings
+from penstock.training.building.importing import import_users
+from penstock.training.building.job import Job
+from penstock.training.building.making import Maker
+from penstock.training.building.part_loaders import PartLoaders
+from penstock.training.building.parts import make_data
+from penstock.training.settings import Settings
+
+
+def build(settings: Settings) -> Job:
+    """The module, data, callbacks and loggers that a configuration describes.
+
+    Modules of ``imports`` are imported first, then ``train.seed`` seeds the model's weights.
+    """
+    import_users(settings)
+    maker = Maker(settings)
+    if settings.train.seed is not None:
+        optional("lightning.pytorch", extra="lightning").seed_everything(
+            settings.train.seed, verbose=False
+        )
+    data = make_data(settings, maker, _loaders(settings, maker))
+    return Job(
+        module=_module(settings, maker),
+        data=data,
+        callbacks=_several("callbacks", settings.callbacks, maker),
+        loggers=_loggers(settings, maker),
+        trainer_kwargs=_trainer(settings, maker),
+    )
+
+
+def _module(settings: Settings, maker: Maker) -> Any:
+    if settings.model is None:
+        raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
+    return maker.make("model", settings.model)
+
+
+def _loaders(settings: Settings, maker: Maker) -> PartLoaders:
+    train = settings.train
+    options = {
+        name: maker.make(f"loader.{name}", value) if isinstance(value, dict) else value
+        for name, value in settings.loader.items()
+    }
+    chunks = ChunkSettings(
+        train_chunk_size=train.train_chunk_size,
+        val_chunk_size=train.val_chunk_size,
+        seed=train.chunk_seed,
+        shuffle=train.chunk_shuffle,
+        order=train.chunk_order,
+        val_cycle=train.val_cycle,
+        cycle=train.cycle,
+        max_passes=train.max_passes,
+    )
+    return PartLoaders(options, train, chunks)
+
+
+def _loggers(settings: Settings, maker: Maker) -> tuple[Any, ...]:
+    if settings.logger is False:
+        return (optional("lightning.pytorch.loggers.logger", extra="lightning").DummyLogger(),)
+    return () if settings.logger is True else _several("logger", settings.logger, maker)
+
+
+def _several(key: str, section: Any, maker: Maker) -> tuple[Any, ...]:
+    if not section:
+        return ()
+    if isinstance(section, dict) and "_target_" in section:
+        return (maker.make(key, section),)
+    items = section.items() if isinstance(section, dict) else enumerate(section)
+    return tuple(maker.make(f"{key}.{name}", each) for name, each in items if each is not None)
+
+
+def _trainer(settings: Settings, maker: Maker) -> dict[str, Any]:
+    return {
+        name: maker.make(f"trainer.{name}", value)
+        if isinstance(value, dict) and "_target_" in value
+        else value
+        for name, value in settings.trainer.items()
+    }

@@ -1,0 +1,83 @@
+"""The data of a configuration: a dataset by name, an object, paths, or a part each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.modules.kinds import is_source
+from penstock.modules.splitting import check_share, split
+from penstock.sources import open_source
+from penstock.training.building.data import JobData
+from penstock.training.building.making import Maker
+from penstock.training.building.part_loaders import PartLoaders
+from penstock.training.settings import Settings
+
+PARTS = ("train", "val", "test")
+WAYS = "a _name_, a _target_, a path, or sections train and val"
+
+
+def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
+    """The data module of the section ``dataset``; the user's own, if that is what it makes."""
+    section = settings.dataset
+    if section is None:
+        raise ConfigError(
+            f"{settings.path.name} says nothing about training data: give a section "
+            f"'dataset' with {WAYS}"
+        )
+    section = {"path": section} if isinstance(section, str) else section
+    if "_target_" in section or "path" in section:
+        return _of_one(settings, _opened("dataset", section, maker), loaders)
+    if any(part in section for part in PARTS):
+        return _of_parts(settings, maker, loaders)
+    raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+
+
+def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
+    if hasattr(made, "train_dataloader"):
+        return made
+    share = settings.dataset.get("val_split") if isinstance(settings.dataset, Mapping) else None
+    if share is None:
+        return loaded({"train": made}, loaders)
+    check_share(share)
+    train, val = split(made, share, loaders.chunks.seed or 0)
+    return loaded({"train": train, "val": val}, loaders)
+
+
+def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData:
+    section = settings.dataset
+    for name in section:
+        if name not in PARTS:
+            raise ConfigError(
+                f"dataset.{name} ({settings.where(f'dataset.{name}')}) is unknown: the parts of "
+                f"a dataset are {', '.join(PARTS)}"
+            )
+    if section.get("train") is None:
+        raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
+    made = {
+        part: _opened(f"dataset.{part}", section[part], maker)
+        for part in PARTS
+        if section.get(part) is not None
+    }
+    return loaded(made, loaders)
+
+
+def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
+    """A data module over datasets or sources, one for each part."""
+    by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
+    makers = {part: partial(by_part[part], data) for part, data in parts.items()}
+    return JobData(parts["train"], makers)
+
+
+def _opened(key: str, section: Any, maker: Maker) -> Any:
+    """A dataset, or a source for a path."""
+    if isinstance(section, str):
+        return open_source(section)
+    if isinstance(section, Mapping) and "path" in section and "_target_" not in section:
+        options = {n: v for n, v in section.items() if n not in ("path", "val_split")}
+        return open_source(section["path"], **options)
+    plain = {n: v for n, v in section.items() if n != "val_split"}
+    made = maker.make(key, plain)
+    return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
