@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -30,6 +31,10 @@ class Loader:
     @abstractmethod
     def _course(self) -> Course:
         """Where this loader is."""
+
+    chunk_size: int | None  # in batches; None for whole epochs
+    waited_seconds: float = 0.0
+    """Seconds that whoever iterates has waited for batches, since the loader was made."""
 
     _stream: Stream | None = None
     _keeps_stream = True  # between iterations; else what runs for it ends with each of them
@@ -68,11 +73,14 @@ class Loader:
                 "this iterator ended when its loader was moved or iterated anew: "
                 "call iter(loader) again"
             )
+        asked = perf_counter()
         try:
             return next(self._stream_at(plan, self._course.cursor))
         except BaseException:
             self.close()  # what is left of it cannot be trusted; the cursor can
             raise
+        finally:
+            self.waited_seconds += perf_counter() - asked
 
     def _stream_at(self, plan: Plan, cursor: Cursor) -> Stream:
         if self._stream is not None and not self._stream.continues(plan, cursor):
@@ -129,6 +137,11 @@ class Loader:
     def set_batch_size(self, batch_size: int) -> None:
         """Another batch size from the next ``iter()`` on; the position stays."""
         self._course.set_batch_size(batch_size)
+
+    def set_chunk_size(self, chunk_size: int) -> None:
+        """Another chunk size, in batches, from the next ``iter()`` on; the position stays."""
+        self._course.set_chunk_size(chunk_size)
+        self.chunk_size = chunk_size
 
     # -- state
 

@@ -179,6 +179,15 @@ class Course:
             self.batch = before
             raise
 
+    def set_chunk_size(self, chunk: int) -> None:
+        """Another chunk size from the next ``iter()`` on; it beats a limit, the position stays."""
+        before, self.chunk, self.limit = (self.chunk, self.limit), chunk, None
+        try:
+            self.replan()
+        except PlanError:
+            self.chunk, self.limit = before
+            raise
+
     # -- state
 
     def state(self) -> dict[str, Any]:

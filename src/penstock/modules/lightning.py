@@ -1,249 +1,219 @@
-"""Lightning: training in chunks that resumes exactly, as one callback."""
+"""Lightning: training in chunks, as one callback."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from penstock.extras import optional
-from penstock.loaders import Loader
-from penstock.modules.lightning_progress import Progress
-from penstock.modules.lightning_source import Rest, SteadySource
+from penstock.errors import ConfigError, StateError
+from penstock.modules.chunk_report import (
+    ChunkSummary,
+    coverage,
+    place_in_words,
+    samples_between,
+    samples_of_pass,
+)
+from penstock.modules.chunk_rotation import Rotation
+from penstock.modules.chunk_settings import ChunkSettings
+from penstock.modules.chunk_waits import Waits
+from penstock.modules.lightning_bar import Bar
+from penstock.modules.lightning_loaders import SizedLoaders
+from penstock.modules.lightning_resume import KEY as KEY
+from penstock.order import Cursor
 
 log = logging.getLogger("penstock")
 
-callbacks = optional("lightning.pytorch.callbacks", extra="lightning")
 
-KEY = "penstock"  # in Lightning's checkpoints
-
-
-class ChunkedTraining(callbacks.Callback):  # type: ignore[misc, name-defined]
+class ChunkedTraining(SizedLoaders):
     """Makes every chunk of a loader an epoch of Lightning, and every checkpoint resume exactly.
 
     With it a ``Trainer`` validates after every chunk, whatever its length; ``max_epochs`` counts
-    chunks. A checkpoint, taken anywhere, goes on at the first batch that is not in the weights:
-    batches delivered but not yet stepped on (gradient accumulation) come again, a validation that
-    was due is run, one that was run is not. Another number of ranks or workers, another batch or
-    chunk size may resume it.
+    chunks. Chunk sizes are given here, or found in the loaders or the data module. One of them is
+    enough: the other is the whole of its partition, and both can be read once the loaders are
+    there. They beat ``limit_train_batches`` and ``limit_val_batches``; without any, those count
+    and nothing is changed. ``test`` and ``predict`` are never chunked.
 
-    The loader comes from ``fit`` or from a ``train_dataloader`` hook, which is then called once.
-    The sanity check moves nothing. A loader that is not of Penstock is left to Lightning.
+    With sizes given here, a stock ``DataLoader`` of a map-style dataset is replaced by one of
+    Penstock with the same settings; loaders of Penstock stay. They come from ``fit`` or from hooks,
+    which are then called once. A checkpoint, taken anywhere, goes on at the first batch that is
+    not in the weights; another number of ranks or workers, another batch or chunk size may resume
+    it. The sanity check moves nothing.
+
+    Args:
+        train_chunk_size: Batches of this rank between two validations. Or a configuration: what
+            has a section ``train``, with all of these (``chunk_seed``, ``chunk_shuffle`` and
+            ``chunk_order`` there).
+        val_chunk_size: Batches of this rank that a validation has: a fixed, seeded choice.
+        seed: Of the order of replaced loaders, and of that choice.
+        shuffle: Of replaced training loaders, whatever they did themselves.
+        order: ``"shuffled"``, ``"sequential"`` or ``"block"``.
+        val_cycle: Validate on the next chunk each time; after a full rotation the mean of every
+            score over all of it is logged too, as ``<score>_rotation``.
+        cycle: False ends training after one pass.
+        max_passes: Training ends after so many.
+        start_chunk: The chunk to begin with, counted from 0 over all passes.
 
     >>> from lightning.pytorch import Trainer
-    >>> trainer = Trainer(callbacks=[ChunkedTraining()], max_epochs=10, accelerator="cpu")
+    >>> trainer = Trainer(callbacks=[ChunkedTraining(2000)], max_epochs=10, accelerator="cpu")
     """
 
-    def __init__(self) -> None:
-        self._training: Any = None
-        self._validation: Any = None
-        self._loader: Loader | None = None
-        self._progress: Progress | None = None
-        self._chunks = 0  # finished
-        self._optimizer_steps = 0  # when progress was last noted
-        self._validated = -1  # batches Lightning had run at the last validation
-        self._unmoved: list[dict[str, Any]] | None = None  # validation's states before it began
-        self._restored: dict[str, Any] = {}  # what the start of training still has to restore
-        self._resuming = False  # nothing was trained since the checkpoint
+    def __init__(
+        self,
+        train_chunk_size: Any = None,
+        val_chunk_size: int | None = None,
+        *,
+        seed: int | None = 42,
+        shuffle: bool = True,
+        order: str = "shuffled",
+        val_cycle: bool = False,
+        cycle: bool = True,
+        max_passes: int | None = None,
+        start_chunk: int | None = None,
+    ) -> None:
+        said = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
+        said |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
+        super().__init__(settings_of(train_chunk_size, said, start_chunk))
+        self._begin = Cursor()
+        self._rotation, self._waits = Rotation(), Waits()
+        self._bar: Bar | None = None
+        self._first = True  # the next batch is a chunk's first
+        self._loss: Any = None
 
-    @property
-    def chunked_training_enabled(self) -> bool:
-        """Does the training loader have a chunk size?"""
-        return self._loader is not None and self._loader._course.chunk is not None
-
-    # -- loaders
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have Lightning ask the same loaders for the length of every chunk."""
-        if stage != "fit":
-            return
-        trainer.reload_dataloaders_every_n_epochs = 1
-        fit, val = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
-        self._training = fit._data_source = SteadySource(
-            fit._data_source, "max_size_cycle", found=partial(self._found, trainer)
-        )
-        self._validation = val._data_source = SteadySource(val._data_source, "sequential")
-        self._loader, self._progress, self._unmoved = None, None, None
-        self._restored, self._resuming, self._validated = {}, False, -1
-
-    def _found(self, trainer: Any) -> None:
-        self._loader = self._training.only_loader
-        limit = trainer.limit_train_batches
-        limited = limit and (isinstance(limit, int) or limit < 1.0) and not trainer.fast_dev_run
-        if limited and self.chunked_training_enabled:
-            log.info("limit_train_batches=%r is ignored: the loader's chunk size decides", limit)
-            trainer.limit_train_batches = 1.0
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End what runs for the loaders, as Lightning does with torch's."""
-        self._close()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End what runs for the loaders; `teardown` is not called then."""
-        self._close()
-
-    def _close(self) -> None:
-        for source in (self._training, self._validation):
-            if source is not None:
-                source.close()
-
-    # -- what training did
+    # -- what training does
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count from where Lightning counts."""
-        self._chunks, self._optimizer_steps = trainer.current_epoch, trainer.global_step
-        if self._loader is None:
+        """Count from where the run began, in this session or an earlier one."""
+        restored = self._restored
+        super().on_train_start(trainer, pl_module)
+        if self._loader is None or self._progress is None:
             return
-        if self._progress is None:
-            loop = trainer.fit_loop
-            self._progress = Progress(
-                self._loader.state_dict(),
-                chunks=self._chunks,
-                batches=loop.total_batch_idx + 1,
-                logged=loop.epoch_loop._batches_that_stepped,
-            )
-        metrics = self._restored.get("metrics", {})
-        trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
-        if self._restored.get("owes_plateau"):
-            step_plateau_schedulers(trainer.fit_loop)
-        self._restored = {}
+        begin = restored.get("begin") or self._progress.loader
+        self._begin = Cursor(begin["epoch"], begin["position"])
+        self._rotation = Rotation()
+        if restored.get("rotation"):
+            self._rotation.load(restored["rotation"])
+        self._waits, self._first = Waits(self._loader.waited_seconds), True
+        if self.chunked_training_enabled:
+            self._bar = Bar(trainer.progress_bar_callback, self._items)
+        self._stop_when_done(trainer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log on where the checkpoint did."""
-        self._log_on(trainer)
-
-    def _log_on(self, trainer: Any) -> None:
-        if self._resuming and self._progress is not None:
-            # Lightning counted the last step once more if a validation was due after it
-            trainer.fit_loop.epoch_loop._batches_that_stepped = self._progress.logged
-        self._resuming = False
+        """Note how long this batch was waited for."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._loader is None:
+            return
+        self._waits.batch(self._loader.waited_seconds, first=self._first)
+        if self._first and self._bar is not None:
+            self._bar.title(self.place.capitalize())
+        self._first = False
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note what is in the weights, if the optimizer stepped."""
-        self._note(trainer)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
 
-    def _note(self, trainer: Any) -> None:
-        if self._loader is None or trainer.global_step == self._optimizer_steps:
-            return
-        self._optimizer_steps = trainer.global_step
-        loop, state, ended = trainer.fit_loop, self._loader.state_dict(), trainer.is_last_batch
-        if ended and state["position"] and not self.chunked_training_enabled:
-            state |= {"epoch": state["epoch"] + 1, "position": 0}  # limit_train_batches cut it
-        self._progress = Progress(
-            state,
-            chunks=self._chunks,
-            batches=loop.total_batch_idx + 1,
-            done=loop.batch_idx + 1,
-            length=trainer.num_training_batches,
-            ended=ended,
-            logged=loop.epoch_loop._batches_that_stepped + 1,
-        )
+    def _items(self) -> dict[str, str]:
+        items = {"waiting": f"{self._waits.chunk:.2f}s"}
+        if isinstance(self._loss, torch.Tensor) and self._loss.numel() == 1:
+            items["loss"] = f"{self._loss.item():.4g}"
+        return items
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """A chunk is finished, unless training stopped inside it."""
-        if self._progress is None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self._first = True
+        if self._loader is None or not trainer.is_last_batch:
             return
-        self._log_on(trainer)
-        self._training.resumed = None
-        # Lightning steps no plateau scheduler at the end of an epoch it restarted
-        trainer.fit_loop._restarting = False
-        if trainer.is_last_batch:
-            self._chunks += 1
-            if self._progress.ended:
-                self._progress = self._progress.finished(self._chunks)
+        if self.chunked_training_enabled and trainer.is_global_zero:
+            batches, waited = trainer.num_training_batches, self._waits.chunk
+            log.info("%s: %d batches, waited %.2f s", self.place, batches, waited)
+        self._stop_when_done(trainer)
+
+    @property
+    def place(self) -> str:
+        """Where training is: ``epoch 3, chunk 7/16``."""
+        if self._loader is None:
+            raise StateError("there is no place: no loader of Penstock is trained on")
+        course = self._loader._course
+        return place_in_words(course.plan.steps, course.cursor)
+
+    def _stop_when_done(self, trainer: Any) -> None:
+        passes, loader = self.settings.passes, self._loader
+        if passes is None or loader is None:
+            return
+        if loader._course.cursor.epoch >= self._begin.epoch + passes:
+            trainer.should_stop = True
+
+    def _close(self) -> None:
+        super()._close()
+        if self._bar is not None:
+            self._bar.let_go()
 
     # -- what validation did
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember where validation loaders that move were."""
-        if trainer.state.fn != "fit":
-            return
-        self._unmoved = self._validation.places
-        if self._resuming and self._progress is not None and not trainer.sanity_checking:
-            # Lightning counts a step after its validation
-            trainer.fit_loop.epoch_loop._batches_that_stepped = self._progress.logged - 1
-
-    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """Put validation loaders back where they were."""
-        if self._unmoved is not None:
-            self._validation.move(self._unmoved)
-        self._unmoved = None
-
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """These weights are validated."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validated, self._unmoved = trainer.fit_loop.total_batch_idx + 1, None
+        """These weights are validated; a whole rotation gives scores of its own."""
+        rotating = self._validation.rotating if self._validation is not None else None
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and rotating and self._unmoved:
+            self._rotate(trainer, rotating, self._unmoved[0])
+        super().on_validation_end(trainer, pl_module)
 
-    # -- checkpoints
+    def _rotate(self, trainer: Any, loader: Any, before: dict[str, Any]) -> None:
+        begin, end = Cursor(before["epoch"], before["position"]), loader._course.cursor
+        scores = self._rotation.add(
+            trainer._results.metrics(on_step=False)["callback"],
+            samples=samples_between(loader._course.plan.steps, begin, end),
+            begins=begin.position == 0,
+            ended=end.position == 0,
+        )
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        for logger in trainer.loggers if scores else ():
+            logger.log_metrics(scores, step=step)
+        shown = {name: torch.tensor(score) for name, score in self._rotation.scores.items()}
+        trainer.callback_metrics.update(shown)
+
+    # -- checkpoints, and the end
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save how far the weights are, whatever was delivered since."""
-        if self._progress is None:
-            return
-        self._note(trainer)
-        epochs, progress = trainer.fit_loop.epoch_progress.current, self._progress
-        checkpoint[KEY] = {
-            "progress": progress.to_state(),
-            "validated": self._validated == progress.batches,
-            "validation": self._validation.places if self._unmoved is None else self._unmoved,
-            "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
-            "owes_plateau": epochs.processed > epochs.completed and not progress.done,
-        }
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        if KEY in checkpoint:
+            begin = {"epoch": self._begin.epoch, "position": self._begin.position}
+            checkpoint[KEY] |= {"begin": begin, "rotation": self._rotation.to_state()}
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the loader and Lightning's counters together."""
-        if trainer.state.fn != "fit":
-            return
-        self._training.ask()
-        if self._loader is None:
-            return
-        loops = checkpoint["loops"]["fit_loop"]
-        states = loops["state_dict"].pop("combined_loader", [])
-        self._restored = checkpoint.get(KEY, {})
-        if self._restored:
-            loops.update(self._restore(self._loader))
-        else:
-            self._adopt(self._loader, states)
-        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
-            loop._combined_loader = None  # set up before, by a strategy that restores late
-
-    def _restore(self, loader: Loader) -> dict[str, Any]:
-        validated, states = self._restored["validated"], self._restored["validation"]
-        self._progress = self._seek(loader, Progress(**self._restored["progress"]))
-        self._resuming, self._validated = True, self._progress.batches if validated else -1
-        if states:
-            self._validation.move(states)
-        return self._progress.counters(validated=validated)
-
-    def _seek(self, loader: Loader, progress: Progress) -> Progress:
-        loader.load_state_dict(progress.loader)
-        if progress.ended:
-            self._training.resumed = Rest(loader, progress.length, over=True)
-        elif progress.done:
-            length = len(loader)  # other than in the checkpoint, if its batches or chunks are
-            progress = progress.regrouped(length - loader.remaining, length)
-            self._training.resumed = loader if progress.done else None
-        return progress
-
-    def _adopt(self, loader: Loader, states: list[dict[str, Any]]) -> None:
-        log.warning(
-            "the checkpoint was written without ChunkedTraining: it goes on after the last batch "
-            "delivered, and a chunk's validation that was due may be left out"
+    def summary(self) -> ChunkSummary:
+        """What is in the weights, over all sessions of the run, and what this one waited."""
+        if self._loader is None or self._progress is None:
+            raise StateError("nothing to sum up: no loader of Penstock was trained on")
+        plan, state = self._loader._course.plan, self._progress.loader
+        end = Cursor(state["epoch"], state["position"])
+        samples = samples_between(plan.steps, self._begin, end)
+        return ChunkSummary(
+            samples,
+            passes=samples / samples_of_pass(plan.steps),
+            coverage=coverage(plan, self._begin, end),
+            chunks=self._progress.chunks,
+            waiting_seconds=self._waits.total,
+            chunk_start_seconds=self._waits.chunk_start,
+            batch_seconds=self._waits.other,
         )
-        if states:
-            loader.load_state_dict(states[0])
-            self._training.resumed = loader if loader.remaining != len(loader) else None
 
 
-def step_plateau_schedulers(fit_loop: Any) -> None:
-    """The step of the epoch that just ended: a checkpoint written in its last hook lacks it."""
-    epochs = fit_loop.epoch_progress.current
-    epochs.completed -= 1  # schedulers count from it
-    fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-    epochs.completed += 1
+def settings_of(first: Any, said: dict[str, Any], start_chunk: int | None) -> ChunkSettings:
+    """The settings of a call: each by its name, or all of them in a configuration."""
+    if first is None or (not hasattr(first, "train") and not isinstance(first, Mapping)):
+        return ChunkSettings(train_chunk_size=first, start_chunk=start_chunk, **said)
+    plain = ChunkSettings()
+    twice = [name for name, value in said.items() if value != getattr(plain, name)]
+    if twice:
+        raise ConfigError(f"{twice[0]} beside a configuration: give it in the configuration")
+    found = ChunkSettings.of_config(first)
+    return found if start_chunk is None else replace(found, start_chunk=start_chunk)

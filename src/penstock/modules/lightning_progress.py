@@ -34,6 +34,11 @@ class Progress:
         """The same batches, with the chunk's end hooks behind them."""
         return replace(self, chunks=chunks, done=0, length=0, ended=False)
 
+    def moved(self, loader: dict[str, Any]) -> Self:
+        """The same batches, and between chunks: the next one begins where ``loader`` is."""
+        chunks = self.chunks + bool(self.done)
+        return replace(self, loader=loader, chunks=chunks, done=0, length=0, ended=False)
+
     def regrouped(self, done: int, length: int) -> Self:
         """The same batches, in chunks of another size, or in batches of another size."""
         return replace(self, done=done, length=length)

@@ -44,31 +44,52 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
     Args:
         source: Lightning's own: loaders, or the module whose hook gives them.
         mode: How Lightning combines several.
-        found: Called when the loaders are there, before Lightning looks at them.
+        asked: Called whenever Lightning asks, before it looks at the loaders.
     """
 
-    def __init__(self, source: Any, mode: str, found: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, source: Any, mode: str, asked: Callable[[], object] = lambda: None) -> None:
         super().__init__(source.instance, source.name)
-        self._mode, self._found = mode, found
+        self._mode, self._asked = mode, asked
         self._combined: Any = None
         self._given: list[Any] = []
         self.resumed: Any = None  # what stands for the loader until the chunk is over
 
     def dataloader(self) -> Any:
         """What Lightning iterates for the next chunk."""
+        if (
+            self._combined is not None
+        ):  # by now Lightning may have put samplers into others' loaders
+            self._given = [
+                given if isinstance(given, Loader) else processed
+                for given, processed in zip(self._given, self._combined.flattened, strict=True)
+            ]
+        self.fetch()
+        self._asked()
+        self._combined.flattened = [self._view(loader) for loader in self._given]
+        return self._combined
+
+    def fetch(self) -> None:
+        """Call the hook, if nobody did; for one who is inside Lightning's own asking."""
         if self._combined is None:
             given = super().dataloader()
             combined = isinstance(given, combining.CombinedLoader)
             self._combined = given if combined else combining.CombinedLoader(given, self._mode)
             self._given = list(self._combined.flattened)
-            self._found()
-        else:  # by now Lightning may have put samplers into loaders that are not ours
-            self._given = [
-                given if isinstance(given, Loader) else processed
-                for given, processed in zip(self._given, self._combined.flattened, strict=True)
-            ]
-        self._combined.flattened = [self._view(loader) for loader in self._given]
-        return self._combined
+
+    @property
+    def given(self) -> list[Any]:
+        """All loaders there are, of whatever kind."""
+        return list(self._given)
+
+    def replace(self, loaders: list[Any]) -> None:
+        """These instead, one for one, before Lightning looks at them."""
+        if loaders:
+            self._given = self._combined.flattened = loaders
+
+    @property
+    def length(self) -> int:
+        """Batches that Lightning will count for the next chunk."""
+        return min(len(self._view(loader)) for loader in self.loaders)
 
     def _view(self, loader: Any) -> Any:
         if not knows_its_place(loader):
@@ -88,6 +109,17 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
         """Those of Penstock that know their place."""
         self.ask()
         return [loader for loader in self._given if knows_its_place(loader)]
+
+    @property
+    def fetched_ours(self) -> bool:
+        """Is there one of Penstock among those that the hook gave, if it was called?"""
+        return any(isinstance(loader, Loader) for loader in self._given)
+
+    @property
+    def rotating(self) -> Loader | None:
+        """The one loader there is, if every iteration of it is another chunk."""
+        moving = self._moving if len(self._given) == 1 else []
+        return moving[0] if moving and moving[0]._course.chunk is not None else None
 
     @property
     def only_loader(self) -> Loader | None:

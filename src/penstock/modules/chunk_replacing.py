@@ -1,0 +1,157 @@
+"""Penstock's loaders in the place of torch's, with the same settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from penstock.errors import ConfigError
+from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.base import current_topology
+from penstock.loaders.partition import validation_loader
+from penstock.loaders.seeds import resolve_seed
+from penstock.modules.chunk_settings import ChunkSettings
+
+COPIED = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
+
+
+def training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
+    """A training loader in chunks: the same one if it is Penstock's, or one of the same settings.
+
+    Without a train chunk size it is one chunk a pass; what cannot be replaced is then left alone.
+    """
+    size = settings.train_chunk_size
+    if isinstance(loader, Loader) and why_not(loader) is None:
+        if size is not None:
+            keep_one_size(loader, size, "train_chunk_size")
+        return loader
+    reason = why_not(loader)
+    if reason is not None:
+        return left_alone(loader, reason, name, "train_chunk_size", size)
+    options = options_of(loader)
+    world = options.get("world_size") or current_topology(None, None).world
+    size = size or batches_of(samples_of(loader), loader.batch_size, world)
+    order = settings.order_of(len(loader.dataset), resolve_seed(settings.seed), loader.batch_size)
+    return ChunkedDataLoader(
+        *(loader.dataset, loader.batch_size, size),
+        order=order,
+        drop_last=loader.drop_last,
+        **options,
+    )
+
+
+def scoring_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
+    """A validation loader of so many batches; without a size, of the whole partition."""
+    size, reason = settings.val_chunk_size, why_not(loader)
+    if isinstance(loader, Loader) and reason is None:
+        if size is None or getattr(loader, "chunk_size", None) == size:
+            return loader
+        if loader.chunk_size is not None or not isinstance(loader, ChunkedDataLoader):
+            raise two_sizes("val_chunk_size", size, loader)
+    if reason is not None:
+        return left_alone(loader, reason, name, "val_chunk_size", size)
+    return validation_loader(
+        *(loader.dataset, loader.batch_size, size),
+        seed=settings.seed,
+        cycle=settings.val_cycle,
+        **options_of(loader),
+    )
+
+
+def keep_one_size(loader: Loader, size: int, name: str) -> None:
+    """A loader of Penstock gets the size given, if it has none."""
+    has = loader._course.chunk
+    if has is None:
+        loader.set_chunk_size(size)
+    elif has != size:
+        raise two_sizes(name, size, loader)
+
+
+def two_sizes(name: str, size: int, loader: Any) -> ConfigError:
+    """Which of two sizes is meant cannot be known."""
+    kind, has = type(loader).__name__, getattr(loader, "chunk_size", None)
+    return ConfigError(
+        f"{name}={size!r} was given to ChunkedTraining, and the {kind} has chunk_size={has!r}: "
+        "give the size in one place"
+    )
+
+
+def left_alone(loader: Any, reason: str, name: str, parameter: str, size: int | None) -> Any:
+    """The loader itself where no size is asked of it; refused where one is."""
+    if size is None:
+        return loader
+    raise ConfigError(
+        f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a loader "
+        f"with {reason}: give a DataLoader of a map-style dataset without it, or a loader of "
+        "Penstock with chunk_size"
+    )
+
+
+def why_not(loader: Any) -> str | None:
+    """What of a loader cannot be had in chunks, in words."""
+    if isinstance(loader, ChunkedDataLoader):
+        return loader._passes_through
+    if isinstance(loader, Loader):
+        return None
+    if not isinstance(loader, DataLoader):
+        return f"its own way to iterate ({type(loader).__name__})"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"an IterableDataset ({type(loader.dataset).__name__})"
+    if not samples_of(loader):
+        return "no samples"
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return f"its own way to iterate ({type(loader).__name__})"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return "batch_size=None" if loader.batch_sampler is None else "a batch_sampler of its own"
+    return sampler_of_its_own(loader.sampler)
+
+
+def sampler_of_its_own(sampler: Any) -> str | None:
+    """What of a sampler is not torch's plain shuffle, order, or share of a rank."""
+    if type(sampler) in (SequentialSampler, DistributedSampler):
+        return None
+    if type(sampler) is not RandomSampler:
+        return f"a sampler of its own ({type(sampler).__name__})"
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+        return "a RandomSampler that does not give every sample once"
+    return None
+
+
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The settings of a loader that do not concern its order."""
+    options = {name: getattr(loader, name) for name in COPIED}
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        # workers of ours are persistent unless told otherwise, and torch's False may be no wish
+    if isinstance(loader, ChunkedDataLoader):
+        plan = loader._course.plan
+        ranks = {"rank": plan.rank, "world_size": plan.steps.world}
+        return options | ranks | {"executor": loader.executor, "threads": loader.threads}
+    if type(loader.sampler) is DistributedSampler:
+        options |= {"rank": loader.sampler.rank, "world_size": loader.sampler.num_replicas}
+    return options
+
+
+def samples_of(loader: Any) -> int:
+    """Samples of the dataset behind a loader."""
+    return len(loader.dataset)
+
+
+def batches_of(samples: int, batch_size: int, world: int) -> int:
+    """Batches of a whole partition on each of ``world`` ranks."""
+    return -(-samples // (batch_size * world))

@@ -1,0 +1,163 @@
+"""What training in chunks will do, is doing, and did, in words and numbers. Arithmetic, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.order import Cursor, Plan, Steps
+
+STRIDE = 1 << 20  # positions looked up at once
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSummary:
+    """What was seen of the dataset, over all sessions of a run.
+
+    Args:
+        samples: In the weights, over all ranks.
+        passes: Of the dataset: 2.5 is two and a half.
+        coverage: Share of the dataset's samples that were there at least once.
+        chunks: Finished ones.
+        waiting_seconds: What training waited for batches on this rank, in this session.
+        chunk_start_seconds: What it waited for a chunk's first batch on average; the first chunk of
+            the session, which starts workers, is not among them.
+        batch_seconds: What it waited for any other batch on average.
+    """
+
+    samples: int
+    passes: float
+    coverage: float
+    chunks: int
+    waiting_seconds: float
+    chunk_start_seconds: float
+    batch_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"seen: {self.samples:,} samples in {self.chunks:,} chunks = {self.passes:.4g} passes, "
+            f"{self.coverage:.2%} of the dataset; waited {self.waiting_seconds:.2f} s for batches"
+        )
+
+
+def samples_of_pass(steps: Steps) -> int:
+    """Samples that a whole pass delivers: all, less what ``drop_last`` drops."""
+    return steps.count * steps.whole if steps.drop_last else steps.size
+
+
+def samples_between(steps: Steps, begin: Cursor, end: Cursor) -> int:
+    """Samples delivered from one place to a later one, over all ranks."""
+    return (end.epoch - begin.epoch) * samples_of_pass(steps) + end.position - begin.position
+
+
+def coverage(plan: Plan, begin: Cursor, end: Cursor) -> float:
+    """Share of the samples that were delivered at least once from one place to a later one."""
+    order, steps = plan.order, plan.steps
+    whole = end.epoch - begin.epoch - (begin.position > 0)
+    if whole > 0 and samples_of_pass(steps) == steps.size:
+        return 1.0
+    seen = np.zeros(order.size, bool)
+    for epoch, first, last in _spans(steps, begin, end):
+        for at in range(first, last, STRIDE):
+            seen[order.at(epoch, np.arange(at, min(at + STRIDE, last)))] = True
+        if seen.all():
+            break
+    return float(seen.mean())
+
+
+def _spans(steps: Steps, begin: Cursor, end: Cursor) -> Iterator[tuple[int, int, int]]:
+    full = samples_of_pass(steps)
+    for epoch in range(begin.epoch, end.epoch + 1):
+        first = begin.position if epoch == begin.epoch else 0
+        yield epoch, first, end.position if epoch == end.epoch else full
+
+
+# -- where training is
+
+
+def place_of_last(steps: Steps, after: Cursor) -> tuple[int, int]:
+    """Epoch and chunk (from 0) of the batch that was delivered last, by the cursor after it."""
+    if after.position == 0 and after.epoch:
+        return after.epoch - 1, steps.total_chunks - 1
+    step = max(0, steps.step_of(after.position) - 1)
+    return after.epoch, 0 if steps.chunk is None else step // steps.chunk
+
+
+def place_in_words(steps: Steps, after: Cursor) -> str:
+    """``epoch 3, chunk 7/16``: epochs are counted from 0 as everywhere, chunks from 1 to all.
+
+    >>> place_in_words(Steps(size=100, batch=10, chunk=3), Cursor(3, 70))
+    'epoch 3, chunk 3/4'
+    """
+    epoch, chunk = place_of_last(steps, after)
+    return f"epoch {epoch}, chunk {chunk + 1}/{steps.total_chunks}"
+
+
+# -- what it will do
+
+
+def chunks_in_words(steps: Steps, ignored: str | None) -> str:
+    """How training is cut into chunks.
+
+    >>> steps = Steps(size=1_088_000, batch=32, chunk=2000, drop_last=False)
+    >>> print(chunks_in_words(steps, "limit_train_batches=2000"))
+    chunked: 2,000 batches of 32 = 64,000 samples a chunk, 17 chunks an epoch;
+    limit_train_batches=2000 is ignored
+    """
+    batches = steps.chunk_length(0)
+    ranks = f" on each of {steps.world} ranks" if steps.world > 1 else ""
+    samples = min(batches * steps.whole, steps.size)
+    chunks = counted(steps.total_chunks, "chunk")
+    return (
+        f"chunked: {counted(batches, 'batch')} of {steps.batch:,}{ranks} = {samples:,} samples a "
+        f"chunk, {chunks} an epoch{and_ignored(ignored)}"
+    )
+
+
+def scores_in_words(size: int | None, whole: int | None, how: str, ignored: str | None) -> str:
+    """What a validation is made of.
+
+    >>> scores_in_words(200, 313, "the same ones each time", None)
+    'validation: 200 of 313 batches, the same ones each time'
+    """
+    if size is None or whole is None or size >= whole:
+        what = "the whole partition" + (f", {counted(size, 'batch')}" if size is not None else "")
+    else:
+        what = f"{size:,} of {counted(whole, 'batch')}, {how}"
+    return f"validation: {what}{and_ignored(ignored)}"
+
+
+def length_in_words(epochs: int | None, passes: int | None, chunks_a_pass: int) -> str | None:
+    """How long training will be, where that is known.
+
+    >>> length_in_words(200, None, 16)
+    'max_epochs=200: 200 chunks = 12.5 passes'
+    """
+    said = []
+    if epochs is not None and epochs >= 0:
+        said.append(
+            f"max_epochs={epochs}: {counted(epochs, 'chunk')} = "
+            f"{counted_passes(epochs / chunks_a_pass)}"
+        )
+    if passes is not None:
+        chunks = counted(passes * chunks_a_pass, "chunk")
+        said.append(f"max_passes={passes}: {chunks}, training ends then")
+    return "; ".join(said) or None
+
+
+def counted(number: int, word: str) -> str:
+    """A number and its word, in the plural where it should be."""
+    ending = "" if number == 1 else "es" if word.endswith(("ch", "ss")) else "s"
+    return f"{number:,} {word}{ending}"
+
+
+def counted_passes(passes: float) -> str:
+    """Passes, with as many digits as say something."""
+    return f"{passes:,.4g} pass" + ("" if passes == 1 else "es")
+
+
+def and_ignored(what: str | None) -> str:
+    """The end of a line that says what has no effect."""
+    return f"; {what} is ignored" if what else ""
