@@ -21,6 +21,7 @@ def validation_loader(
     cycle: bool = False,
     rank: int | None = None,
     world_size: int | None = None,
+    kind: type[ChunkedDataLoader] = ChunkedDataLoader,
     **dataloader_kwargs: Any,
 ) -> ChunkedDataLoader:
     """Batches to validate on: ``chunk_size`` of them, the same ones each time.
@@ -38,6 +39,7 @@ def validation_loader(
             then again, the same chunks.
         rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
         world_size: How many ranks share the partition.
+        kind: Of loader.
         **dataloader_kwargs: Of `ChunkedDataLoader`; ``drop_last`` has no say here.
 
     >>> import torch
@@ -50,11 +52,11 @@ def validation_loader(
     options = dataloader_kwargs | {"seed": seed, "rank": rank, "world_size": world_size}
     options |= {"drop_last": False}
     if chunk_size is None:
-        return ChunkedDataLoader(dataset, batch_size, evaluation=True, **options)
+        return kind(dataset, batch_size, evaluation=True, **options)
     if cycle:
         options["order"] = FixedShuffle(len(dataset), seed)
-        return ChunkedDataLoader(dataset, batch_size, chunk_size, **options)
-    loader = ChunkedDataLoader(dataset, batch_size, chunk_size, evaluation=True, **options)
+        return kind(dataset, batch_size, chunk_size, **options)
+    loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
     course = loader._course
     course._order = Choice(course, chunk_size, SequentialOrder(len(dataset), seed))
     course.replan()

@@ -1,0 +1,75 @@
+"""Chunk sizes of a dataset's partitions: given, or the whole of the partition."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Final
+
+from penstock.errors import ConfigError, PlanError
+from penstock.loaders.base import current_topology
+from penstock.order import BlockOrder, Order, SequentialOrder, ShuffledOrder
+
+ORDERS: Final = ("shuffled", "sequential", "block")
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
+OUR_KEYS: Final = (
+    "train_chunk_size",
+    "val_chunk_size",
+    "chunk_seed",
+    "chunk_shuffle",
+    "chunk_order",
+    "val_cycle",
+)
+
+
+def check_chunk_size(name: str, batches: Any) -> int | None:
+    """A chunk size in batches, refused below one; None for none.
+
+    >>> check_chunk_size("val_chunk_size", 200)
+    200
+    """
+    if batches is None:
+        return None
+    if not isinstance(batches, int) or isinstance(batches, bool):
+        raise ConfigError(f"{name} must be a number of batches, got {batches!r}")
+    if batches < 1:
+        raise PlanError(f"{name} must be at least 1 batch, got {batches!r}")
+    return batches
+
+
+def check_near(key: str) -> None:
+    """Refuse a key of a dataset that is almost one of ours: it would have no effect, silently."""
+    near = get_close_matches(key, OUR_KEYS, n=1, cutoff=0.88)
+    if near:
+        raise ConfigError(f"unknown key {key!r}: did you mean {near[0]!r}?")
+
+
+def check_order(chunk_order: str) -> str:
+    """An order by name."""
+    if chunk_order not in ORDERS:
+        raise ConfigError(f"chunk_order must be one of {ORDERS}, got {chunk_order!r}")
+    return chunk_order
+
+
+def order_of(kind: str, size: int, seed: int) -> Order:
+    """The training order of that name.
+
+    >>> order_of("block", 1000, seed=42).kind
+    'block'
+    """
+    if kind == "block":
+        return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
+    return ShuffledOrder(size, seed) if kind == "shuffled" else SequentialOrder(size, seed)
+
+
+def partition_batches(
+    dataset: Any, batch_size: int | None, rank: int | None = None, world_size: int | None = None
+) -> int | None:
+    """Batches of a whole partition on this rank; None where there is none, or it has no length.
+
+    >>> partition_batches(range(100), 32), partition_batches(None, 32)
+    (4, None)
+    """
+    if dataset is None or not hasattr(dataset, "__len__"):
+        return None
+    step = (batch_size or 1) * current_topology(rank, world_size).world
+    return -(-len(dataset) // step)
