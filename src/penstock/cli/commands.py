@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 import penstock
+from penstock.cli import demo_training as training
 from penstock.cli.demo import run_demo
-from penstock.cli.demo_training import train
 from penstock.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -48,7 +48,48 @@ def demo(
         raise SystemExit(1) from None
 
 
+Config = Annotated[Path, typer.Argument(help="A YAML file, alone or in a tree of them.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="What to change in it.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")
+    ] = False,
+    chunk: Annotated[
+        int | None, typer.Option(min=0, help="The chunk to begin with, from 0.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate time and disk; train nothing.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Train in chunks through the whole dataset, validating after each."""
+    from penstock.cli.train import run_train  # here: it takes Lightning seconds to be imported
+
+    run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run, debug=debug)
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Show the samples of this step.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show what will be read, and when; or which samples a step is made of."""
+    from penstock.cli.plan import run_plan  # here: it takes Lightning seconds to be imported
+
+    run_plan(config, overrides or [], step=step, debug=debug)
+
+
 @app.command(hidden=True)
 def demo_training(data: Path, run: Path, kill_at: int = -1) -> None:
     """One training process of the demo; kills itself at a step, if told."""
-    train(data, run, kill_at=kill_at)
+    training.train(data, run, kill_at=kill_at)

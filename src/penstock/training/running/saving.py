@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -9,6 +10,8 @@ from typing import Any, Final
 from penstock.extras import optional
 from penstock.training.random_state import random_state, restore_random_state
 from penstock.training.running.directory import RunPaths
+
+log = logging.getLogger("penstock")
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
@@ -61,6 +64,8 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         self._saved = -1  # the step of the last checkpoint
         self._validated = -1  # the step of the last validation
         self._restored = False
+        self._told = False  # that nothing is monitored
+        self.began = False  # training did
 
     # -- what is in a checkpoint
 
@@ -79,10 +84,14 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Save before the first step: a run that cannot be saved fails here, not hours later."""
         self._steps = trainer.global_step
-        if not self._restored:
+        if self._restored:
+            self._go_on(trainer)
+        else:
             self._note(trainer)
             self.save(trainer)
-            return
+        self.began = True
+
+    def _go_on(self, trainer: Any) -> None:
         self._saved = trainer.global_step
         if self._random:
             restore_random_state(self._random)
@@ -143,7 +152,7 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         if is_best:
             self.best = score
         path = self.paths.checkpoint(step)
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)  # "only" as in: not the loops
         self._saved, self._validated = step, -1
         if trainer.is_global_zero:
             if is_best:
@@ -153,6 +162,13 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
     def _score(self, trainer: Any) -> Score | None:
         metrics = trainer.callback_metrics
         name = self.monitor or next((each for each in LOSSES if each in metrics), None)
-        if name is None or name not in metrics:
-            return None
-        return Score(name, float(metrics[name]), trainer.global_step)
+        if name is not None and name in metrics:
+            return Score(name, float(metrics[name]), trainer.global_step)
+        if not self._told:
+            self._told = True
+            wanted = repr(self.monitor) if self.monitor else "a loss such as 'val/loss'"
+            log.warning(
+                "no best checkpoint is kept: validation logs %s, not %s; name one in train.monitor",
+                *(", ".join(map(repr, metrics)) or "nothing", wanted),
+            )
+        return None

@@ -1,0 +1,80 @@
+"""How commands speak: log lines and errors on standard error, exit codes that say what happened."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.errors import MissingExtraError, PenstockError
+
+REFUSED: Final = 2
+FAILED: Final = 1
+
+CHATTER: Final = (  # of Lightning, about what Penstock decides for the user
+    ".*does not have many workers",
+    ".*LeafSpec",
+    ".*smaller than the logging interval",
+    ".*exists and is not empty",
+    ".*callbacks used to create the checkpoint",
+    ".*sync_dist=True",
+)
+
+
+@contextmanager
+def speaking(*, debug: bool, aloud: bool = True) -> Iterator[None]:
+    """A block whose log lines are shown, and whose errors become a sentence and an exit code.
+
+    Args:
+        debug: Show tracebacks, and all that Lightning says.
+        aloud: False for all processes of a run but one: only their warnings are shown.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    ours, before = logging.getLogger("penstock"), logging.getLogger("penstock").level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO if aloud else logging.WARNING)
+    try:
+        with quiet_lightning(debug=debug), exit_codes(debug=debug):
+            yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(before)
+
+
+@contextmanager
+def quiet_lightning(*, debug: bool) -> Iterator[None]:
+    """A block in which Lightning's own remarks are not shown, unless asked for."""
+    names = ("lightning.pytorch", "lightning.fabric")
+    before = {name: logging.getLogger(name).level for name in names}
+    with warnings.catch_warnings():
+        if not debug:
+            for pattern in CHATTER:
+                warnings.filterwarnings("ignore", message=pattern)
+            for name in names:
+                logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def exit_codes(*, debug: bool) -> Iterator[None]:
+    """A block that leaves with 2 for what is refused and 1 for what failed."""
+    # here: training needs libraries that other commands do without
+    from penstock.training.running.failing import RunFailedError, in_a_line
+
+    try:
+        yield
+    except Exception as error:
+        if debug:
+            raise
+        refused = isinstance(error, PenstockError)
+        failed = isinstance(error, RunFailedError | MissingExtraError)
+        print(f"penstock: {error if refused else in_a_line(error)}", file=sys.stderr)
+        raise SystemExit(REFUSED if refused and not failed else FAILED) from None

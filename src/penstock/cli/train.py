@@ -1,0 +1,35 @@
+"""`penstock train`: a YAML file in, a trained model out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from penstock.cli.reporting import speaking
+from penstock.training.running import is_first_rank, train
+from penstock.training.settings import read_settings
+
+log = logging.getLogger("penstock")
+
+
+def run_train(
+    config: Path,
+    overrides: list[str],
+    *,
+    resume: bool,
+    chunk: int | None,
+    dry_run: bool,
+    debug: bool,
+) -> None:
+    """Train, or only say what it would take; leaves with the exit code of what happened."""
+    first_rank = is_first_rank(os.environ)
+    with speaking(debug=debug, aloud=first_rank):
+        settings = read_settings(config, overrides)
+        for note in settings.notes:
+            log.info("%s", note)
+        outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
+        if first_rank:
+            print(outcome.text())
+    # of several processes one speaks: who started the others takes their codes for failures
+    raise SystemExit(outcome.exit_code if first_rank else 0)

@@ -1,0 +1,129 @@
+"""Lightning's Trainer for a run, and one fit with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.extras import optional
+from penstock.modules.lightning import KEY, ChunkedTraining
+from penstock.training.building import Job
+from penstock.training.running.checkpoint_io import WholeFiles
+from penstock.training.running.csv_log import CsvLog
+from penstock.training.running.directory import RunPaths, Saved
+from penstock.training.running.saving import Saving
+from penstock.training.running.stopping import Listener, Stopping
+from penstock.training.settings import Settings
+
+lightning = optional("lightning.pytorch", extra="train")
+loggers = optional("lightning.pytorch.loggers", extra="train")
+
+ENDS: Final = ("max_epochs", "max_steps", "max_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A Trainer and those of its callbacks that know what became of the run."""
+
+    trainer: Any
+    job: Job
+    chunked: ChunkedTraining
+    saving: Saving
+
+    def run(self, saved: Saved | None) -> None:
+        """Train, from a checkpoint on if there is one."""
+        path = str(saved.path) if saved else None
+        self.trainer.fit(
+            self.job.module, datamodule=self.job.data, ckpt_path=path, weights_only=True
+        )
+
+
+def make_fit(
+    settings: Settings,
+    job: Job,
+    paths: RunPaths,
+    *,
+    saved: Saved | None,
+    chunk: int | None,
+    listener: Listener,
+    environment: Mapping[str, str],
+) -> Fit:
+    """A Trainer that saves, stops and logs as a run does."""
+    chunked, saving = make_chunked(settings, chunk), make_saving(settings, paths)
+    kwargs = dict(job.trainer_kwargs) | launched(environment)
+    kwargs["callbacks"] = [
+        chunked,
+        *as_list(kwargs.get("callbacks")),
+        *job.callbacks,
+        Stopping(listener, saving.save),
+        saving,
+    ]
+    kwargs["plugins"] = [*as_list(kwargs.get("plugins")), WholeFiles()]
+    kwargs["logger"] = list(job.loggers) or default_loggers(paths.root, logged_before(saved))
+    kwargs["default_root_dir"] = str(paths.root)
+    if chunked.settings.passes is not None and not any(name in kwargs for name in ENDS):
+        kwargs["max_epochs"] = -1  # the passes end it, however many chunks they are
+    return Fit(lightning.Trainer(**kwargs), job, chunked, saving)
+
+
+def make_chunked(settings: Settings, chunk: int | None = None) -> ChunkedTraining:
+    """The callback that makes every chunk an epoch of Lightning."""
+    train = settings.train
+    return ChunkedTraining(
+        train.train_chunk_size,
+        train.val_chunk_size,
+        seed=train.chunk_seed,
+        shuffle=train.chunk_shuffle,
+        order=train.chunk_order,
+        val_cycle=train.val_cycle,
+        cycle=train.cycle,
+        max_passes=train.max_passes,
+        start_chunk=chunk,
+    )
+
+
+def make_saving(settings: Settings, paths: RunPaths) -> Saving:
+    """The callback that writes checkpoints."""
+    train = settings.train
+    given = (settings.resolved.get("train") or {}).get("monitor")  # else any validation loss
+    return Saving(paths, monitor=given, mode=train.mode, every=train.checkpoint_every)
+
+
+def default_loggers(root: Path, keep_below: int) -> list[Any]:
+    """CSV and TensorBoard, in the run's directory; steps from ``keep_below`` on come again."""
+    board = loggers.TensorBoardLogger(root, name="", version="tensorboard", purge_step=keep_below)
+    return [CsvLog(root, keep_below), board]
+
+
+def logged_before(saved: Saved | None) -> int:
+    """The first step whose log lines are not behind a checkpoint."""
+    if saved is None:
+        return 0
+    progress = saved.content.get(KEY, {}).get("progress")
+    if progress is not None:
+        return int(progress["logged"])
+    loops = saved.content["loops"]["fit_loop"]
+    return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"])
+
+
+def launched(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What torchrun decided already: how many processes there are, here and on all machines.
+
+    >>> launched({"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"})
+    {'devices': 2, 'num_nodes': 2}
+    >>> launched({})
+    {}
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return {}
+    here, everywhere = (int(environment[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    return {"devices": here, "num_nodes": everywhere // here}
+
+
+def as_list(value: Any) -> list[Any]:
+    """None, one thing or several, as a list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

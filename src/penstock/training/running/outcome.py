@@ -1,0 +1,91 @@
+"""What became of a run, in numbers and in a few lines to read."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import StateError
+from penstock.training.running.directory import RunPaths
+from penstock.training.running.fitting import Fit
+from penstock.training.running.rehearsal import Forecast
+from penstock.training.running.saving import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has seen, over all its sessions, and where it is kept.
+
+    Args:
+        run_dir: The run's directory.
+        steps: Optimizer steps that are in the weights.
+        chunks: Chunks that were finished; epochs of Lightning where there are none.
+        samples: Samples trained on, over all ranks and passes; 0 where nobody knows.
+        passes: How often the dataset was gone through.
+        coverage: The share of the dataset that was seen at least once.
+        best: The best score of a validation, if one was scored.
+        best_path: Its checkpoint.
+        last_path: The last checkpoint.
+        stopped_by: The signal that ended it early; 0 if none did.
+        forecast: What it would take, of a dry run.
+    """
+
+    run_dir: Path
+    steps: int = 0
+    chunks: int = 0
+    samples: int = 0
+    passes: float = 0.0
+    coverage: float = 0.0
+    best: Score | None = None
+    best_path: Path | None = None
+    last_path: Path | None = None
+    stopped_by: int = 0
+    forecast: Forecast | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or as a shell says which signal it was."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+    def text(self) -> str:
+        """A few lines to read."""
+        if self.forecast is not None:
+            return self.forecast.text()
+        ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
+        lines = [f"{ended} after {self.steps:,} steps, {self.chunks:,} chunks"]
+        if self.samples:
+            lines.append(
+                f"  seen   {self.samples:,} samples, {self.passes:.4g} passes, "
+                f"{self.coverage:.2%} of the dataset"
+            )
+        if self.best is not None:
+            best = f"{self.best.metric} {self.best.value:.6g} after step {self.best.step:,}"
+            lines.append(f"  best   {best}: {self.best_path}")
+        if self.last_path is not None:
+            lines.append(f"  last   {self.last_path}")
+        if self.stopped_by:
+            lines.append("  go on with the same command and --resume")
+        return "\n".join(lines)
+
+
+def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
+    """What is in the run directory now."""
+    seen = {"chunks": fit.trainer.current_epoch}
+    try:
+        summary = fit.chunked.summary()
+    except StateError:  # a loader that is not ours, or nothing was left to train
+        pass
+    else:
+        names = ("samples", "passes", "coverage", "chunks")
+        seen = {name: getattr(summary, name) for name in names}
+    best, saved = fit.saving.best, paths.saved()
+    return Outcome(
+        paths.root,
+        steps=fit.trainer.global_step,
+        **seen,
+        best=best,
+        best_path=paths.best if best else None,
+        last_path=saved[0] if saved else None,
+        stopped_by=stopped_by,
+    )

@@ -1,0 +1,157 @@
+"""`penstock plan`: what a run will read and when, and which samples a step is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.loaders import Loader
+from penstock.modules.chunk_report import counted, counted_passes, coverage, samples_of_pass
+from penstock.order import Cursor, Steps
+from penstock.training.building import build
+from penstock.training.running.fitting import make_chunked
+from penstock.training.running.locating import locate
+from penstock.training.running.planned_loaders import PlannedLoaders, planned_loaders
+from penstock.training.running.units import bytes_of, in_bytes, shapes_of
+from penstock.training.settings import Settings
+
+ROWS = 12  # of the table of chunks; the middle of more is left out
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRow:
+    """A chunk of an epoch: which steps, and how many samples over all ranks."""
+
+    chunk: int
+    first_step: int
+    batches: int
+    samples: int
+
+
+def plan_text(settings: Settings) -> str:
+    """A page: what is read and when, in which sizes, how much of it is seen, in what memory."""
+    chunked = make_chunked(settings)
+    with planned_loaders(build(settings), chunked.settings) as loaders:
+        lines = [
+            loaders.train.describe(),
+            "",
+            *table(rows_of(loaders.train)),
+            "",
+            *validation_lines(loaders),
+            *length_lines(loaders.train, chunks_of(settings, loaders.train)),
+            *memory_lines(loaders.train),
+        ]
+    return "\n".join(lines)
+
+
+def step_text(settings: Settings, step: int) -> str:
+    """The samples of a step, counted from 0 over all passes, rank by rank; nothing is read."""
+    if step < 0:
+        raise ConfigError(f"--step must be 0 or more, got {step!r}")
+    chunked = make_chunked(settings)
+    with planned_loaders(build(settings), chunked.settings) as loaders:
+        steps = steps_of(loaders.train)
+        epoch, within = divmod(step, steps.count)
+        place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
+        if steps.chunk is not None:
+            chunk, batch = divmod(within, steps.chunk)
+            place += f", chunk {chunk + 1}/{steps.total_chunks}, batch {batch:,}"
+        lines = [f"step {step:,}: {place}"]
+        for rank in range(loaders.world):
+            lines += rank_lines(loaders, rank, within, epoch)
+    return "\n".join(lines)
+
+
+def rank_lines(loaders: PlannedLoaders, rank: int, step: int, epoch: int) -> Iterator[str]:
+    """The samples of a rank, each with where it is."""
+    loader = loaders.on_rank(rank)
+    dataset: Any = getattr(loader, "dataset", None)
+    for index in loader.samples_at(step, epoch).tolist():
+        where = locate(dataset, index)
+        at = f"rank {rank}  " if loaders.world > 1 else ""
+        yield f"  {at}sample {index:,}" + (f"  {where}" if where else "")
+
+
+def steps_of(loader: Loader) -> Steps:
+    """How a loader cuts its order."""
+    return loader._course.plan.steps
+
+
+def rows_of(loader: Loader) -> list[ChunkRow]:
+    """The chunks of an epoch."""
+    steps = steps_of(loader)
+    size, last = steps.chunk or steps.count, samples_of_pass(steps)
+    if steps.limit is not None:
+        last = min(last, steps.start(steps.limit))
+    rows = []
+    for chunk in range(-(-steps.count // size)):
+        first, end = chunk * size, min((chunk + 1) * size, steps.count)
+        stop = steps.start(end) if end < steps.count else last
+        rows.append(ChunkRow(chunk, first, end - first, stop - steps.start(first)))
+    return rows
+
+
+def table(rows: list[ChunkRow]) -> Iterator[str]:
+    """The chunks in lines; of many, the first and the last."""
+    yield "chunk   steps                     batches     samples"
+    shown: list[ChunkRow | None] = list(rows)
+    if len(rows) > ROWS:
+        shown = [*rows[: ROWS - 4], None, *rows[-3:]]
+    for row in shown:
+        if row is None:
+            yield "  ..."
+            continue
+        span = f"{row.first_step:,} to {row.first_step + row.batches - 1:,}"
+        yield f"{row.chunk + 1:>5}   {span:<22} {row.batches:>10,} {row.samples:>11,}"
+
+
+def validation_lines(loaders: PlannedLoaders) -> Iterator[str]:
+    """What a validation reads."""
+    for loader in loaders.validation:
+        yield f"validation after each chunk: {counted(len(loader), 'batch')} on each rank"
+    if not loaders.validation:
+        yield "validation: none"
+
+
+def chunks_of(settings: Settings, loader: Loader) -> float:
+    """Chunks that training will have; infinite where nothing ends it."""
+    steps = steps_of(loader)
+    ends = [math.inf]
+    passes = make_chunked(settings).settings.passes
+    epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
+    if passes is not None:
+        ends.append(passes * steps.total_chunks)
+    if epochs is not None and epochs >= 0:
+        ends.append(epochs)
+    if most is not None and most >= 0:
+        batches = most * int(settings.trainer.get("accumulate_grad_batches") or 1)
+        ends.append(batches / (steps.chunk or steps.count))
+    return min(ends)
+
+
+def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
+    """How long training will be, and how much of the dataset it will see."""
+    plan, steps = loader._course.plan, steps_of(loader)
+    if math.isinf(chunks):
+        yield "training has no end: give trainer.max_epochs, or train.max_passes"
+        return
+    epoch, rest = divmod(chunks, steps.total_chunks)
+    step = min(int(rest * (steps.chunk or steps.count)), steps.count)
+    end = Cursor(int(epoch), steps.start(step) if step else 0)
+    share = coverage(plan, Cursor(), end)
+    yield (
+        f"training: {chunks:,.6g} chunks = {counted_passes(chunks / steps.total_chunks)}, "
+        f"{share:.1%} of {steps.size:,} samples seen"
+    )
+
+
+def memory_lines(loader: Loader) -> Iterator[str]:
+    """What a batch is, and how much of them is held ahead."""
+    batch = loader.peek()
+    ahead = 1 + getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0)
+    size = bytes_of(batch)
+    yield f"a batch: {shapes_of(batch)}, {in_bytes(size)}"
+    yield f"memory: up to {counted(ahead, 'batch')} at once on each rank, {in_bytes(ahead * size)}"

@@ -1,0 +1,92 @@
+"""Training what a configuration says; stopped at any moment, it goes on without a trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from penstock.training.building import build
+from penstock.training.running.directory import RunPaths, Saved, last_good, refuse_a_run
+from penstock.training.running.failing import failure
+from penstock.training.running.fitting import Fit, make_fit
+from penstock.training.running.lock import locked
+from penstock.training.running.outcome import Outcome, outcome_of
+from penstock.training.running.ranks import is_first_rank
+from penstock.training.running.rehearsal import rehearse
+from penstock.training.running.stopping import Listener, Stopped
+from penstock.training.settings import Settings
+
+log = logging.getLogger("penstock")
+
+
+def train(
+    settings: Settings,
+    *,
+    resume: bool = False,
+    chunk: int | None = None,
+    dry_run: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Train in chunks, in a run directory of its own, and say what was seen.
+
+    SIGTERM, SIGINT and SIGUSR1 end it between two batches, with a checkpoint; the outcome says so.
+
+    Args:
+        settings: What to train, from `read_settings`.
+        resume: Go on from the last checkpoint that can be read; begin where there is none.
+        chunk: The chunk to begin with, counted from 0 over all passes.
+        dry_run: Only measure what it would take, with weights that are thrown away.
+        environment: Where those who start several processes say which one this is.
+    """
+    paths = RunPaths(settings.run_dir)
+    if dry_run:
+        return Outcome(paths.root, forecast=rehearse(settings))
+    first_rank = is_first_rank(environment)
+    with Listener().listening() as listener, held(paths, settings, resume, first_rank) as saved:
+        fit = make_fit(
+            settings,
+            build(settings),
+            paths,
+            saved=saved,
+            chunk=chunk,
+            listener=listener,
+            environment=environment,
+        )
+        return outcome_of(fit, paths, stopped_by=run(fit, paths, saved))
+
+
+@contextmanager
+def held(
+    paths: RunPaths, settings: Settings, resume: bool, first_rank: bool
+) -> Iterator[Saved | None]:
+    """A block in which the run directory is this run's, and the checkpoint it goes on from."""
+    if not first_rank:
+        yield last_good(paths, first_rank=False) if resume else None
+        return
+    paths.root.mkdir(parents=True, exist_ok=True)
+    with locked(paths.root):
+        if not resume:
+            refuse_a_run(paths)
+        saved = last_good(paths, first_rank=True) if resume else None
+        if saved is not None:
+            log.info("resuming from %s", saved.path)
+        elif resume:
+            log.info("nothing to resume in %s: beginning", paths.root)
+        paths.prepare(settings.resolved)
+        yield saved
+
+
+def run(fit: Fit, paths: RunPaths, saved: Saved | None) -> int:
+    """Train; the signal that ended it early, or 0."""
+    try:
+        fit.run(saved)
+    except Stopped as stopped:
+        return stopped.number
+    except Exception as error:
+        told = failure(error, paths.root, began=fit.saving.began)
+        if told is error:
+            raise
+        raise told from error
+    return 0

@@ -1,0 +1,65 @@
+"""Projects of a user's own, and commands run in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+PENSTOCK = Path(sys.executable).with_name("penstock")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Commands:
+    """`penstock ...` as processes of their own, forked from one that has imported it all."""
+
+    def __init__(self):
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._server.stdout.readline() == "ready\n"
+
+    def __call__(self, cwd, *args, **env):
+        """Run `penstock` with these arguments in a directory, and wait for its end."""
+        out, err = cwd / ".out", cwd / ".err"
+        job = {"argv": [str(PENSTOCK), *map(str, args)], "cwd": str(cwd), "env": env, "wait": True}
+        print(json.dumps({**job, "out": str(out), "err": str(err)}), file=self._server.stdin)
+        self._server.stdin.flush()
+        self._server.stdout.readline()  # its process id
+        code = int(self._server.stdout.readline())
+        return Done(code, out.read_text(), err.read_text())
+
+    def close(self):
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+
+
+def new_project(path):
+    shutil.copytree(HERE / "training_project", path, ignore=shutil.ignore_patterns("__pycache__"))
+    return path
+
+
+def final_state(run):
+    """What the last checkpoint of a run holds."""
+    last = max((run / "checkpoints").glob("step-*.ckpt"))
+    return torch.load(last, weights_only=True)

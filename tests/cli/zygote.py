@@ -1,0 +1,57 @@
+"""Commands in processes of their own, without their seconds of imports: started by tests.
+
+Everything is imported once; each command is then a fork, with its own directory, environment
+and output, that can be killed like any other process.
+"""
+
+import json
+import os
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+IMPORTS = ("torch.utils.tensorboard", "penstock.cli.train", "penstock.cli.plan")
+
+
+def serve():
+    for module in IMPORTS:
+        import_module(module)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become(job)
+        print(pid, flush=True)
+        if job["wait"]:
+            _, status = os.waitpid(pid, 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def become(job):
+    """Be the command from here on."""
+    os.chdir(job["cwd"])
+    os.environ.update(job["env"])
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    sys.stdin = Path(os.devnull).open()  # noqa: SIM115  # for as long as the process lives
+    sys.argv = job["argv"]
+    from penstock.cli import main
+
+    code = 70
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  # else the fork would go on to serve
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()
