@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.modules.chunk_settings import ChunkSettings
+from penstock.training.building.listeners import make_callbacks, make_loggers
 from penstock.training.building.importing import import_users
 from penstock.training.building.job import Job
+from penstock.training.building.learning import make_module
 from penstock.training.building.making import Maker
 from penstock.training.building.part_loaders import PartLoaders
 from penstock.training.building.parts import make_data
@@ -27,19 +28,15 @@ def build(settings: Settings) -> Job:
             settings.train.seed, verbose=False
         )
     data = make_data(settings, maker, _loaders(settings, maker))
+    module, notes = make_module(settings, maker, data)
     return Job(
-        module=_module(settings, maker),
+        module=module,
         data=data,
-        callbacks=_several("callbacks", settings.callbacks, maker),
-        loggers=_loggers(settings, maker),
+        callbacks=make_callbacks(settings, maker),
+        loggers=make_loggers(settings, maker),
         trainer_kwargs=_trainer(settings, maker),
+        notes=notes,
     )
-
-
-def _module(settings: Settings, maker: Maker) -> Any:
-    if settings.model is None:
-        raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
-    return maker.make("model", settings.model)
 
 
 def _loaders(settings: Settings, maker: Maker) -> PartLoaders:
@@ -59,21 +56,6 @@ def _loaders(settings: Settings, maker: Maker) -> PartLoaders:
         max_passes=train.max_passes,
     )
     return PartLoaders(options, train, chunks)
-
-
-def _loggers(settings: Settings, maker: Maker) -> tuple[Any, ...]:
-    if settings.logger is False:
-        return (optional("lightning.pytorch.loggers.logger", extra="lightning").DummyLogger(),)
-    return () if settings.logger is True else _several("logger", settings.logger, maker)
-
-
-def _several(key: str, section: Any, maker: Maker) -> tuple[Any, ...]:
-    if not section:
-        return ()
-    if isinstance(section, dict) and "_target_" in section:
-        return (maker.make(key, section),)
-    items = section.items() if isinstance(section, dict) else enumerate(section)
-    return tuple(maker.make(f"{key}.{name}", each) for name, each in items if each is not None)
 
 
 def _trainer(settings: Settings, maker: Maker) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Maker:
         registry: Registry[Any] | None = None,
         *args: Any,
         given: Mapping[str, Any] | None = None,
+        told: Mapping[str, Any] | None = None,
     ) -> Any:
         """The object a section describes.
 
@@ -36,9 +37,12 @@ class Maker:
             section: Keys of the object and its ``_target_`` or ``_name_``; or a name alone.
             registry: Of names; without one only ``_target_`` is understood.
             *args: Come first in the call.
-            given: Keys the object gets if it takes them and the section does not have them.
+            given: What the object gets if it takes it and the section does not have it.
+            told: What the object gets whatever the section says.
         """
         options = {"_name_": section} if isinstance(section, str) else dict(section)
+        told = told or {}
+        options = {name: value for name, value in options.items() if name not in told}
         if "_target_" in options:
             function = self._target(key, options)
             wanted = _plain(options)
@@ -47,6 +51,7 @@ class Maker:
             wanted = {name: value for name, value in options.items() if name != "_name_"}
         self._check(key, function, wanted)
         extra = {n: v for n, v in (given or {}).items() if n not in wanted and _takes(function, n)}
+        extra |= told
         self._check_complete(key, function, args, wanted, extra)
         if "_target_" in options:
             function = self._instantiated(key, options)
@@ -54,6 +59,13 @@ class Maker:
                 return partial(function, **extra)
             return function(*args, **extra)
         return function(*args, **wanted, **extra)
+
+    def function(self, key: str, section: Mapping[str, Any], registry: Registry[Any]) -> Any:
+        """A registered function, with the keys of its section already filled in."""
+        function = self._named(key, section, registry)
+        options = {name: value for name, value in section.items() if name != "_name_"}
+        self._check(key, function, options)
+        return partial(function, **options) if options else function
 
     def _target(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         path = options["_target_"]

@@ -43,7 +43,7 @@ class PartLoaders:
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.train.train_chunk_size, **options)
-        order = self.chunks.order_of(len(data), resolve_seed(self.chunks.seed), self.batch_size)
+        order = self.chunks.order_of(len(data), resolve_seed(self.chunks.seed))
         chunk = self._train_chunk(len(data))
         return ChunkedDataLoader(data, self.batch_size, chunk, order=order, **options)
 

@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.loaders.seeds import resolve_seed
 from penstock.modules.kinds import is_source
+from penstock.modules.sequence import SequenceDataset
 from penstock.modules.splitting import check_share, split
 from penstock.sources import open_source
 from penstock.training.building.data import JobData
-from penstock.training.building.making import Maker
-from penstock.training.building.part_loaders import PartLoaders
+from penstock.training.building.making import Maker, located
+from penstock.training.building.part_loaders import BATCH_SIZE, PartLoaders
+from penstock.training.building.registries import datasets
 from penstock.training.settings import Settings
 
 PARTS = ("train", "val", "test")
@@ -28,11 +31,42 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
             f"'dataset' with {WAYS}"
         )
     section = {"path": section} if isinstance(section, str) else section
+    if "_name_" in section or _is_sequence_dataset(section):
+        return _of_sequences(section, maker, loaders)
     if "_target_" in section or "path" in section:
         return _of_one(settings, _opened("dataset", section, maker), loaders)
     if any(part in section for part in PARTS):
         return _of_parts(settings, maker, loaders)
     raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+
+
+def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
+    if "_target_" not in section:
+        return False
+    try:
+        found = located(str(section["_target_"]))
+    except (ImportError, AttributeError):
+        return False  # which is refused where it is made
+    return isinstance(found, type) and issubclass(found, SequenceDataset)
+
+
+def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
+    """A dataset after S4's conventions, which makes its loaders itself."""
+    train = loaders.train
+    told = {
+        "loader": {"batch_size": BATCH_SIZE} | loaders.options,
+        "train_chunk_size": train.train_chunk_size,
+        "val_chunk_size": train.val_chunk_size,
+        "chunk_seed": resolve_seed(train.chunk_seed),
+        "chunk_shuffle": train.chunk_shuffle,
+        "chunk_order": train.chunk_order,
+        "val_cycle": train.val_cycle,
+    }
+    made = maker.make("dataset", section, datasets, told=told)
+    made.setup()
+    if made.dataset_train is None:
+        raise ConfigError(f"dataset {made} has no training data: its setup() found none")
+    return made
 
 
 def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:

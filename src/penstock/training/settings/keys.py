@@ -88,6 +88,13 @@ IDLE_TRAIN: Final = (  # of S4
     "validate_at_start",
 )
 
+CALLBACKS: Final = ("early_stopping", "learning_rate_monitor")  # of S4's, by the name of their key
+IDLE_CALLBACKS: Final = {
+    "model_checkpoint": "a run keeps its last and best checkpoints",
+    "rich_progress_bar": "a run has its own",
+    "rich_model_summary": "see trainer.enable_model_summary",
+}
+
 LOADER: Final[dict[str, Kind]] = {
     "batch_size": whole(1, "sample"),
     "num_workers": whole(0),
@@ -127,9 +134,6 @@ MOVED: Final[dict[tuple[str, str], str]] = {
     ("loader", "shuffle"): "train.chunk_shuffle",
     ("loader", "limit_batches"): "trainer.limit_train_batches",
     ("trainer", "seed"): "train.seed",
-    ("trainer", "logger"): "the section 'logger'",
-    ("trainer", "callbacks"): "the section 'callbacks'",
-    ("trainer", "default_root_dir"): "run_dir",
     ("trainer", "batch_size"): "loader.batch_size",
     ("", "seed"): "train.seed",
     ("", "batch_size"): "loader.batch_size",

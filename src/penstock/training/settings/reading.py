@@ -15,9 +15,10 @@ from penstock.training.settings.sections import (
     check_loader,
     check_sections,
     limits_of,
+    read_callbacks,
     read_train,
 )
-from penstock.training.settings.trainer import read_trainer
+from penstock.training.settings.trainer import read_trainer, without_listeners
 
 
 def read_settings(
@@ -41,26 +42,24 @@ def settings_of(composed: Composed, resolved: dict[str, Any]) -> Settings:
     check = Checker(composed.places)
     check_sections(resolved, check)
     train, loader = resolved.get("train") or {}, resolved.get("loader") or {}
-    trainer, dataset = resolved.get("trainer") or {}, resolved.get("dataset")
+    dataset = resolved.get("dataset")
+    trainer, listeners = without_listeners(resolved, check)
     check_loader(loader, dataset, check)
-    kept = ("model", "encoder", "decoder", "task", "optimizer", "scheduler", "callbacks", "logger")
+    kept = ("model", "encoder", "decoder", "task", "optimizer", "scheduler")
     run_dir = resolved.get("run_dir")
     return Settings(
         path=composed.places.path,
         root=composed.root,
         resolved=resolved,
         train=read_train(train, dataset, check),
-        trainer=read_trainer(limits_of(train, trainer, check) | _given(trainer), check),
+        trainer=read_trainer(limits_of(train, trainer, check) | trainer, check),
         loader=loader,
         dataset=dataset,
         **{name: resolved.get(name) for name in kept},
+        callbacks=read_callbacks(listeners["callbacks"], check),
+        logger=listeners["logger"],
         imports=tuple(resolved.get("imports") or ()),
         run_dir=Path(run_dir) if run_dir else Path("runs") / composed.places.path.stem,
         notes=tuple(check.notes),
         places=composed.places,
     )
-
-
-def _given(section: dict[str, Any]) -> dict[str, Any]:
-    limits = {name for name in section if name.startswith("limit_") and section[name] is None}
-    return {name: value for name, value in section.items() if name not in limits}

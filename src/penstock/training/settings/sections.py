@@ -7,6 +7,8 @@ from typing import Any
 
 from penstock.training.settings.checking import Checker
 from penstock.training.settings.keys import (
+    CALLBACKS,
+    IDLE_CALLBACKS,
     IDLE_SECTIONS,
     IDLE_TRAIN,
     LIMITS,
@@ -68,6 +70,23 @@ def limits_of(train: Section, trainer: Section, check: Checker) -> Section:
     if both:
         check.note(f"{', '.join(both)} are under train and trainer: those under trainer win")
     return {name: value for name, value in limits.items() if name not in both}
+
+
+def read_callbacks(found: Any, check: Checker) -> Any:
+    """The section ``callbacks`` without those of S4 that are not here."""
+    if not isinstance(found, dict) or "_target_" in found or "_name_" in found:
+        return found
+    kept = {}
+    for name, section in found.items():
+        own = isinstance(section, Mapping) and {"_target_", "_name_"} & section.keys()
+        if own or name in CALLBACKS:
+            kept[name] = section
+        elif section is not None:
+            if name not in IDLE_CALLBACKS:
+                check.unknown("callbacks", str(name), CALLBACKS, strict=False)
+            why = IDLE_CALLBACKS.get(name, "give it a _target_")
+            check.note(f"callback {name!r} has no effect: {why}")
+    return kept
 
 
 def check_loader(found: Section, dataset: Any, check: Checker) -> None:

@@ -9,9 +9,24 @@ import torch
 
 from penstock.extras import optional
 from penstock.training.settings.checking import Checker
-from penstock.training.settings.keys import GONE_TRAINER, LIMITS, MOVED, Section
+from penstock.training.settings.keys import GONE_TRAINER, LIMITS, MOVED, SECTIONS, Section
 
 DEVICES = {"gpu": ("cuda", "mps", "xpu"), "cuda": ("cuda",), "mps": ("mps",)}
+
+
+def without_listeners(resolved: Section, check: Checker) -> tuple[Section, Section]:
+    """The section ``trainer`` without ``logger`` and ``callbacks``; and those, wherever given."""
+    trainer, listeners = dict(resolved.get("trainer") or {}), {}
+    for name in ("logger", "callbacks"):
+        inside, listeners[name] = trainer.pop(name, None), resolved.get(name)
+        if inside is None:
+            continue
+        if listeners[name] is not None:
+            raise check.refuse(f"trainer.{name}", f"is given twice: the section {name!r} is enough")
+        check.value(f"trainer.{name}", inside, SECTIONS[name])
+        listeners[name] = inside
+    limits = {name for name in LIMITS if trainer.get(name, 0) is None}
+    return {name: value for name, value in trainer.items() if name not in limits}, listeners
 
 
 def read_trainer(found: Section, check: Checker) -> Section:
@@ -31,6 +46,8 @@ def read_trainer(found: Section, check: Checker) -> Section:
         elif name in kept and name not in known:
             check.unknown("trainer", str(name), known, strict=True)
     check.values("trainer", kept, LIMITS)
+    if kept.pop("enable_checkpointing", None) is False:
+        check.note("trainer.enable_checkpointing has no effect: a run is always saved")
     return _on_this_machine(kept, check)
 
 

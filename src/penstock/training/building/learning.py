@@ -1,0 +1,180 @@
+"""The module of a configuration: the user's own, or a task around a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from penstock.errors import ConfigError
+from penstock.extras import optional
+from penstock.training.building import registries
+from penstock.training.building.making import Maker
+from penstock.training.building.module import TaskModule
+from penstock.training.building.optimizing import parameter_groups
+from penstock.training.building.passing import Chain
+from penstock.training.building.scores import accuracy_among
+from penstock.training.settings import Settings
+
+OF_DATA = ("d_input", "d_output", "l_output", "n_tokens", "n_classes")
+OF_SCHEDULER = ("interval", "frequency", "monitor")  # keys for Lightning, not for the scheduler
+
+
+def make_module(settings: Settings, maker: Maker, data: Any) -> tuple[Any, tuple[str, ...]]:
+    """The LightningModule, and what should be said about it."""
+    if settings.model is None:
+        raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
+    sizes = sizes_of(data)
+    section = {"_name_": settings.model} if isinstance(settings.model, str) else settings.model
+    own = {name: value for name, value in section.items() if name not in ("encoder", "decoder")}
+    takes_heads = "_target_" in section
+    model = maker.make("model", section if takes_heads else own, registries.models, given=sizes)
+    if isinstance(model, optional("lightning.pytorch", extra="lightning").LightningModule):
+        return model, _unused(settings)
+    heads = {} if takes_heads else section
+    return Builder(settings, maker, data, model, sizes).module(heads), ()
+
+
+def _unused(settings: Settings) -> tuple[str, ...]:
+    names = ("encoder", "decoder", "task", "optimizer", "scheduler")
+    found = [name for name in names if getattr(settings, name) is not None]
+    if not found:
+        return ()
+    return (f"the model is a LightningModule, used as it is: {', '.join(found)} have no effect",)
+
+
+def sizes_of(data: Any) -> dict[str, Any]:
+    """What the data tell about the width of their samples."""
+    dataset = getattr(data, "dataset", data)
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        dataset = dataset.dataset  # of a torch Subset
+    found = {name: _size(dataset, name) for name in OF_DATA}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _size(dataset: Any, name: str) -> Any:
+    try:
+        return getattr(dataset, name, None)
+    except NotImplementedError:  # S4's way of saying that there is none
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Joins a task, encoders and decoders to a model."""
+
+    settings: Settings
+    maker: Maker
+    data: Any
+    model: nn.Module
+    sizes: Mapping[str, Any]
+
+    def module(self, of_model: Mapping[str, Any]) -> TaskModule:
+        """The module; ``of_model``: heads that the section of the model names."""
+        settings = self.settings
+        d_model = self._width("d_model")
+        d_output = self._width("d_output") or d_model
+        task = self._task(d_model)
+        encoders = [*listed(settings.encoder), *listed(of_model.get("encoder"))]
+        decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
+        into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
+        out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
+        module = TaskModule(
+            self.model,
+            task,
+            Chain(task.encoder, *self._heads("encoder", encoders, registries.encoders, into)),
+            Chain(*self._heads("decoder", decoders, registries.decoders, out), task.decoder),
+            self.optimize,
+        )
+        module.configure_optimizers()  # refuses what cannot be now, not when training begins
+        return module
+
+    def _width(self, name: str) -> Any:
+        section = self.settings.model if isinstance(self.settings.model, Mapping) else {}
+        found = getattr(self.model, name, None)
+        return section.get(name) if found is None else found
+
+    def _heads(
+        self, key: str, sections: list[Any], registry: registries.Makers, given: Mapping[str, Any]
+    ) -> list[nn.Module]:
+        return [self.maker.make(key, section, registry, given=given) for section in sections]
+
+    # -- the task
+
+    def _task(self, d_model: Any) -> Any:
+        section = self.settings.task
+        if section is None:
+            raise ConfigError(
+                f"{self.settings.path.name} has no task: give task.loss, or a model that is a "
+                "LightningModule"
+            )
+        section = {"_name_": section} if isinstance(section, str) else dict(section)
+        given = {**self.sizes, "dataset": self.data, "model": self.model, "d_model": d_model}
+        if "_target_" in section:
+            return self.maker.make("task", section, given=given)
+        section.setdefault("_name_", "base")
+        if section.get("torchmetrics") in (None, []):
+            section.pop("torchmetrics", None)
+        self._resolve_scores(section)
+        return self.maker.make("task", section, registries.tasks, given=given)
+
+    def _resolve_scores(self, section: dict[str, Any]) -> None:
+        """Functions in the place of their names."""
+        if section["_name_"] == "lm" and section.get("loss") is None:
+            section["loss"] = "cross_entropy"
+        for name in ("loss", "loss_val"):
+            if section.get(name) is not None:
+                section[name] = self._function(f"task.{name}", section[name], registries.losses)
+            else:
+                section.pop(name, None)
+        names = listed(section.get("metrics"))
+        section["metrics"] = {metric_name(each): self._metric(each) for each in names}
+
+    def _metric(self, section: Any) -> Any:
+        name, at, count = str(section).partition("@")
+        if at and name == "accuracy" and count.isdigit():
+            return partial(accuracy_among, count=int(count))
+        return self._function("task.metrics", section, registries.metrics)
+
+    def _function(self, key: str, section: Any, registry: registries.Makers) -> Any:
+        options = {"_name_": section} if isinstance(section, str) else dict(section)
+        if "_target_" in options:
+            return self.maker.make(key, options | {"_partial_": True})
+        return self.maker.function(key, options, registry)
+
+    # -- the optimizer
+
+    def optimize(self, module: nn.Module) -> Any:
+        """The optimizer and scheduler, as Lightning takes them."""
+        settings, groups = self.settings, parameter_groups(module.parameters())
+        section = settings.optimizer or "adamw"
+        if isinstance(section, Mapping) and section.get("_partial_"):
+            section = {name: value for name, value in section.items() if name != "_partial_"}
+        optimizer = self.maker.make("optimizer", section, registries.optimizers, groups)
+        if settings.scheduler is None:
+            return optimizer
+        section = settings.scheduler
+        section = {"_name_": section} if isinstance(section, str) else dict(section)
+        said = {name: section.pop(name) for name in OF_SCHEDULER if name in section}
+        section.pop("_partial_", None)
+        made = self.maker.make("scheduler", section, registries.schedulers, optimizer)
+        train = settings.train
+        how = {"interval": train.interval, "monitor": train.monitor, "name": "trainer/lr"} | said
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, **how}}
+
+
+def listed(section: Any) -> list[Any]:
+    """None, one thing or several, as a list."""
+    if section is None:
+        return []
+    return (
+        [each for each in section if each is not None] if isinstance(section, list) else [section]
+    )
+
+
+def metric_name(section: Any) -> str:
+    """What a metric is logged as."""
+    return section if isinstance(section, str) else str(section.get("_name_", "metric"))
