@@ -1,53 +1,59 @@
-"""Quantised windows of an audio corpus, as the S4 and SaShiMi codebases train on."""
+"""Quantised windows of audio, as the S4 and SaShiMi codebases train on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.datasets.audio.files import index_files
+from penstock.datasets.audio.files import AudioFile, index_files
+from penstock.datasets.audio.reading import read_range
 from penstock.datasets.audio.stereo import check_strategy, interleave
 from penstock.datasets.audio.windows import Window, Windows
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
+from penstock.order import Indices
 from penstock.transforms.quantize import Quantize
 
 
-class QuantizedAudioDataset(Dataset[Any]):
-    """Windows of the files of a directory, read as ranges, quantised to levels.
+class AudioDataset(Dataset[Any]):
+    """Windows of given files, read as ranges, quantised to levels.
 
     An item is ``(x, y)``: y the levels, (L, 1) int64, and x the same one step later, beginning
-    with the zero level. A part of the files is a split: ``int(ratio_min * n) : int(ratio_max * n)``
-    of them in natural order.
+    with the zero level.
 
     Args:
-        path: The directory.
+        path: The directory the names of the files are relative to.
+        files: As `index_files` gives them.
         bits: Of a level; see `Quantize` for it, ``quantization`` and ``keep_silence_low``.
         sample_len: Samples of a window at ``target_sr``; None: a file is one window.
+        quantization: ``linear``, ``mu-law`` or None: the waveform itself.
         return_type: ``"autoregressive"``, or None: items are the levels alone.
         drop_last: Leave out the shorter rest of each file.
         target_sr: Rate to resample to.
         context_len: Leave so many levels out at the head of y.
         pad_len: Put so many zero levels before x.
         is_stereo: Keep two channels, as one sequence by ``interleaving_strategy``; else their mean.
+        interleaving_strategy: ``temporal``, ``blocking`` or ``blocking-<n>``.
         keep_channel: x is (L, 1) instead of (L,): the codebases differ.
-        on_error: For files that cannot be read: ``raise``, ``warn`` or ``skip``.
+        keep_silence_low: Silence is level 0, as it was for the published models.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        files: Sequence[AudioFile],
         bits: int = 8,
-        ratio_min: float = 0,
-        ratio_max: float = 1,
         sample_len: int | None = None,
         quantization: str | None = "linear",
         return_type: str | None = "autoregressive",
-        drop_last: bool = False,
+        drop_last: bool = True,
         target_sr: int | None = None,
         context_len: int | None = None,
         pad_len: int | None = None,
@@ -56,31 +62,29 @@ class QuantizedAudioDataset(Dataset[Any]):
         interleaving_strategy: str = "temporal",
         keep_channel: bool = False,
         keep_silence_low: bool = False,
-        on_error: str = "raise",
     ) -> None:
         if return_type not in ("autoregressive", None):
             raise PlanError(f"return_type must be 'autoregressive' or None, got {return_type!r}")
         self.path, self.return_type = Path(path), return_type
         self.quantize = Quantize(bits, quantization, keep_silence_low)
+        self.bits, self.quantization, self.drop_last = bits, quantization, drop_last
         self.context_len, self.pad_len = context_len or 0, pad_len or 0
         self.is_stereo, self.keep_channel = is_stereo, keep_channel
         self.interleaving_strategy = check_strategy(interleaving_strategy)
         self.target_sr, self.sample_len = target_sr, sample_len
-        files = index_files(path, on_error=on_error)
-        part = files[int(ratio_min * len(files)) : int(ratio_max * len(files))]
-        if not part:
-            raise PlanError(
-                f"no file of {len(files)} falls in the split [{ratio_min}, {ratio_max}): "
-                "use more files or a larger split"
-            )
         self.windows = Windows(
-            part, sample_len=sample_len, target_sr=target_sr, drop_last=drop_last
+            files, sample_len=sample_len, target_sr=target_sr, drop_last=drop_last
         )
+        if not len(self.windows):
+            raise PlanError(
+                f"none of the {len(files)} files has {sample_len} samples: use drop_last=False, "
+                "or a smaller sample_len"
+            )
 
     @property
     def zero(self) -> int:
         """The level of silence: what x begins with and is padded with."""
-        return self.quantize.zero
+        return 0 if self.quantization is None else self.quantize.zero
 
     @property
     def d_output(self) -> int:
@@ -91,6 +95,20 @@ class QuantizedAudioDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    def lengths(self, indices: Indices) -> Indices:
+        """Steps of x of these items; nothing is read."""
+        channels = 2 if self.is_stereo else 1
+        return self.windows.samples(np.asarray(indices)) * channels + self.pad_len
+
+    def fingerprint(self) -> str:
+        """Identity of the files and of what is made of them; no path, no time."""
+        digest = blake2b(digest_size=8)
+        settings = self.quantize, self.sample_len, self.target_sr, self.drop_last, self.is_stereo
+        digest.update(repr((settings, self.interleaving_strategy)).encode())
+        for file in self.windows.files:
+            digest.update(repr((file.name, file.frames, file.sample_rate, file.nbytes)).encode())
+        return digest.hexdigest()
 
     def __getitem__(self, index: int) -> Any:
         levels = self.quantize(self._wave(self.windows[index]))
@@ -120,31 +138,60 @@ class QuantizedAudioDataset(Dataset[Any]):
     def _resample(self, frames: Any, window: Window) -> Any:
         soxr = optional("soxr", extra="audio")
         resampled = soxr.resample(frames, window.file.sample_rate, self.target_sr)
-        return resampled if self.sample_len is None else resampled[: self.sample_len]
+        missing = window.samples - len(resampled)  # one at most: rates need not divide
+        if missing > 0:
+            return np.pad(resampled, ((0, missing), (0, 0)), mode="edge")
+        return resampled[: window.samples]
 
 
-# libsndfile seeks wrongly, and silently, into the last pages of a Vorbis stream
-VORBIS_TAIL_FRAMES = 1 << 18
+class QuantizedAudioDataset(AudioDataset):
+    """Windows of the files of a directory: of a part of them, which is a split.
 
+    The split is ``int(ratio_min * n) : int(ratio_max * n)`` of the files in natural order.
 
-def _seek(file: Any, start: int) -> int:
-    """Go to a frame, or as near before it as can be trusted; how many frames before it that is."""
-    safe = max(0, file.frames - VORBIS_TAIL_FRAMES) if file.format == "OGG" else start
-    file.seek(min(start, safe))
-    return start - min(start, safe)
+    Args:
+        path: The directory.
+        bits: This and what follows: see `AudioDataset`.
+        on_error: For files that cannot be read: ``raise``, ``warn`` or ``skip``.
+        files: Those of the directory, where they were looked up before.
+        **options: ``is_stereo``, ``interleaving_strategy``, ``keep_channel``, ``keep_silence_low``.
+    """
 
-
-def read_range(path: Path, start: int, frames: int) -> Any:
-    """Frames ``start : start + frames`` of a file, (frames, channels) float32, and no others."""
-    soundfile = optional("soundfile", extra="audio")
-    try:
-        with soundfile.SoundFile(str(path)) as file:
-            skipped = _seek(file, start)
-            found = file.read(skipped + frames, dtype="float32", always_2d=True)[skipped:]
-    except soundfile.LibsndfileError as error:
-        raise SourceError(f"cannot read {path}: {error}; mend or remove it") from error
-    if len(found) != frames:
-        raise SourceError(
-            f"{path} ends after {start + len(found)} frames, before what its header says: mend it"
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        bits: int = 8,
+        ratio_min: float = 0,
+        ratio_max: float = 1,
+        sample_len: int | None = None,
+        quantization: str | None = "linear",
+        return_type: str | None = "autoregressive",
+        drop_last: bool = False,
+        target_sr: int | None = None,
+        context_len: int | None = None,
+        pad_len: int | None = None,
+        *,
+        on_error: str = "raise",
+        files: Sequence[AudioFile] | None = None,
+        **options: Any,
+    ) -> None:
+        found = index_files(path, on_error=on_error) if files is None else files
+        part = found[int(ratio_min * len(found)) : int(ratio_max * len(found))]
+        if not part:
+            raise PlanError(
+                f"no file of {len(found)} falls in the split [{ratio_min}, {ratio_max}): "
+                "use more files or a larger split"
+            )
+        super().__init__(
+            path,
+            part,
+            bits,
+            sample_len,
+            quantization,
+            return_type,
+            drop_last,
+            target_sr,
+            context_len,
+            pad_len,
+            **options,
         )
-    return found

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from penstock.datasets.audio.files import AudioFile
 from penstock.errors import PlanError
+from penstock.order import Indices
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames ``start : start + frames`` of a file, at its own rate."""
+    """Frames ``start : start + frames`` of a file, at its own rate: ``samples`` at the target's."""
 
     file: AudioFile
     start: int
     frames: int
+    samples: int
 
 
 class Windows:
@@ -32,6 +36,8 @@ class Windows:
     >>> windows = Windows(files, sample_len=10, target_sr=None, drop_last=False)
     >>> [(windows[i].start, windows[i].frames) for i in range(len(windows))]
     [(0, 10), (10, 10), (20, 5)]
+    >>> windows.samples(np.array([2, 0]))
+    array([ 5, 10])
     """
 
     def __init__(
@@ -45,8 +51,8 @@ class Windows:
         if sample_len is not None and sample_len < 1:
             raise PlanError(f"sample_len must be at least 1 sample, got {sample_len!r}")
         self.files, self.sample_len, self.target_sr = files, sample_len, target_sr
-        counts = (self._count(file, drop_last) for file in files)
-        self._ends = list(accumulate(counts))
+        self.drop_last = drop_last
+        self._ends = list(accumulate(self._count(file) for file in files))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -56,9 +62,16 @@ class Windows:
             raise IndexError(f"window {index!r} is not in range({len(self)})")
         number = bisect_right(self._ends, index)
         file = self.files[number]
-        frames = self._frames(file)
-        start = (index - (self._ends[number - 1] if number else 0)) * frames
-        return Window(file, start, min(frames, file.frames - start))
+        whole = self._frames(file)
+        start = (index - (self._ends[number - 1] if number else 0)) * whole
+        frames = min(whole, file.frames - start)
+        return Window(file, start, frames, self._samples(file, frames, whole))
+
+    def samples(self, indices: Indices) -> Indices:
+        """Samples of these windows, at the target rate; nothing is read."""
+        if self.sample_len is not None and self.drop_last:
+            return np.full(len(indices), self.sample_len)
+        return np.array([self[index].samples for index in indices.tolist()], np.int64)
 
     def _frames(self, file: AudioFile) -> int:
         """Frames of a whole window, at the file's own rate."""
@@ -68,6 +81,13 @@ class Windows:
             return self.sample_len
         return max(1, int(self.sample_len * file.sample_rate / self.target_sr))
 
-    def _count(self, file: AudioFile, drop_last: bool) -> int:
+    def _samples(self, file: AudioFile, frames: int, whole: int) -> int:
+        if self.sample_len is not None and frames == whole:
+            return self.sample_len
+        rate = self.target_sr or file.sample_rate
+        samples = -(-frames * rate // file.sample_rate)
+        return samples if self.sample_len is None else min(samples, self.sample_len)
+
+    def _count(self, file: AudioFile) -> int:
         frames = self._frames(file)
-        return file.frames // frames if drop_last else -(-file.frames // frames)
+        return file.frames // frames if self.drop_last else -(-file.frames // frames)

@@ -277,7 +277,8 @@ class SequenceDataset(SequenceCollation):
         kind = kind_of(options.pop("_name_", None))
         check_keys(kind, options, [*self.collate_args, *self.loader_args])
         collate = {key: options.pop(key) for key in self.collate_args if key in options}
-        options.setdefault("collate_fn", partial(self._collation(), **collate))
+        collation = self._collation()
+        options.setdefault("collate_fn", partial(collation, **collate) if collate else collation)
         batch_size = options.pop("batch_size", 1)
         options.setdefault("seed", self.chunk_seed)
         if side != "train":
