@@ -1,27 +1,32 @@
 """Runs that are killed, stopped, or moved, and go on as if nothing had happened."""
 
 import csv
+import os
+import signal
 
 import pytest
 import torch
 
-from tests.cli.projects import final_state
+from penstock.training.running.directory import RunPaths
+from penstock.training.running.lock import locked
+from tests.cli.projects import final_state, new_project
 
 SAMPLES, PASSES = 46, 2
+ON_TWO_RANKS = ["trainer.devices=2", "trainer.strategy=ddp", "loader.batch_size=2"]
 
 
-def same(one, other, path=""):
+def assert_same(one, other, path=""):
     """Raise for the first difference of two checkpoints."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), path
     elif isinstance(one, dict):
         assert one.keys() == other.keys(), path
         for key in one:
-            same(one[key], other[key], f"{path}.{key}")
+            assert_same(one[key], other[key], f"{path}.{key}")
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), path
         for number, (left, right) in enumerate(zip(one, other, strict=True)):
-            same(left, right, f"{path}[{number}]")
+            assert_same(left, right, f"{path}[{number}]")
     else:
         assert one == other, path
 
@@ -33,32 +38,150 @@ def assert_each_sample_once_an_epoch(state):
         assert sorted(seen[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
 
 
+def assert_whole(run):
+    """Every checkpoint there is can be read, and nothing unfinished lies about."""
+    paths = RunPaths(run)
+    assert 1 <= len(paths.saved()) <= 2
+    for path in [*paths.saved(), paths.best]:
+        torch.load(path, weights_only=True)
+    assert not [path for path in paths.checkpoints.iterdir() if path.suffix != ".ckpt"]
+
+
 def metrics(run):
     with (run / "csv" / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
+def resumed(commands, project, *overrides, **env):
+    done = commands(project, "train", "tiny.yaml", *overrides, "--resume", **env)
+    assert done.code == 0, done.err
+    assert_whole(project / "run")
+    return final_state(project / "run")
+
+
 def test_an_uninterrupted_run_sees_every_sample_once_an_epoch(uninterrupted):
-    _, state, _ = uninterrupted
+    project, state, _ = uninterrupted
     assert_each_sample_once_an_epoch(state)
+    assert_whole(project / "run")
 
 
-def killed(commands, project, moment, deed="SIGKILL"):
-    done = commands(project, "train", "tiny.yaml", AT=f"{moment}:{deed}")
-    assert done.code == {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "SIGUSR1": 138}[deed]
-    return done
+# -- killed
 
-
-MOMENTS = ["train-7", "validate-10-1", "ended-10", "save-5", "writing-12-7"]
+MOMENTS = ["train-7", "validate-10-1", "ended-10", "save-5", "writing-12"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_ends_as_if_nothing_had_happened(commands, uninterrupted, project, moment):
     whole, state, moments = uninterrupted
     assert moment in moments
-    killed(commands, project, moment)
-    done = commands(project, "train", "tiny.yaml", "--resume")
-    assert done.code == 0, done.err
-    same(final_state(project / "run"), state)
+    done = commands(project, "train", "tiny.yaml", AT=f"{moment}:SIGKILL")
+    assert done.code == -signal.SIGKILL
+    assert_same(resumed(commands, project), state)
     assert metrics(project / "run") == metrics(whole / "run")
-    assert not list((project / "run" / "checkpoints").glob(".*"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(commands, uninterrupted, project):
+    commands(project, "train", "tiny.yaml", AT="writing-0:SIGKILL")
+    assert not RunPaths(project / "run").saved()
+    assert_same(resumed(commands, project), uninterrupted[1])
+
+
+def test_a_run_killed_again_and_again_gets_there(commands, uninterrupted, project):
+    commands(project, "train", "tiny.yaml", AT="train-4:SIGKILL")
+    for moment in ("train-4", "writing-8", "validate-12-0"):
+        done = commands(project, "train", "tiny.yaml", "--resume", AT=f"{moment}:SIGKILL")
+        assert done.code == -signal.SIGKILL
+    assert_same(resumed(commands, project), uninterrupted[1])
+
+
+def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_taken(
+    commands, uninterrupted, project
+):
+    commands(project, "train", "tiny.yaml", AT="train-9:SIGKILL")
+    last, before = RunPaths(project / "run").saved()
+    last.write_bytes(last.read_bytes()[:-100])
+    done = commands(project, "train", "tiny.yaml", "--resume")
+    assert done.code == 0
+    assert f"{last.name!r} is corrupted" in done.err and f"resuming from run/{before.name}" in (
+        done.err.replace("checkpoints/", "")
+    )
+    assert_same(final_state(project / "run"), uninterrupted[1])
+
+
+OTHERS = {
+    "batches": ["loader.batch_size=3"],
+    "chunks": ["train.train_chunk_size=4", "train.val_chunk_size=1"],
+    "workers": ["loader.num_workers=2"],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_batch_size_chunk_size_or_number_of_workers_may_resume(commands, project, other):
+    commands(project, "train", "tiny.yaml", AT="train-9:SIGKILL")
+    assert_each_sample_once_an_epoch(resumed(commands, project, *OTHERS[other]))
+
+
+# -- stopped
+
+STOPS = {"SIGTERM": "train-7", "SIGINT": "validate-10-0", "SIGUSR1": "ended-10"}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(
+    commands, uninterrupted, project, name
+):
+    whole, state, _ = uninterrupted
+    done = commands(project, "train", "tiny.yaml", AT=f"{STOPS[name]}:{name}")
+    assert done.code == 128 + getattr(signal, name)
+    assert f"{name}: saving at the end of this batch, then leaving" in done.err
+    assert done.out.startswith(f"stopped by {name}") and "--resume" in done.out
+    assert "Traceback" not in done.err
+    if name == "SIGTERM":  # nothing of the step it came in is lost
+        assert RunPaths(project / "run").saved()[0].name == "step-00000008.ckpt"
+    assert_same(resumed(commands, project), state)
+    assert metrics(project / "run") == metrics(whole / "run")
+
+
+def test_a_failure_of_the_users_own_is_told_and_nothing_is_lost(commands, uninterrupted, project):
+    whole, state, _ = uninterrupted
+    done = commands(project, "train", "tiny.yaml", AT="train-9:raise")
+    assert done.code == 1
+    told = done.err.splitlines()[-1]
+    assert told.startswith("penstock: ValueError: the user's own model fails here")
+    assert "'run'" in told and "--resume" in told and "Traceback" not in done.err
+    assert_same(resumed(commands, project), state)
+    assert metrics(project / "run") == metrics(whole / "run")
+    done = commands(new_project(project / "b"), "train", "tiny.yaml", "--debug", AT="train-9:raise")
+    assert done.code != 0 and "Traceback" in done.err
+
+
+def test_a_run_directory_in_use_by_another_process_is_refused_not_overwritten(commands, project):
+    commands(project, "train", "tiny.yaml", AT="train-4:SIGKILL")
+    before = {path: path.stat().st_mtime_ns for path in (project / "run").rglob("*.*")}
+    with locked(project / "run"):
+        for flag in ([], ["--resume"]):
+            done = commands(project, "train", "tiny.yaml", *flag)
+            assert done.code == 2
+            assert f"'run' is in use by process {os.getpid()} on" in done.err
+    after = {path: path.stat().st_mtime_ns for path in (project / "run").rglob("*.*")}
+    changed = {path.name for path in before if after[path] != before[path]}
+    assert before.keys() == after.keys() and changed <= {".lock"}
+    done = commands(project, "train", "tiny.yaml")
+    assert done.code == 2 and "already holds a run: go on with --resume" in done.err
+
+
+# -- several ranks
+
+
+def test_a_run_moves_to_two_ranks_and_back_and_all_stop_at_the_same_step(
+    commands, uninterrupted, project
+):
+    _, state, _ = uninterrupted
+    commands(project, "train", "tiny.yaml", AT="train-4:SIGKILL")
+    done = commands(project, "train", "tiny.yaml", *ON_TWO_RANKS, "--resume", AT="train-14:SIGTERM")
+    assert done.code == 143, done.err
+    assert RunPaths(project / "run").saved()[0].name == "step-00000015.ckpt"
+    moved = resumed(commands, project)
+    assert moved["seen"] == state["seen"]
+    close = torch.allclose(moved["state_dict"]["weight"], state["state_dict"]["weight"])
+    assert close  # the mean over ranks rounds otherwise than the mean over a batch

@@ -37,7 +37,7 @@ class HalfWritten:
     """`torch.save`, that stops in the middle of the file for a moment."""
 
     def __init__(self, save):
-        self.save, self.count = save, 0
+        self.save = save
 
     def __call__(self, state, file):
         whole = io.BytesIO()
@@ -46,8 +46,7 @@ class HalfWritten:
             data = whole.getvalue()
             file.write(data[: len(data) // 2])
             file.flush()
-            happens(f"writing-{state['global_step']}-{self.count}")
-            self.count += 1
+            happens(f"writing-{state['global_step']}")
             file.write(data[len(data) // 2 :])
         else:
             file.write(whole.getvalue())

@@ -16,6 +16,7 @@ from penstock.training.checkpoint_files import (
     NoCheckpointError,
     read_checkpoint,
     replace_file,
+    sync_directory,
 )
 
 log = logging.getLogger("penstock")
@@ -74,6 +75,8 @@ class RunPaths:
 
     def keep_as_best(self, checkpoint: Path) -> None:
         """Make this checkpoint the best one; at every moment there is one."""
+        if self.best.exists() and self.best.samefile(checkpoint):
+            return  # renaming one name of a file to another leaves both
         new = self.best.with_name(f".{self.best.name}{UNFINISHED}")
         new.unlink(missing_ok=True)
         try:
@@ -83,6 +86,7 @@ class RunPaths:
             replace_file(self.best, lambda file: file.write(data))
         else:
             new.replace(self.best)
+            sync_directory(self.checkpoints)
 
 
 def step_of(checkpoint: Path) -> int:
