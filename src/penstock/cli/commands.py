@@ -89,6 +89,33 @@ def plan(
     run_plan(config, overrides or [], step=step, debug=debug)
 
 
+@app.command()
+def validate(
+    directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Check every value of a dataset directory; exit code 1 where something is wrong."""
+    from penstock.cli.validate import run_validate  # here: only this command needs it
+
+    run_validate(directory, as_json=as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(help="Zarr, .npy, Parquet, a Hugging Face or a steering directory.")
+    ],
+    target: Annotated[Path, typer.Argument(help="What to write; must not be there yet.")],
+    chunk_rows: Annotated[
+        int | None, typer.Option(help="Rows a chunk; about a megabyte by default.")
+    ] = None,
+) -> None:
+    """Write data as Zarr made for streaming; a steering directory as HDF5."""
+    from penstock.cli.convert import run_convert  # here: only this command needs it
+
+    run_convert(source, target, chunk_rows=chunk_rows)
+
+
 @app.command(hidden=True)
 def demo_training(data: Path, run: Path, kill_at: int = -1) -> None:
     """One training process of the demo; kills itself at a step, if told."""
