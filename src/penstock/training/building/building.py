@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.modules.chunk_settings import ChunkSettings
-from penstock.training.building.listeners import make_callbacks, make_loggers
 from penstock.training.building.importing import import_users
 from penstock.training.building.job import Job
 from penstock.training.building.learning import make_module
+from penstock.training.building.listeners import make_callbacks, make_loggers
 from penstock.training.building.making import Maker
 from penstock.training.building.part_loaders import PartLoaders
-from penstock.training.building.parts import make_data
+from penstock.training.building.parts import WAYS, make_data
 from penstock.training.settings import Settings
 
 
@@ -28,15 +29,25 @@ def build(settings: Settings) -> Job:
             settings.train.seed, verbose=False
         )
     data = make_data(settings, maker, _loaders(settings, maker))
-    module, notes = make_module(settings, maker, data)
+    module = make_module(settings, maker, data)
+    if data is None and not brings_data(module):
+        raise ConfigError(
+            f"{settings.path.name} says nothing about training data: give a section 'dataset' "
+            f"with {WAYS}"
+        )
     return Job(
         module=module,
         data=data,
         callbacks=make_callbacks(settings, maker),
         loggers=make_loggers(settings, maker),
         trainer_kwargs=_trainer(settings, maker),
-        notes=notes,
     )
+
+
+def brings_data(module: Any) -> bool:
+    """Does a LightningModule have a ``train_dataloader`` of its own?"""
+    base = optional("lightning.pytorch", extra="lightning").LightningModule
+    return type(module).train_dataloader is not base.train_dataloader
 
 
 def _loaders(settings: Settings, maker: Maker) -> PartLoaders:

@@ -20,4 +20,3 @@ class Job:
     callbacks: tuple[Any, ...]
     loggers: tuple[Any, ...]
     trainer_kwargs: dict[str, Any]
-    notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,31 +20,42 @@ from penstock.training.building.passing import Chain
 from penstock.training.building.scores import accuracy_among
 from penstock.training.settings import Settings
 
+lightning = optional("lightning.pytorch", extra="lightning")
+
 OF_DATA = ("d_input", "d_output", "l_output", "n_tokens", "n_classes")
 OF_SCHEDULER = ("interval", "frequency", "monitor")  # keys for Lightning, not for the scheduler
 
 
-def make_module(settings: Settings, maker: Maker, data: Any) -> tuple[Any, tuple[str, ...]]:
-    """The LightningModule, and what should be said about it."""
+log = logging.getLogger("penstock")
+
+
+def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
+    """The LightningModule: what the section ``model`` makes, or a task around it."""
     if settings.model is None:
         raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
-    sizes = sizes_of(data)
     section = {"_name_": settings.model} if isinstance(settings.model, str) else settings.model
     own = {name: value for name, value in section.items() if name not in ("encoder", "decoder")}
     takes_heads = "_target_" in section
-    model = maker.make("model", section if takes_heads else own, registries.models, given=sizes)
-    if isinstance(model, optional("lightning.pytorch", extra="lightning").LightningModule):
-        return model, _unused(settings)
+    model = maker.make("model", section if takes_heads else own, registries.models)
+    if isinstance(model, lightning.LightningModule):
+        _say_unused(settings)
+        return model
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model ({settings.where('model')}) must be a torch or Lightning module, got "
+            f"{type(model).__name__}"
+        )
     heads = {} if takes_heads else section
-    return Builder(settings, maker, data, model, sizes).module(heads), ()
+    return Builder(settings, maker, data, model, sizes_of(data)).module(heads)
 
 
-def _unused(settings: Settings) -> tuple[str, ...]:
+def _say_unused(settings: Settings) -> None:
     names = ("encoder", "decoder", "task", "optimizer", "scheduler")
     found = [name for name in names if getattr(settings, name) is not None]
-    if not found:
-        return ()
-    return (f"the model is a LightningModule, used as it is: {', '.join(found)} have no effect",)
+    if found:
+        log.info(
+            "the model is a LightningModule, used as it is: %s have no effect", ", ".join(found)
+        )
 
 
 def sizes_of(data: Any) -> dict[str, Any]:

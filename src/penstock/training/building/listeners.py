@@ -29,7 +29,9 @@ def make_loggers(settings: Settings, maker: Maker) -> tuple[Any, ...]:
         return (optional("lightning.pytorch.loggers.logger", extra="lightning").DummyLogger(),)
     if settings.logger is True:
         return ()
-    return tuple(maker.make(f"logger.{name}", each) for name, each in _items(settings.logger))
+    return tuple(
+        maker.make(f"logger.{name}", _of_lightning(each)) for name, each in _items(settings.logger)
+    )
 
 
 def _items(section: Any) -> list[tuple[Any, Any]]:
@@ -46,4 +48,12 @@ def _named(name: Any, section: Any) -> Any:
     """S4 names a callback by its key."""
     if isinstance(section, dict) and not {"_target_", "_name_"} & section.keys():
         return {"_name_": name, **section}
-    return section
+    return _of_lightning(section)
+
+
+def _of_lightning(section: Any) -> Any:
+    """The same class of the Lightning that trains: it knows no others."""
+    target = section.get("_target_", "") if isinstance(section, dict) else ""
+    if not str(target).startswith("pytorch_lightning."):
+        return section
+    return section | {"_target_": target.replace("pytorch_lightning", "lightning.pytorch", 1)}

@@ -52,7 +52,8 @@ class Maker:
         self._check(key, function, wanted)
         extra = {n: v for n, v in (given or {}).items() if n not in wanted and _takes(function, n)}
         extra |= told
-        self._check_complete(key, function, args, wanted, extra)
+        if not {"_partial_", "_args_"} & options.keys():
+            self._check_complete(key, function, args, wanted, extra)
         if "_target_" in options:
             function = self._instantiated(key, options)
             if options.get("_partial_"):

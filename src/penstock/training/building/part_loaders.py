@@ -36,6 +36,12 @@ class PartLoaders:
         size: int = self.options.get("batch_size", BATCH_SIZE)
         return size
 
+    @property
+    def idle_in_streams(self) -> list[str]:
+        """Keys that are given and that only loaders of datasets know."""
+        known = {*STREAM_LOADER, "batch_size", "drop_last"}
+        return [name for name in self.options if name not in known]
+
     def training(self, data: Any) -> Any:
         """Shuffled batches; the next chunk each time where training is chunked."""
         if is_source(data):
@@ -88,7 +94,7 @@ class PartLoaders:
         if self.train.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
         samples = size * self.batch_size * current_topology(None, None).world
-        return self._stream(self._chosen(source, samples), evaluation=True)
+        return self._stream(self._chosen(source, samples), chunk_size=size, evaluation=True)
 
     def _chosen(self, source: Source, samples: int) -> Source:
         if samples >= len(source):

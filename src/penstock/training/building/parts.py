@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,11 +13,13 @@ from penstock.modules.kinds import is_source
 from penstock.modules.sequence import SequenceDataset
 from penstock.modules.splitting import check_share, split
 from penstock.sources import open_source
-from penstock.training.building.data import JobData
+from penstock.training.building.data import JobData, lightning
 from penstock.training.building.making import Maker, located
 from penstock.training.building.part_loaders import BATCH_SIZE, PartLoaders
 from penstock.training.building.registries import datasets
 from penstock.training.settings import Settings
+
+log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
 WAYS = "a _name_, a _target_, a path, or sections train and val"
@@ -26,10 +29,7 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
     """The data module of the section ``dataset``; the user's own, if that is what it makes."""
     section = settings.dataset
     if section is None:
-        raise ConfigError(
-            f"{settings.path.name} says nothing about training data: give a section "
-            f"'dataset' with {WAYS}"
-        )
+        return None
     section = {"path": section} if isinstance(section, str) else section
     if "_name_" in section or _is_sequence_dataset(section):
         return _of_sequences(section, maker, loaders)
@@ -71,13 +71,23 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
 
 def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
     if hasattr(made, "train_dataloader"):
-        return made
+        return _of_module(made, loaders)
     share = settings.dataset.get("val_split") if isinstance(settings.dataset, Mapping) else None
     if share is None:
         return loaded({"train": made}, loaders)
     check_share(share)
     train, val = split(made, share, loaders.chunks.seed or 0)
     return loaded({"train": train, "val": val}, loaders)
+
+
+def _of_module(made: Any, loaders: PartLoaders) -> Any:
+    """A data module of the user's own, made Lightning's if it is not."""
+    if loaders.options:
+        log.info("section 'loader' has no effect: %s makes its own loaders", type(made).__name__)
+    if isinstance(made, lightning.LightningDataModule):
+        return made
+    hooks = {part: getattr(made, f"{part}_dataloader", None) for part in PARTS}
+    return JobData(made, {part: hook for part, hook in hooks.items() if hook is not None})
 
 
 def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData:
@@ -100,6 +110,11 @@ def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData
 
 def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
     """A data module over datasets or sources, one for each part."""
+    if any(is_source(data) for data in parts.values()) and loaders.idle_in_streams:
+        log.info(
+            "a stream has its own threads: loader.%s",
+            ", loader.".join(loaders.idle_in_streams) + " have no effect",
+        )
     by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
     makers = {part: partial(by_part[part], data) for part, data in parts.items()}
     return JobData(parts["train"], makers)

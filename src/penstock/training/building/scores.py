@@ -102,4 +102,4 @@ def perplexity(outputs: Tensor, y: Tensor, loss: Tensor) -> Tensor:
 @metrics.register("rmse")
 def rmse(outputs: Tensor, y: Tensor, lengths: Any = None) -> Tensor:
     """Root of the batch's mean squared error."""
-    return mse(outputs, y, lengths).sqrt()
+    return torch.sqrt(mse(outputs, y, lengths))
