@@ -286,6 +286,13 @@ def test_the_test_partition_is_never_chunked():
         assert numbers(data.test_dataloader()) == list(range(200, 205))
 
 
+def test_a_dataset_that_is_validated_and_tested_on_is_chunked_for_validation_alone():
+    data = made(batch_size=2, val_chunk_size=1)
+    data.dataset_test = data.dataset_val
+    assert len(list(data.val_dataloader())) == 1
+    assert numbers(data.test_dataloader()) == list(range(100, 107))
+
+
 def test_a_batch_size_given_to_the_loader_decides_what_is_inferred():
     data = made(train_chunk_size=2)
     assert data.val_chunk_size == 7  # batches of one

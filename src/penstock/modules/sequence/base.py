@@ -5,27 +5,24 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, cast
 
 import torch
-from torch.utils.data import IterableDataset, random_split
+from torch.utils.data import random_split
 
 from penstock.errors import ConfigError, StateError
 from penstock.loaders.partition import validation_loader
 from penstock.modules.flavours import flavoured
-from penstock.modules.sequence.chunk_sizes import (
-    check_chunk_size,
-    check_near,
-    check_order,
-    order_of,
-    partition_batches,
-)
+from penstock.modules.sequence.chunk_sizes import check_chunk_size, check_near, check_order
+from penstock.modules.sequence.chunked import ChunkedPartitions
 from penstock.modules.sequence.collation import SequenceCollation
 from penstock.modules.sequence.kept import KeptLoaders
-from penstock.modules.sequence.loader_keys import check_keys, kind_of
+from penstock.modules.sequence.loader_keys import loader_options
+from penstock.modules.sequence.stages import staged
+from penstock.modules.sequence.training_order import training_loader
 from penstock.registry import Registry
 
 FORMAT: Final = "penstock-sequence/1"
@@ -36,7 +33,7 @@ def default_data_path() -> Path:
     return Path(os.environ.get("DATA_PATH") or "data").absolute()
 
 
-class SequenceDataset(SequenceCollation):
+class SequenceDataset(SequenceCollation, ChunkedPartitions):
     """Three partitions of sequences and their loaders; a subclass says where they come from.
 
     A subclass has a ``_name_``, by which `registry` finds it, may have ``init_defaults`` (whose
@@ -127,11 +124,9 @@ class SequenceDataset(SequenceCollation):
         self.chunk_order, self.val_cycle = check_order(chunk_order), val_cycle
         self.loader = dict(loader or {})
         self._loaders = KeptLoaders()
-        self._asked: Mapping[str, Any] = self.loader  # what a loader was last asked for with
+        self._asked = self.loader
         self._take(dataset_cfg)
-        self.dataset_train: Any = None
-        self.dataset_val: Any = None
-        self.dataset_test: Any = None
+        self.dataset_train = self.dataset_val = self.dataset_test = None
         self.init()
 
     def _take(self, dataset_cfg: Mapping[str, Any]) -> None:
@@ -170,60 +165,6 @@ class SequenceDataset(SequenceCollation):
     def __str__(self) -> str:
         return str(self._name_)
 
-    # -- chunks
-
-    @property
-    def use_chunked_training(self) -> bool:
-        """Was one of the chunk sizes given?"""
-        explicit = self.explicit_train_chunk_size, self.explicit_val_chunk_size
-        return explicit != (None, None)
-
-    @property
-    def train_chunk_size(self) -> int | None:
-        """Batches a chunk of training; None without chunks, and before ``setup()`` if inferred."""
-        return self._infer_chunk_sizes()[0]
-
-    @property
-    def val_chunk_size(self) -> int | None:
-        """Batches of a validation; None without chunks, and before ``setup()`` if inferred."""
-        return self._infer_chunk_sizes()[1]
-
-    def _infer_chunk_sizes(self, **loader: Any) -> tuple[int | None, int | None]:
-        """Both sizes for such a loader: a missing one is that of its whole partition."""
-        train, val = self.explicit_train_chunk_size, self.explicit_val_chunk_size
-        if train is None and val is not None:
-            train = self._get_train_partition_size(**loader)
-        elif val is None and train is not None:
-            val = self._get_val_partition_size(**loader)
-        return train, val
-
-    def _get_train_partition_size(self, **loader: Any) -> int | None:
-        """Batches of the training partition on this rank."""
-        return self._partition_size(self.dataset_train, **loader)
-
-    def _get_val_partition_size(self, **loader: Any) -> int | None:
-        """Batches of the validation partition on this rank."""
-        return self._partition_size(self.dataset_val, **loader)
-
-    def _partition_size(self, dataset: Any, **loader: Any) -> int | None:
-        options = {**self._asked, **loader}
-        ranks = {key: options.get(key) for key in ("rank", "world_size")}
-        return partition_batches(dataset, options.get("batch_size"), **ranks)
-
-    @property
-    def current_train_chunk(self) -> int:
-        """The chunk of its epoch that the training loader is in."""
-        return self._current_chunk("train")
-
-    @property
-    def current_val_chunk(self) -> int:
-        """The chunk that is validated on next; always 0, unless ``val_cycle``."""
-        return self._current_chunk("val")
-
-    def _current_chunk(self, side: str) -> int:
-        loader = self._loaders[side]
-        return 0 if loader is None or not loader.use_chunked else loader.current_chunk
-
     # -- loaders
 
     def train_dataloader(self, **loader: Any) -> Any:
@@ -234,7 +175,7 @@ class SequenceDataset(SequenceCollation):
     def val_dataloader(self, **loader: Any) -> Any:
         """Batches to validate on; None where there is nothing (to Lightning: an empty list)."""
         self._asked = self.loader | loader
-        found = self._eval_dataloader(self.dataset_val, **self._asked)
+        found = self._eval_dataloader(self.dataset_val, _side_="val", **self._asked)
         return [] if found is None and getattr(self, "trainer", None) is not None else found
 
     def test_dataloader(self, **loader: Any) -> Any:
@@ -252,12 +193,12 @@ class SequenceDataset(SequenceCollation):
         size = self._infer_chunk_sizes(**loader)[0]
         return self._kept("train", self.dataset_train, size, loader)
 
-    def _eval_dataloader(self, dataset: Any, **loader: Any) -> Any:
+    def _eval_dataloader(self, dataset: Any, *, _side_: str = "test", **loader: Any) -> Any:
         if dataset is None:
             return None
-        if dataset is self.dataset_val and self.use_chunked_training:
+        if _side_ == "val" and self.use_chunked_training:
             return self._create_chunked_val_dataloader(**loader)
-        return self._kept("val" if dataset is self.dataset_val else "test", dataset, None, loader)
+        return self._kept(_side_, dataset, None, loader)
 
     def _create_chunked_val_dataloader(self, **loader: Any) -> Any:
         size = self._infer_chunk_sizes(**loader)[1]
@@ -266,42 +207,25 @@ class SequenceDataset(SequenceCollation):
     def _kept(
         self, side: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
     ) -> Any:
+        """The loader of a side: the one that was given out, or one built now."""
         options = {"chunk_size": chunk_size, **loader}
         name = side if loader.get("resolution", 1) == 1 else f"{side}/{loader['resolution']}"
-        build = partial(self._build, side, dataset, chunk_size, dict(loader))
+        build = partial(self._build, side, dataset, chunk_size, loader)
         return self._loaders.get(name, dataset, options, build)
 
     def _build(
-        self, side: str, dataset: Any, chunk_size: int | None, options: dict[str, Any]
+        self, side: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
     ) -> Any:
-        kind = kind_of(options.pop("_name_", None))
-        check_keys(kind, options, [*self.collate_args, *self.loader_args])
-        collate = {key: options.pop(key) for key in self.collate_args if key in options}
-        collation = self._collation()
-        options.setdefault("collate_fn", partial(collation, **collate) if collate else collation)
-        batch_size = options.pop("batch_size", 1)
+        kind, options = loader_options(
+            loader, self.collate_args, self.loader_args, self._collation()
+        )
         options.setdefault("seed", self.chunk_seed)
-        if side != "train":
-            options.pop("shuffle", None)
-            cycle = self.val_cycle and side == "val"
-            return validation_loader(
-                dataset, batch_size, chunk_size, cycle=cycle, kind=kind, **options
-            )
-        return kind(dataset, batch_size, chunk_size, **self._ordered(dataset, batch_size, options))
-
-    def _ordered(
-        self, dataset: Any, batch_size: int | None, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The options of a training loader, with its order: shuffled unless told otherwise."""
-        asked = options.pop("shuffle", None)
-        shuffled = self.chunk_shuffle if asked is None else bool(asked)
-        own = any(options.get(key) is not None for key in ("sampler", "batch_sampler"))
-        if own or isinstance(dataset, IterableDataset):
-            return options
-        if batch_size is None or options.get("generator") is not None:
-            return options | {"shuffle": shuffled}  # torch's own loader
-        kind = self.chunk_order if shuffled else "sequential"
-        return options | {"order": order_of(kind, len(dataset), options["seed"])}
+        if side == "train":
+            order = self.chunk_order if self.chunk_shuffle else "sequential"
+            return training_loader(dataset, chunk_size, order=order, kind=kind, **options)
+        options.pop("shuffle", None)
+        cycle = self.val_cycle and side == "val"
+        return validation_loader(dataset, chunk_size=chunk_size, cycle=cycle, kind=kind, **options)
 
     def _collation(self) -> Callable[..., Any]:
         """What forms batches: of the class, so that it goes to workers; or of this very object."""
@@ -335,7 +259,7 @@ class SequenceDataset(SequenceCollation):
         # loaders, workers and Lightning's trainer stay here
         left = {"_loaders", "trainer", "_trainer"}
         values = {key: value for key, value in vars(self).items() if key not in left}
-        return revived, (self._plain, values)
+        return _revived, (self._plain, values)
 
     # -- the end
 
@@ -362,21 +286,7 @@ class SequenceDataset(SequenceCollation):
 SequenceDataset._plain = SequenceDataset
 
 
-def staged(setup: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``setup()`` that Lightning may call for every stage: it is done once."""
-    takes_stage = "stage" in inspect.signature(setup).parameters
-
-    @wraps(setup)
-    def run(self: SequenceDataset, stage: str | None = None) -> Any:
-        if takes_stage:
-            return setup(self, stage)
-        done = any(d is not None for d in (self.dataset_train, self.dataset_val, self.dataset_test))
-        return None if stage is not None and done else setup(self)
-
-    return run
-
-
-def revived(plain: type[SequenceDataset], values: Mapping[str, Any]) -> SequenceDataset:
+def _revived(plain: type[SequenceDataset], values: Mapping[str, Any]) -> SequenceDataset:
     """A dataset as it was pickled, without loaders."""
     dataset = plain.__new__(plain)
     vars(dataset).update(values, _loaders=KeptLoaders())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
@@ -47,3 +48,19 @@ def check_keys(kind: type[Any], options: Mapping[str, Any], further: Sequence[st
     for key in options:
         if key not in known:
             raise ConfigError(unknown_name("loader key", key, known))
+
+
+def loader_options(
+    loader: Mapping[str, Any],
+    collate_args: Sequence[str],
+    loader_args: Sequence[str],
+    collation: Callable[..., Any],
+) -> tuple[type[ChunkedDataLoader], dict[str, Any]]:
+    """The kind of loader asked for and its arguments; those of the collation are given to it."""
+    options = {key: value for key, value in loader.items() if key != "_name_"}
+    kind = kind_of(loader.get("_name_"))
+    check_keys(kind, options, [*collate_args, *loader_args])
+    collate = {key: options.pop(key) for key in collate_args if key in options}
+    options.setdefault("collate_fn", partial(collation, **collate) if collate else collation)
+    options.setdefault("batch_size", 1)
+    return kind, options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from penstock.errors import ConfigError
@@ -34,15 +35,17 @@ class ResolutionSequenceDataset(SequenceDataset, ResolutionCollation):
     def _eval_dataloader(
         self,
         dataset: Any,
+        *,
+        _side_: str = "test",
         train_resolution: Any = None,
         eval_resolutions: Any = None,
         **loader: Any,
     ) -> Any:
         if dataset is None:
             return None
-        evaluate = super()._eval_dataloader
+        evaluate = partial(super()._eval_dataloader, dataset, _side_=_side_, **loader)
         return {
-            None if each == 1 else str(each): evaluate(dataset, resolution=each, **loader)
+            None if each == 1 else str(each): evaluate(resolution=each)
             for each in as_list(eval_resolutions, 1)
         }
 
