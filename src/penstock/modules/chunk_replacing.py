@@ -16,9 +16,10 @@ from torch.utils.data import (
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.base import current_topology
-from penstock.loaders.partition import validation_loader
+from penstock.loaders.partition import Choice, FixedShuffle, validation_loader
 from penstock.loaders.seeds import resolve_seed
 from penstock.modules.chunk_settings import ChunkSettings
+from penstock.order import SequentialOrder
 
 COPIED = (
     "num_workers",
@@ -35,18 +36,19 @@ def training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
 
     Without a train chunk size it is one chunk a pass; what cannot be replaced is then left alone.
     """
-    size = settings.train_chunk_size
-    if isinstance(loader, Loader) and why_not(loader) is None:
-        if size is not None:
-            keep_one_size(loader, size, "train_chunk_size")
-        return loader
-    reason = why_not(loader)
+    size, reason = settings.train_chunk_size, why_not(loader)
     if reason is not None:
         return left_alone(loader, reason, name, "train_chunk_size", size)
+    if isinstance(loader, Loader):
+        if size is not None and loader._course.chunk is None:
+            loader.set_chunk_size(size)
+        elif size is not None and loader._course.chunk != size:
+            raise two_sizes("train_chunk_size", size, loader)
+        return loader
     options = options_of(loader)
     world = options.get("world_size") or current_topology(None, None).world
     size = size or batches_of(samples_of(loader), loader.batch_size, world)
-    order = settings.order_of(len(loader.dataset), resolve_seed(settings.seed), loader.batch_size)
+    order = settings.order_of(samples_of(loader), resolve_seed(settings.seed))
     return ChunkedDataLoader(
         *(loader.dataset, loader.batch_size, size),
         order=order,
@@ -58,13 +60,14 @@ def training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
 def scoring_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     """A validation loader of so many batches; without a size, of the whole partition."""
     size, reason = settings.val_chunk_size, why_not(loader)
-    if isinstance(loader, Loader) and reason is None:
-        if size is None or getattr(loader, "chunk_size", None) == size:
-            return loader
-        if loader.chunk_size is not None or not isinstance(loader, ChunkedDataLoader):
-            raise two_sizes("val_chunk_size", size, loader)
     if reason is not None:
         return left_alone(loader, reason, name, "val_chunk_size", size)
+    if isinstance(loader, Loader):
+        if size is not None and loader._course.chunk is None:
+            choose(loader, size, resolve_seed(settings.seed), cycle=settings.val_cycle)
+        elif size is not None and loader._course.chunk != size:
+            raise two_sizes("val_chunk_size", size, loader)
+        return loader
     return validation_loader(
         *(loader.dataset, loader.batch_size, size),
         seed=settings.seed,
@@ -73,13 +76,20 @@ def scoring_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     )
 
 
-def keep_one_size(loader: Loader, size: int, name: str) -> None:
-    """A loader of Penstock gets the size given, if it has none."""
-    has = loader._course.chunk
-    if has is None:
-        loader.set_chunk_size(size)
-    elif has != size:
-        raise two_sizes(name, size, loader)
+def choose(loader: Loader, size: int, seed: int, *, cycle: bool) -> None:
+    """A validation loader of Penstock that has no size gets one, as `validation_loader` gives."""
+    if not isinstance(loader, ChunkedDataLoader):
+        raise ConfigError(
+            f"val_chunk_size={size!r} of a {type(loader).__name__}: give it chunk_size={size!r} "
+            "itself; the first batches are then validated on"
+        )
+    course, samples = loader._course, samples_of(loader)
+    course.evaluation, course.drop_last = not cycle, False
+    if cycle:
+        loader._held.order = FixedShuffle(samples, seed)
+    else:
+        course._order = Choice(course, size, SequentialOrder(samples, seed))
+    loader.set_chunk_size(size)
 
 
 def two_sizes(name: str, size: int, loader: Any) -> ConfigError:
@@ -138,10 +148,6 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
         # workers of ours are persistent unless told otherwise, and torch's False may be no wish
-    if isinstance(loader, ChunkedDataLoader):
-        plan = loader._course.plan
-        ranks = {"rank": plan.rank, "world_size": plan.steps.world}
-        return options | ranks | {"executor": loader.executor, "threads": loader.threads}
     if type(loader.sampler) is DistributedSampler:
         options |= {"rank": loader.sampler.rank, "world_size": loader.sampler.num_replicas}
     return options

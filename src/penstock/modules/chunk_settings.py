@@ -11,7 +11,7 @@ from penstock.loaders.sampler import make_order
 from penstock.order import BlockOrder, Order
 
 ORDERS: Final = ("shuffled", "sequential", "block")
-WINDOW_BLOCKS: Final = 64  # blocks of one batch each that are mixed: 64 batches' worth of shuffle
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
 
 KEYS: Final = {  # under `train:`; those named otherwise than here
     "chunk_seed": "seed",
@@ -29,8 +29,8 @@ class ChunkSettings:
         val_chunk_size: Batches of a validation; None: not said here.
         seed: Of the order, and of the choice of validation samples; None draws one and logs it.
         shuffle: False is ``order="sequential"``.
-        order: ``"shuffled"``, ``"sequential"``, or ``"block"``: shuffled in blocks of a batch of
-            neighbours, for data slow to read at random.
+        order: ``"shuffled"``, ``"sequential"``, or ``"block"``: runs of samples that lie together,
+            for data slow to read at random.
         val_cycle: Validate on another chunk each time, until all samples were there.
         cycle: False ends training after one pass.
         max_passes: Training ends after so many.
@@ -92,10 +92,10 @@ class ChunkSettings:
         """Is a chunk size given?"""
         return self.train_chunk_size is not None or self.val_chunk_size is not None
 
-    def order_of(self, size: int, seed: int, batch_size: int) -> Order:
+    def order_of(self, size: int, seed: int) -> Order:
         """The order of so many samples."""
         if self.order == "block" and self.shuffle:
-            return BlockOrder(size, seed, block=batch_size, window=WINDOW_BLOCKS)
+            return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
         return make_order(size, seed, shuffle=self.shuffle and self.order == "shuffled")
 
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.modules.chunk_replacing import batches_of, samples_of
 from penstock.modules.chunk_report import chunks_in_words, length_in_words, scores_in_words
 from penstock.modules.chunk_settings import ChunkSettings
 from penstock.modules.lightning_source import knows_its_place
+
+sized_len = optional("lightning.fabric.utilities.data", extra="lightning").sized_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def chunk_of(loader: Any) -> int | None:
 def whole_of(loader: Any) -> int | None:
     """Batches of the whole partition behind a loader, on this rank; None where nobody knows."""
     if not knows_its_place(loader):
-        return len(loader) if hasattr(loader, "__len__") else None
+        length: int | None = sized_len(loader)
+        return length
     steps = loader._course.plan.steps
     samples = samples_of(loader) if isinstance(loader, ChunkedDataLoader) else steps.size
     return batches_of(samples, steps.batch, steps.world)

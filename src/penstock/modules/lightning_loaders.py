@@ -29,7 +29,6 @@ class SizedLoaders(ExactResume):
         self.settings = settings
         self._sizes = ChunkSizes.detect(settings, None, (), ())
         self._trainer_settings: TrainerSettings | None = None
-        self._sources: tuple[Any, Any] = None, None  # Lightning's own
         self._resolved = False
         self._started = False  # at its start_chunk
 
@@ -69,7 +68,7 @@ class SizedLoaders(ExactResume):
         settings = self._trainer_settings = TrainerSettings(trainer)
         settings.set("reload_dataloaders_every_n_epochs", 1)
         fit, val = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
-        self._sources, asked = (fit._data_source, val._data_source), partial(self._asked, trainer)
+        asked = partial(self._asked, trainer)
         fit._data_source = SteadySource(fit._data_source, "max_size_cycle", asked)
         val._data_source = SteadySource(val._data_source, "sequential", asked)
         self._watch(fit._data_source, val._data_source)
@@ -100,7 +99,7 @@ class SizedLoaders(ExactResume):
         if self._sizes.enabled:
             self._announce(trainer)
         elif self._loader is None and not validation.fetched_ours:
-            self._step_aside(trainer)
+            self._step_aside()
         self._start()
 
     def _announce(self, trainer: Any) -> None:
@@ -114,13 +113,12 @@ class SizedLoaders(ExactResume):
         if trainer.is_global_zero:
             log.info("%s", words)
 
-    def _step_aside(self, trainer: Any) -> None:
+    def _step_aside(self) -> None:
         """Nothing here is ours: all is as Lightning has it."""
         assert self._trainer_settings is not None
         self._trainer_settings.restore()
-        trainer.fit_loop._data_source, trainer.fit_loop.epoch_loop.val_loop._data_source = (
-            self._sources
-        )
+        self._training.step_aside()
+        self._validation.step_aside()
 
     def _start(self) -> None:
         """Begin with the chunk asked for, in the first of several fits."""

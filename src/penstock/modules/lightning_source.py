@@ -50,28 +50,33 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
     def __init__(self, source: Any, mode: str, asked: Callable[[], object] = lambda: None) -> None:
         super().__init__(source.instance, source.name)
         self._mode, self._asked = mode, asked
+        self._raw: Any = None  # what the hook gave
         self._combined: Any = None
         self._given: list[Any] = []
+        self._aside = self._handed = False
         self.resumed: Any = None  # what stands for the loader until the chunk is over
 
     def dataloader(self) -> Any:
         """What Lightning iterates for the next chunk."""
-        if (
-            self._combined is not None
-        ):  # by now Lightning may have put samplers into others' loaders
+        if self._aside and self._handed:
+            return super().dataloader()
+        if self._combined is not None:  # Lightning may have put samplers into others' loaders
             self._given = [
                 given if isinstance(given, Loader) else processed
                 for given, processed in zip(self._given, self._combined.flattened, strict=True)
             ]
         self.fetch()
         self._asked()
+        self._handed = True
+        if self._aside:
+            return self._raw
         self._combined.flattened = [self._view(loader) for loader in self._given]
         return self._combined
 
     def fetch(self) -> None:
         """Call the hook, if nobody did; for one who is inside Lightning's own asking."""
         if self._combined is None:
-            given = super().dataloader()
+            given = self._raw = super().dataloader()
             combined = isinstance(given, combining.CombinedLoader)
             self._combined = given if combined else combining.CombinedLoader(given, self._mode)
             self._given = list(self._combined.flattened)
@@ -85,6 +90,10 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
         """These instead, one for one, before Lightning looks at them."""
         if loaders:
             self._given = self._combined.flattened = loaders
+
+    def step_aside(self) -> None:
+        """Nothing here is ours: Lightning asks the hook as often as it would without us."""
+        self._aside = True
 
     @property
     def length(self) -> int:

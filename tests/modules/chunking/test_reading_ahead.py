@@ -1,0 +1,100 @@
+"""No gap at chunk ends: the next chunk is read while this one trains and while it is validated."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from penstock.loaders import ChunkedDataLoader, StreamLoader
+from penstock.modules import ChunkedTraining
+from penstock.sources import MemorySource
+from tests.modules.chunking.runs import fit
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+PATIENCE_SECONDS = 20
+
+
+class Announcing(Dataset):
+    """Tells when the first sample of the second chunk is read."""
+
+    def __init__(self, samples, watched, event):
+        self.samples, self.watched, self.event = samples, watched, event
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        if index == self.watched:
+            self.event.set()
+        return (torch.tensor(index),)
+
+
+class Waiting(pl.Callback):
+    """Looks whether the next chunk is on its way, in one of the validations."""
+
+    def __init__(self, event, validation=0):
+        self.event, self.validation, self.came = event, validation, []
+
+    def on_validation_start(self, trainer, pl_module):
+        if not trainer.sanity_checking and trainer.current_epoch == self.validation:
+            self.came.append(self.event.wait(PATIENCE_SECONDS))
+
+
+EXECUTORS = {
+    "threads": ({"executor": "threads", "threads": 2}, threading.Event),
+    "processes": ({"num_workers": 2}, multiprocessing.get_context("fork").Event),
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_next_chunk_is_read_while_validation_runs(executor):
+    options, make_event = EXECUTORS[executor]
+    watched = int(ChunkedDataLoader(torch.arange(40), 2, 4).samples_at(step=4)[0])
+    waiting = Waiting(make_event())
+    dataset = Announcing(40, watched, waiting.event)
+    with ChunkedDataLoader(dataset, 2, 4, **options) as loader:
+        run = fit(ChunkedTraining(), loader, callbacks=[waiting], max_epochs=3)
+    assert waiting.came == [True] and run.train_batches == [4, 4, 4]
+
+
+class Counted(MemorySource):
+    """Tells when more rows were read than two chunks have."""
+
+    def __init__(self, rows, enough):
+        super().__init__(rows)
+        self.left, self.event, self.lock = enough, threading.Event(), threading.Lock()
+
+    def read(self, start, stop, out):
+        super().read(start, stop, out)
+        with self.lock:
+            self.left -= stop - start
+        if self.left < 0:
+            self.event.set()
+
+
+def test_a_stream_reads_the_next_chunk_while_validation_runs():
+    source = Counted(np.arange(4000, dtype=np.int64), enough=40)
+    waiting = Waiting(source.event, validation=1)
+    geometry = {"block_samples": 20, "window_blocks": 2, "chunk_size": 5}
+    with StreamLoader(source, 4, collate=lambda batch: [batch], **geometry) as loader:
+        run = fit(ChunkedTraining(), loader, callbacks=[waiting], max_epochs=3)
+    assert waiting.came == [True] and run.train_batches == [5, 5, 5]
+
+
+def test_the_summary_tells_the_wait_at_chunk_ends_from_the_others():
+    with ChunkedDataLoader(Announcing(40, 0, threading.Event()), 2, 4) as loader:
+        summary = fit(ChunkedTraining(), loader, max_epochs=5).callback.summary()
+    assert 0 < summary.chunk_start_seconds < summary.waiting_seconds
+    counted = 4 * summary.chunk_start_seconds + 15 * summary.batch_seconds
+    assert counted < summary.waiting_seconds  # the very first batch is in the total alone
