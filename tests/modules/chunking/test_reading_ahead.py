@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.modules import ChunkedTraining
-from penstock.sources import MemorySource
+from penstock.testing.watched import WatchedSource
 from tests.modules.chunking.runs import fit
 
 pytestmark = [
@@ -68,25 +68,18 @@ def test_the_next_chunk_is_read_while_validation_runs(executor):
     assert waiting.came == [True] and run.train_batches == [4, 4, 4]
 
 
-class Counted(MemorySource):
-    """Tells when more rows were read than two chunks have."""
-
-    def __init__(self, rows, enough):
-        super().__init__(rows)
-        self.left, self.event, self.lock = enough, threading.Event(), threading.Lock()
-
-    def read(self, start, stop, out):
-        super().read(start, stop, out)
-        with self.lock:
-            self.left -= stop - start
-        if self.left < 0:
-            self.event.set()
-
-
 def test_a_stream_reads_the_next_chunk_while_validation_runs():
-    source = Counted(np.arange(4000, dtype=np.int64), enough=40)
-    waiting = Waiting(source.event, validation=1)
+    read, enough, lock = [], threading.Event(), threading.Lock()
+
+    def count(start, stop):
+        with lock:
+            read.append(stop - start)
+            if sum(read) > 40:  # more than the two chunks that are trained on by then
+                enough.set()
+
+    waiting = Waiting(enough, validation=1)
     geometry = {"block_samples": 20, "window_blocks": 2, "chunk_size": 5}
+    source = WatchedSource(np.arange(4000), count)
     with StreamLoader(source, 4, collate=lambda batch: [batch], **geometry) as loader:
         run = fit(ChunkedTraining(), loader, callbacks=[waiting], max_epochs=3)
     assert waiting.came == [True] and run.train_batches == [5, 5, 5]
