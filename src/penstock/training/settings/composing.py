@@ -44,12 +44,13 @@ def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Com
 
 def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
     with read_faults(file, tree, overrides), hydra_loader(tree.root) as hydra:
-        given = [_addable(override, tree) for override in hydra.parse(overrides)]
+        parsed = hydra.parse(overrides)
+        given = [_addable(override, tree) for override in parsed]
         if tree.beside is not None:
             given.append(f"hydra.searchpath=[file://{tree.beside}]")
         used = hydra.files(tree.name, given)
         config = hydra.compose(tree.name, given)
-        keys = [(o.key_or_group, o.input_line) for o in hydra.parse(overrides)]
+    keys = [(each.key_or_group, each.input_line) for each in parsed if not _group(each, tree)]
     places = _places(file, tree, used, keys)
     primary = next((each for each in used if each.primary), None)
     if primary is not None and primary.package:
@@ -63,10 +64,15 @@ def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
 def _addable(override: Any, tree: Tree) -> str:
     """The override as Hydra takes it; a key that no file has may be given without its ``+``."""
     text: str = override.input_line
-    folders = (tree.root, tree.beside)
-    is_group = any(each and (each / override.key_or_group).is_dir() for each in folders)
     plain = override.type is not None and override.type.name == "CHANGE"
-    return f"++{text}" if plain and not is_group and not override.package else text
+    return f"++{text}" if plain and not _group(override, tree) else text
+
+
+def _group(override: Any, tree: Tree) -> bool:
+    """Does it choose a file of a group, and not the value of a key?"""
+    folders = [folder for folder in (tree.root, tree.beside) if folder is not None]
+    chosen = any((folder / override.key_or_group).is_dir() for folder in folders)
+    return chosen or override.package is not None
 
 
 def _places(file: Path, tree: Tree, used: Sequence[Any], keys: Sequence[Any]) -> Places:

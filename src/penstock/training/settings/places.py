@@ -42,11 +42,18 @@ class Places:
             if parts[: len(given)] == given:
                 return f"{text!r} on the command line"
         for length in range(len(parts), 0, -1):
-            for layer in reversed(self.layers):
-                line = layer.line_of(parts[:length])
-                if line is not None:
-                    return f"{shown(layer.file)}, line {line}"
+            found = self._around(parts[:length])
+            if found is not None:
+                return found
         return shown(self.path)
+
+    def _around(self, key: tuple[str, ...]) -> str | None:
+        for layer in reversed(self.layers):
+            line = layer.line_of(key)
+            if line is not None:
+                return f"{shown(layer.file)}, line {line}"
+        inside = [text for given, text in self.overrides if given[: len(key)] == key]
+        return f"{inside[-1]!r} on the command line" if inside else None
 
 
 def layer_of(file: Path, package: str) -> Layer:
