@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,14 @@ class Composed:
 def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Composed:
     """The file at ``path`` with its ``defaults`` and the overrides; working folder untouched."""
     file = existing(path, config_dir)
-    first: ConfigError | None = None
-    for tree in trees_for(file, config_dir):
-        try:
-            return _composed(tree, file, tuple(overrides))
-        except Fault as fault:
-            if not fault.missing:  # another folder further up would not help
-                raise ConfigError(str(fault)) from fault
-            first = first or ConfigError(str(fault))
-    assert first is not None  # there is always a tree to try
-    raise first
+    nearest, *further = trees_for(file, config_dir)
+    try:
+        return _composed(nearest, file, tuple(overrides))
+    except Fault as fault:
+        for tree in further if fault.missing else ():
+            with suppress(Fault):  # what is wrong with the nearest one is what the user can mend
+                return _composed(tree, file, tuple(overrides))
+        raise ConfigError(str(fault)) from fault
 
 
 def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
@@ -54,7 +52,7 @@ def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
     places = _places(file, tree, used, keys)
     primary = next((each for each in used if each.primary), None)
     if primary is not None and primary.package:
-        raise ConfigError(
+        raise Fault(
             f"{shown(file)} is in the group {primary.package!r} of {shown(tree.root)}: begin it "
             "with the line '# @package _global_'"
         )
@@ -113,8 +111,10 @@ class _Hydra:
 def hydra_loader(root: Path) -> Iterator[_Hydra]:
     """Hydra for a folder; whatever it was set up for before is back afterwards."""
     hydra = optional("hydra", extra="train")
+    running = optional("hydra.core.global_hydra", extra="train").GlobalHydra
     base = optional("hydra.version", extra="train").VersionBase.instance()
-    before = base.getbase()
+    before, in_use = base.getbase(), running.instance().hydra
+    running.instance().clear()
     with warnings.catch_warnings():
         # the file's own values win, which is what everybody means who leaves `_self_` out
         warnings.filterwarnings("ignore", message=".*missing `_self_`")
@@ -122,4 +122,4 @@ def hydra_loader(root: Path) -> Iterator[_Hydra]:
             with hydra.initialize_config_dir(str(root), version_base=VERSION):
                 yield _Hydra()
         finally:
-            base.version_base = before
+            base.version_base, running.instance().hydra = before, in_use
