@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from penstock.loaders import worker_init_fn as worker_init_fn
     from penstock.modules import ChunkedTraining as ChunkedTraining
     from penstock.modules import DataModuleProtocol as DataModuleProtocol
+    from penstock.modules import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
+    from penstock.modules import ResolutionSequenceDataset as ResolutionSequenceDataset
+    from penstock.modules import SequenceDataset as SequenceDataset
     from penstock.modules import TrainerLoader as TrainerLoader
     from penstock.modules import UniversalDataModule as UniversalDataModule
     from penstock.order import BlockOrder as BlockOrder
@@ -165,7 +168,10 @@ _ROOMS = {
         "OptimalDataLoaderFactory DataLoaderPerformanceMonitor tune worker_init_fn create_loader "
         "set_epoch validate_first_batch Machine"
     ),
-    "penstock.modules": "ChunkedTraining DataModuleProtocol UniversalDataModule TrainerLoader",
+    "penstock.modules": (
+        "ChunkedTraining DataModuleProtocol UniversalDataModule TrainerLoader SequenceDataset "
+        "QuantizedAutoregressiveAudio ResolutionSequenceDataset"
+    ),
     "penstock.report": "BenchmarkReport",
     "penstock.training": (
         "TrainingConfig CheckpointManager TrainingEngine cross_val_training single_fold_training"

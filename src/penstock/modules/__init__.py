@@ -14,23 +14,34 @@ if TYPE_CHECKING:
     from penstock.modules.lightning import ChunkedTraining as ChunkedTraining
     from penstock.modules.protocol import DataModuleProtocol as DataModuleProtocol
     from penstock.modules.replay import ReplayLoader as ReplayLoader
+    from penstock.modules.sequence import (
+        ImageResolutionSequenceDataset as ImageResolutionSequenceDataset,
+    )
+    from penstock.modules.sequence import (
+        QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio,
+    )
+    from penstock.modules.sequence import ResolutionSequenceDataset as ResolutionSequenceDataset
+    from penstock.modules.sequence import SequenceDataset as SequenceDataset
+    from penstock.modules.sequence import (
+        SpeechCommands09Autoregressive as SpeechCommands09Autoregressive,
+    )
+    from penstock.modules.sequence import TBPTTDataLoader as TBPTTDataLoader
     from penstock.modules.universal import UniversalDataModule as UniversalDataModule
 
-_HOME = {
-    "ChunkedTraining": "penstock.modules.lightning",
-    "DataModuleProtocol": "penstock.modules.protocol",
-    "ReplayLoader": "penstock.modules.replay",
-    "TrainerLoader": "penstock.modules.huggingface",
-    "UniversalDataModule": "penstock.modules.universal",
+_ROOMS = {
+    "huggingface": "TrainerLoader",
+    "lightning": "ChunkedTraining",
+    "protocol": "DataModuleProtocol",
+    "replay": "ReplayLoader",
+    "sequence": (
+        "ImageResolutionSequenceDataset QuantizedAutoregressiveAudio ResolutionSequenceDataset "
+        "SequenceDataset SpeechCommands09Autoregressive TBPTTDataLoader"
+    ),
+    "universal": "UniversalDataModule",
 }
+_HOME = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names.split()}
 
-__all__ = [
-    "ChunkedTraining",
-    "DataModuleProtocol",
-    "ReplayLoader",
-    "TrainerLoader",
-    "UniversalDataModule",
-]
+__all__ = [*_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
