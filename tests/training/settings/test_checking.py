@@ -30,7 +30,7 @@ OURS = {
     "": list(SECTIONS),
     "train": [*TRAIN, *LIMITS],
     "loader": [*LOADER, *STREAM_LOADER],
-    "trainer": [name for name in inspect.signature(Trainer).parameters],
+    "trainer": list(inspect.signature(Trainer).parameters),
     "callbacks": list(CALLBACKS),
 }
 ALSO = {"": IDLE_SECTIONS, "train": IDLE_TRAIN, "trainer": GONE_TRAINER}

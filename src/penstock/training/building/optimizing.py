@@ -49,7 +49,7 @@ class Warmup:
 
     def __call__(self, step: int) -> float:
         """The factor at a step."""
-        return min(1.0, step / max(1, self.warmup))
+        return step / self.warmup if step < self.warmup else 1.0
 
 
 @dataclass(frozen=True)
