@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
@@ -11,9 +11,19 @@ from torch.utils.data import DistributedSampler, Sampler
 from penstock.errors import PlanError
 from penstock.loaders.course import Course, check_epoch
 from penstock.loaders.seeds import resolve_seed
-from penstock.order import Cursor, Indices, Order, SequentialOrder, ShuffledOrder
+from penstock.order import (
+    BlockOrder,
+    Cursor,
+    Indices,
+    Order,
+    SequentialOrder,
+    ShuffledOrder,
+)
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
+
+ORDERS: Final = ("shuffled", "sequential", "block")
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
 
 
 class ChunkedSampler(Sampler[int]):
@@ -96,6 +106,17 @@ class ChunkedSampler(Sampler[int]):
 def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
     """A shuffled or a sequential order."""
     return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
+
+
+def order_named(kind: str, size: int, seed: int) -> Order:
+    """An order by its name in a configuration, one of `ORDERS`.
+
+    >>> order_named("block", 1000, seed=42).block
+    64
+    """
+    if kind == "block":
+        return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
+    return make_order(size, seed, shuffle=kind == "shuffled")
 
 
 class RankSampler(DistributedSampler[Any]):

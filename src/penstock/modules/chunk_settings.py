@@ -7,11 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from penstock.errors import ConfigError
-from penstock.loaders.sampler import make_order
-from penstock.order import BlockOrder, Order
-
-ORDERS: Final = ("shuffled", "sequential", "block")
-BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
+from penstock.loaders.sampler import ORDERS, order_named
+from penstock.order import Order
 
 KEYS: Final = {  # under `train:`; those named otherwise than here
     "chunk_seed": "seed",
@@ -94,9 +91,7 @@ class ChunkSettings:
 
     def order_of(self, size: int, seed: int) -> Order:
         """The order of so many samples."""
-        if self.order == "block" and self.shuffle:
-            return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
-        return make_order(size, seed, shuffle=self.shuffle and self.order == "shuffled")
+        return order_named(self.order if self.shuffle else "sequential", size, seed)
 
 
 def _value(section: Any, name: str, missing: object) -> Any:
