@@ -77,9 +77,9 @@ class PlainModule:
 
 
 class Flat(nn.Module):
-    def __init__(self, d_model, depth=1):
+    def __init__(self, d_model, depth=1, activation=None):
         super().__init__()
-        self.d_model = d_model
+        self.d_model, self.activation = d_model, activation
         self.layers = nn.Sequential(*(nn.Linear(d_model, d_model) for _ in range(depth)))
 
     def forward(self, x):

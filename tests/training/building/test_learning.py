@@ -128,6 +128,18 @@ def test_targets_and_names_may_be_mixed(tmp_path):
     assert type(made.trainer_kwargs["profiler"]).__name__ == "SimpleProfiler"
 
 
+def test_what_a_name_takes_may_be_made_by_target(tmp_path):
+    made = job(tmp_path, CLASSES, "model.activation={_target_: torch.nn.Tanh}")
+    assert isinstance(made.module.model.activation, nn.Tanh)
+
+
+def test_a_module_of_the_other_lightning_is_refused(tmp_path):
+    text = "dataset: {train: {_target_: HERE.tensors, size: 4}}\n"
+    text += "model: {_target_: pytorch_lightning.demos.boring_classes.BoringModel}\n"
+    with pytest.raises(ConfigError, match=r"import lightning\.pytorch in its place"):
+        job(tmp_path, text)
+
+
 def test_every_callback_of_the_settings_is_registered():
     assert set(CALLBACKS) <= set(registries.callbacks)
 

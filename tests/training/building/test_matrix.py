@@ -9,7 +9,8 @@ from tests.training.building.jobs import fit, job
 
 GUIDE = Path(__file__).parents[3] / "docs" / "configuration.md"
 HEAD = [
-    "| `train_chunk_size` | `val_chunk_size` | `limit_*_batches` | trained on, then | validated on |",
+    "| `train_chunk_size` | `val_chunk_size` | `limit_*_batches` "
+    "| trained on, then | validated on |",
     "|---|---|---|---|---|",
 ]
 TEXT = """

@@ -24,11 +24,9 @@ def build(settings: Settings) -> Job:
     """
     import_users(settings)
     maker = Maker(settings)
-    if settings.train.seed is not None:
-        optional("lightning.pytorch", extra="lightning").seed_everything(
-            settings.train.seed, verbose=False
-        )
+    seed_weights(settings.train.seed)
     data = make_data(settings, maker, _loaders(settings, maker))
+    seed_weights(settings.train.seed)  # again: the same ones, whatever the data drew
     module = make_module(settings, maker, data)
     if data is None and not brings_data(module):
         raise ConfigError(
@@ -42,6 +40,12 @@ def build(settings: Settings) -> Job:
         loggers=make_loggers(settings, maker),
         trainer_kwargs=_trainer(settings, maker),
     )
+
+
+def seed_weights(seed: int | None) -> None:
+    """Seed the global generators, from which modules draw their weights; nothing for None."""
+    if seed is not None:
+        optional("lightning.pytorch", extra="lightning").seed_everything(seed, verbose=False)
 
 
 def brings_data(module: Any) -> bool:

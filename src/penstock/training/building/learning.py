@@ -40,13 +40,21 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
     if isinstance(model, lightning.LightningModule):
         _say_unused(settings)
         return model
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model ({settings.where('model')}) must be a torch or Lightning module, got "
-            f"{type(model).__name__}"
-        )
+    _refuse_what_is_no_module(settings, model)
     heads = {} if takes_heads else section
     return Builder(settings, maker, data, model, sizes_of(data)).module(heads)
+
+
+def _refuse_what_is_no_module(settings: Settings, model: Any) -> None:
+    where = f"model ({settings.where('model')})"
+    if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
+        raise ConfigError(
+            f"{where} is a module of pytorch_lightning, which the trainer does not take: import "
+            "lightning.pytorch in its place"
+        )
+    if not isinstance(model, nn.Module):
+        found = type(model).__name__
+        raise ConfigError(f"{where} must be a torch or Lightning module, got {found}")
 
 
 def _say_unused(settings: Settings) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.registry import Registry, close_name, unknown_name
 from penstock.training.settings import Settings
+
+RESERVED: Final = ("_name_", "_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
 class Maker:
@@ -43,23 +45,27 @@ class Maker:
         options = {"_name_": section} if isinstance(section, str) else dict(section)
         told = told or {}
         options = {name: value for name, value in options.items() if name not in told}
-        if "_target_" in options:
-            function = self._target(key, options)
-            wanted = _plain(options)
-        else:
-            function = self._named(key, options, registry)
-            wanted = {name: value for name, value in options.items() if name != "_name_"}
+        by_target = "_target_" in options
+        function = self._target(key, options) if by_target else self._named(key, options, registry)
+        wanted = {name: value for name, value in options.items() if name not in RESERVED}
         self._check(key, function, wanted)
         extra = {n: v for n, v in (given or {}).items() if n not in wanted and _takes(function, n)}
         extra |= told
         if not {"_partial_", "_args_"} & options.keys():
             self._check_complete(key, function, args, wanted, extra)
-        if "_target_" in options:
-            function = self._instantiated(key, options)
-            if options.get("_partial_"):
-                return partial(function, **extra)
-            return function(*args, **extra)
-        return function(*args, **wanted, **extra)
+        if not by_target:
+            return function(*args, **self._nested(key, wanted), **extra)
+        made = self._instantiated(key, options)
+        return partial(made, **extra) if options.get("_partial_") else made(*args, **extra)
+
+    def _nested(self, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, with what they describe by ``_target_`` made."""
+        return {
+            name: self.make(f"{key}.{name}", value)
+            if isinstance(value, Mapping) and "_target_" in value
+            else value
+            for name, value in options.items()
+        }
 
     def function(self, key: str, section: Mapping[str, Any], registry: Registry[Any]) -> Any:
         """A registered function, with the keys of its section already filled in."""
@@ -140,11 +146,6 @@ class Maker:
 
     def _refused(self, key: str, why: str) -> ConfigError:
         return ConfigError(f"{key} ({self._settings.where(key)}): {why}")
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    hydras = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
-    return {name: value for name, value in options.items() if name not in hydras}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

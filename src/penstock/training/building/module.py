@@ -75,17 +75,21 @@ class TaskModule(lightning.LightningModule):  # type: ignore[misc, name-defined]
         outputs = self(x, **extras)
         loss = loss_of(outputs, y, **accepted(loss_of, extras))
         scores = self._task.scores(outputs.detach(), y, loss.detach(), extras)
+        self._log(side, {"loss": loss}, len(y), prog_bar=True)
+        self._log(side, scores, len(y), prog_bar=False)
+        return loss
+
+    def _log(self, side: str, scores: Mapping[str, Tensor], samples: int, prog_bar: bool) -> None:
         training = side == "train"
         self.log_dict(
-            {f"{side}/{name}": value for name, value in {"loss": loss, **scores}.items()},
+            {f"{side}/{name}": value for name, value in scores.items()},
             on_step=training,
             on_epoch=not training,
-            prog_bar=True,
-            batch_size=len(y),
+            prog_bar=prog_bar,
+            batch_size=samples,
             sync_dist=not training,
             add_dataloader_idx=False,
         )
-        return loss
 
     def _side(self, side: str, number: int) -> str:
         loaders = getattr(self.trainer, f"{side}_dataloaders", None)

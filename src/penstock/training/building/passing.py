@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -15,10 +16,19 @@ def accepted(function: Callable[..., Any], extras: dict[str, Any]) -> dict[str, 
     >>> accepted(lambda x, lengths: None, {"lengths": 3, "rate": 1})
     {'lengths': 3}
     """
+    if not extras:
+        return extras
+    names = _names(getattr(function, "__func__", function))
+    return extras if names is None else {n: v for n, v in extras.items() if n in names}
+
+
+@lru_cache(maxsize=256)  # of functions, not of bound methods: they would keep their modules alive
+def _names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a function's parameters; None where it takes any."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return extras
-    return {name: value for name, value in extras.items() if name in parameters}
+        return None
+    return frozenset(parameters)
 
 
 class Chain(nn.Module):
