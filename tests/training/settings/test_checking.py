@@ -6,12 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 
 from penstock.errors import ConfigError
 from penstock.training.settings import read_settings
+from penstock.training.settings.checking import meant_by, one_edit_apart
 from penstock.training.settings.keys import (
     CALLBACKS,
     GONE_TRAINER,
@@ -52,20 +53,7 @@ def misspelt(draw):
     return section, key, typed
 
 
-def edits(a, b):
-    """How many letters must be lost, added, changed or swapped."""
-    rows = [list(range(len(b) + 1))]
-    for i, left in enumerate(a, 1):
-        row = [i]
-        for j, right in enumerate(b, 1):
-            found = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (left != right))
-            if i > 1 and j > 1 and (left, a[i - 2]) == (b[j - 2], right):
-                found = min(found, rows[-2][j - 2] + 1)
-            row.append(found)
-        rows.append(row)
-    return rows[-1][-1]
-
-
+@settings(max_examples=25)
 @given(misspelt(), st.integers(0, 5))
 def test_a_key_one_letter_off_is_refused_with_its_place(found, lines_before):
     section, key, typed = found
@@ -80,7 +68,23 @@ def test_a_key_one_letter_off_is_refused_with_its_place(found, lines_before):
     message = str(refused.value)
     assert f"run.yaml, line {line})" in message and "\n" not in message
     meant = message.partition("did you mean '")[2].partition("'")[0]
-    assert meant == key or edits(typed, meant) <= 1  # where two keys are as near, either will do
+    assert meant == key or one_edit_apart(typed, meant)  # where two are as near, either will do
+
+
+@settings(max_examples=500)
+@given(misspelt())
+def test_the_key_that_is_one_letter_off_is_the_one_that_was_meant(found):
+    section, key, typed = found
+    meant = meant_by(typed, OURS[section])
+    assert meant == key or one_edit_apart(typed, meant)
+
+
+@given(misspelt())
+def test_an_edit_is_told_from_two(found):
+    _, key, typed = found
+    assert one_edit_apart(typed, key) and one_edit_apart(key, typed)
+    assert not one_edit_apart(key, key)
+    assert not one_edit_apart(f"{typed}12", key)  # no key has digits
 
 
 @pytest.mark.parametrize(
