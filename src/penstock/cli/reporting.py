@@ -13,6 +13,7 @@ from penstock.errors import MissingExtraError, PenstockError
 
 REFUSED: Final = 2
 FAILED: Final = 1
+INTERRUPTED: Final = 130
 
 CHATTER: Final = (  # of Lightning, about what Penstock decides for the user
     ".*does not have many workers",
@@ -78,3 +79,6 @@ def exit_codes(*, debug: bool) -> Iterator[None]:
         failed = isinstance(error, RunFailedError | MissingExtraError)
         print(f"penstock: {error if refused else in_a_line(error)}", file=sys.stderr)
         raise SystemExit(REFUSED if refused and not failed else FAILED) from None
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None

@@ -12,7 +12,8 @@ TWICE = """
 import os, signal
 from penstock.training.running.stopping import Listener
 ticks = iter([0.0, 0.2, 5.0])
-with Listener(lambda: next(ticks)).listening() as listener:
+with Listener(lambda: next(ticks)) as listener:
+    listener.listen()
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     print("still here", listener.heard, flush=True)
@@ -24,7 +25,8 @@ with Listener(lambda: next(ticks)).listening() as listener:
 def test_a_signal_is_remembered_and_nothing_else_happens():
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        with Listener().listening() as listener:
+        with Listener() as listener:
+            listener.listen()
             assert listener.heard == 0
             os.kill(os.getpid(), number)
             assert listener.heard == number

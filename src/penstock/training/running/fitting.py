@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.modules.lightning import KEY, ChunkedTraining
 from penstock.training.building import Job
 from penstock.training.running.checkpoint_io import WholeFiles
 from penstock.training.running.csv_log import CsvLog
 from penstock.training.running.directory import RunPaths, Saved
+from penstock.training.running.failing import in_a_line
 from penstock.training.running.saving import Saving
 from penstock.training.running.stopping import Listener, Stopping
 from penstock.training.settings import Settings
 
 lightning = optional("lightning.pytorch", extra="train")
 loggers = optional("lightning.pytorch.loggers", extra="train")
+exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
 
 ENDS: Final = ("max_epochs", "max_steps", "max_time")
 
@@ -65,7 +68,15 @@ def make_fit(
     kwargs["default_root_dir"] = str(paths.root)
     if chunked.settings.passes is not None and not any(name in kwargs for name in ENDS):
         kwargs["max_epochs"] = -1  # the passes end it, however many chunks they are
-    return Fit(lightning.Trainer(**kwargs), job, chunked, saving)
+    return Fit(make_trainer(kwargs), job, chunked, saving)
+
+
+def make_trainer(kwargs: Mapping[str, Any]) -> Any:
+    """Lightning's Trainer; what it refuses is refused in our words."""
+    try:
+        return lightning.Trainer(**kwargs)
+    except (ValueError, TypeError, exceptions.MisconfigurationException) as error:
+        raise ConfigError(f"Lightning refuses the section 'trainer': {in_a_line(error)}") from error
 
 
 def make_chunked(settings: Settings, chunk: int | None = None) -> ChunkedTraining:

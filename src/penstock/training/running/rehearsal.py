@@ -17,12 +17,11 @@ from penstock.extras import optional
 from penstock.training.building import build
 from penstock.training.running.checkpoint_io import WholeFiles
 from penstock.training.running.directory import KEPT
-from penstock.training.running.fitting import as_list, make_chunked
+from penstock.training.running.fitting import as_list, make_chunked, make_trainer
 from penstock.training.running.planning import chunks_of, steps_of
 from penstock.training.running.units import bytes_of, in_bytes, in_time, shapes_of
 from penstock.training.settings import Settings
 
-lightning = optional("lightning.pytorch", extra="train")
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 dummies = optional("lightning.pytorch.loggers.logger", extra="train")
 
@@ -171,7 +170,7 @@ def rehearse(settings: Settings, clock: Callable[[], float] = time.monotonic) ->
             "num_nodes": 1,
             "strategy": "auto",
         }
-        trainer = lightning.Trainer(**kwargs)
+        trainer = make_trainer(kwargs)
         with suppress(Enough):
             trainer.fit(job.module, datamodule=job.data)
         return forecast_of(settings, trainer, chunked, watch)

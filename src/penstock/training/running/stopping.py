@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
@@ -39,11 +38,16 @@ class Stopped(BaseException):
 
 
 class Listener:
-    """The signal that asked this process to stop, if one did."""
+    """The signal that asked this process to stop, if one did.
+
+    It listens while there is training to save. Before, and after, a signal ends the process as
+    signals do: it may hang where no Python runs, waiting for another rank.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.heard = 0
         self._clock, self._at = clock, 0.0
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; a second Ctrl-C leaves at once."""
@@ -55,21 +59,21 @@ class Listener:
             name = signal.Signals(number).name
             log.warning("%s: saving at the end of this batch, then leaving", name)
 
-    def install(self) -> None:
+    def listen(self) -> None:
         """Hear the signals from now on."""
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
-    @contextmanager
-    def listening(self) -> Iterator[Listener]:
-        """A block in which signals are heard; after it, they do what they did before."""
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        self.install()
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def let_go(self) -> None:
+        """Signals do what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
 
 
 class Stopping(callbacks.Callback):  # type: ignore[misc, name-defined]
@@ -86,12 +90,12 @@ class Stopping(callbacks.Callback):  # type: ignore[misc, name-defined]
         self._in_step = True  # validation has the same number of batches on every rank
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Hear signals again: Lightning installs its own handlers just before."""
-        self._listener.install()
+        """Undo what Lightning installed just before: a handler that waits for a training step."""
+        self._listener.let_go()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Hear signals again: Lightning installs its own handlers just before."""
-        self._listener.install()
+        """Hear signals, in the place of Lightning's handler."""
+        self._listener.listen()
         self._ranks = Ranks()
 
     def on_train_batch_start(

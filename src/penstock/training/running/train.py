@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -44,7 +45,7 @@ def train(
     if dry_run:
         return Outcome(paths.root, forecast=rehearse(settings))
     first_rank = is_first_rank(environment)
-    with Listener().listening() as listener, held(paths, settings, resume, first_rank) as saved:
+    with Listener() as listener, held(paths, settings, resume, first_rank) as saved:
         fit = make_fit(
             settings,
             build(settings),
@@ -84,6 +85,10 @@ def run(fit: Fit, paths: RunPaths, saved: Saved | None) -> int:
         fit.run(saved)
     except Stopped as stopped:
         return stopped.number
+    except SystemExit as end:  # Lightning's, for a Ctrl-C before training began
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        return signal.SIGINT
     except Exception as error:
         told = failure(error, paths.root, began=fit.saving.began)
         if told is error:

@@ -1,0 +1,79 @@
+"""`penstock plan`: what will be read, and when."""
+
+import re
+
+import numpy as np
+import pytest
+
+
+def test_the_plan_is_a_table_of_chunks_with_sizes_coverage_and_memory(commands, project):
+    done = commands(project, "plan", "tiny.yaml")
+    assert done.code == 0, done.err
+    rows = re.findall(r"^ +(\d+) +(\d+) to (\d+) +(\d+) +(\d+)$", done.out, re.M)
+    assert [tuple(map(int, row)) for row in rows] == [
+        (1, 0, 4, 5, 20),
+        (2, 5, 9, 5, 20),
+        (3, 10, 11, 2, 6),
+    ]
+    assert "validation after each chunk: 2 batches" in done.out
+    assert "training: 6 chunks = 2 passes, 100.0% of 46 samples seen" in done.out
+    assert "a batch: int64 4, 32 B" in done.out
+    assert "memory: up to 1 batch at once" in done.out
+    assert not (project / "run").exists()
+
+
+@pytest.mark.parametrize("step", [0, 7, 23])
+def test_the_samples_of_a_step_are_those_that_are_trained_on(
+    commands, project, uninterrupted, step
+):
+    done = commands(project, "plan", "tiny.yaml", "--step", step)
+    assert done.code == 0, done.err
+    samples = [int(sample) for sample in re.findall(r"sample (\d+)", done.out)]
+    assert samples == uninterrupted[1]["seen"][step]
+    assert [f"number {sample}" for sample in samples] == re.findall(r"number \d+", done.out)
+    epoch, within = divmod(step, 12)
+    assert done.out.startswith(f"step {step}: epoch {epoch}, step {within} of 12, chunk ")
+
+
+def test_the_samples_of_a_step_are_planned_for_every_rank(commands, project, uninterrupted):
+    ranks = ["trainer.devices=2", "trainer.strategy=ddp", "loader.batch_size=2"]
+    done = commands(project, "plan", "tiny.yaml", *ranks, "--step", 4)
+    found = re.findall(r"rank (\d)  sample (\d+)", done.out)
+    assert [int(rank) for rank, _ in found] == [0, 0, 1, 1]
+    assert [int(sample) for _, sample in found] == uninterrupted[1]["seen"][4]
+
+
+def test_partial_coverage_is_told(commands, project):
+    limited = ["train.max_passes=null", "trainer.max_epochs=1"]
+    done = commands(project, "plan", "tiny.yaml", *limited)
+    assert f"{20 / 46:.1%} of 46 samples seen" in done.out
+    endless = commands(project, "plan", "tiny.yaml", "train.max_passes=null")
+    assert "training has no end" in endless.out
+
+
+def test_audio_is_told_by_file_and_frames(commands, tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    for number in range(3):
+        tone = np.sin(np.arange(250) / (3 + number)).astype(np.float32)
+        soundfile.write(tmp_path / f"tone-{number}.wav", tone, 8000)
+    (tmp_path / "audio.yaml").write_text(
+        "train: {train_chunk_size: 2}\n"
+        "loader: {batch_size: 2}\n"
+        "model: {_target_: lightning.pytorch.demos.boring_classes.BoringModel}\n"
+        "dataset:\n"
+        "  train:\n"
+        "    _target_: penstock.datasets.audio.QuantizedAudioDataset\n"
+        f"    path: {tmp_path}\n"
+        "    sample_len: 100\n"
+    )
+    done = commands(tmp_path, "plan", "audio.yaml", "--step", "1")
+    assert done.code == 0, done.err
+    places = re.findall(r"sample (\d+)  tone-(\d).wav frames (\d+) to (\d+)", done.out)
+    assert len(places) == 2
+    for sample, file, first, last in (map(int, place) for place in places):
+        assert (file, first) == (sample // 3, sample % 3 * 100) and last == min(first + 100, 250)
+
+
+def test_a_step_before_the_first_is_refused(commands, project):
+    done = commands(project, "plan", "tiny.yaml", "--step=-1")
+    assert done.code == 2 and "Traceback" not in done.err

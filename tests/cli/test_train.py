@@ -1,0 +1,158 @@
+"""`penstock train`: what it says, what it leaves behind, what it refuses."""
+
+import re
+
+import pytest
+import torch
+import yaml
+
+from penstock.training.running.directory import RunPaths
+from tests.cli.projects import final_state
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# -- what it says and keeps
+
+
+def test_the_end_says_what_was_seen_the_best_score_and_where_it_is(uninterrupted):
+    project, state, _ = uninterrupted
+    run = project / "run"
+    out = (project / ".out").read_text()
+    assert out.startswith("done after 24 steps, 6 chunks\n")
+    assert "92 samples, 2 passes, 100.00% of the dataset" in out
+    score, step, path = re.search(r"best +val/loss (\S+) after step (\d+): (\S+)", out).groups()
+    best = torch.load(project / path, weights_only=True)
+    assert best["global_step"] == int(step) and path == "run/checkpoints/best.ckpt"
+    lines = (run / "csv" / "metrics.csv").read_text().splitlines()
+    column = lines[0].split(",").index("val/loss")
+    scores = [float(line.split(",")[column]) for line in lines[1:] if line.split(",")[column]]
+    assert len(scores) == 6 and float(score) == pytest.approx(min(scores), rel=1e-5)
+    assert state["callbacks"]["Saving"]["best"]["value"] == pytest.approx(min(scores))
+
+
+def test_the_run_directory_holds_the_configuration_checkpoints_and_logs(uninterrupted):
+    project, _, _ = uninterrupted
+    paths = RunPaths(project / "run")
+    resolved = yaml.safe_load(paths.config.read_text())
+    assert resolved["train"]["train_chunk_size"] == 5
+    assert [path.name for path in paths.saved()] == ["step-00000024.ckpt", "step-00000022.ckpt"]
+    assert list((project / "run" / "tensorboard").glob("events.*"))
+
+
+def test_one_readable_block_says_what_a_chunk_is(uninterrupted):
+    err = (uninterrupted[0] / ".err").read_text()
+    assert "chunked: 5 batches of 4 = 20 samples a chunk, 3 chunks an epoch" in err
+    assert "Lightning" not in err and "Warning" not in err and "weights_only" not in err
+
+
+def test_it_starts_at_a_chosen_chunk(commands, project, uninterrupted):
+    done = commands(project, "train", "tiny.yaml", "--chunk", "4", "train.max_passes=1")
+    assert done.code == 0, done.err
+    whole, seen = uninterrupted[1]["seen"], final_state(project / "run")["seen"]
+    assert seen[: 24 - 17] == whole[17:]  # chunks of 5, 5 and 2 steps: chunk 4 begins at step 17
+    done = commands(project, "train", "tiny.yaml", "--chunk", "0", "--resume", "train.max_passes=1")
+    assert done.code == 0 and "resuming from" in done.err
+    assert final_state(project / "run")["seen"][len(seen) :][:5] == whole[:5]
+
+
+def test_loggers_and_run_directories_are_the_users_to_choose(commands, project):
+    logger = "logger={_target_: lightning.pytorch.loggers.CSVLogger, save_dir: mine}"
+    done = commands(
+        *(project, "train", "tiny.yaml", logger.replace(": ", ":").replace(", ", ",")),
+        *("run_dir=elsewhere/here", "train.max_passes=1"),
+    )
+    assert done.code == 0, done.err
+    assert list((project / "mine").rglob("metrics.csv"))
+    assert not (project / "elsewhere" / "here" / "csv").exists()
+    assert not (project / "run").exists()
+
+
+def test_without_run_dir_a_run_is_kept_by_the_name_of_its_configuration(commands, project):
+    config = (project / "tiny.yaml").read_text().replace("run_dir: run\n", "")
+    (project / "piano.yaml").write_text(config)
+    done = commands(project, "train", "piano.yaml", "train.max_passes=1", "logger=false")
+    assert done.code == 0, done.err
+    assert (project / "runs" / "piano" / "checkpoints").is_dir()
+
+
+def test_standard_training_without_chunk_sizes_is_resumed_as_exactly(commands, project, tmp_path):
+    plain = ["train.train_chunk_size=null", "train.val_chunk_size=null", "train.max_passes=null"]
+    plain += ["trainer.max_epochs=2", "trainer.limit_train_batches=7"]
+    assert commands(project, "train", "tiny.yaml", *plain, "run_dir=whole").code == 0
+    assert commands(project, "train", "tiny.yaml", *plain, AT="train-9:SIGKILL").code == -9
+    assert commands(project, "train", "tiny.yaml", *plain, "--resume").code == 0
+    whole, resumed = final_state(project / "whole"), final_state(project / "run")
+    assert whole["seen"] == resumed["seen"]
+    assert torch.equal(whole["state_dict"]["weight"], resumed["state_dict"]["weight"])
+
+
+# -- a dry run
+
+
+def test_a_dry_run_measures_and_leaves_nothing_behind(commands, project):
+    before = tree(project)
+    done = commands(project, "train", "tiny.yaml", "--dry-run")
+    assert done.code == 0, done.err
+    assert set(tree(project)) - set(before) <= {".out", ".err", "__pycache__"} | {
+        path for path in tree(project) if "__pycache__" in path
+    }
+    out = done.out
+    assert out.startswith("dry run: nothing was trained, nothing is kept")
+    assert re.search(r"a batch +int64 4, 32 B", out)
+    assert re.search(r"a chunk +5 steps and 2 batches of validation", out)
+    assert re.search(r"the run +6 chunks, \S+ s", out)
+    assert re.search(r"a checkpoint +\d+ kB; all that are kept \d+ kB, \d+ \S+ are free", out)
+    assert commands(project, "train", "tiny.yaml", "--dry-run", "loader.batch_size=20").code == 0
+
+
+def test_a_dry_run_refuses_what_a_run_would(commands, project):
+    done = commands(project, "train", "tiny.yaml", "--dry-run", "dataset.train.size=0")
+    assert done.code == 2 and not (project / "run").exists()
+
+
+# -- refusals: one sentence, exit code 2
+
+
+REFUSED = {
+    "no file": (["nowhere.yaml"], "nowhere.yaml"),
+    "unknown key": (["tiny.yaml", "train.train_chunk_sze=3"], "train_chunk_size"),
+    "wrong type": (["tiny.yaml", "loader.batch_size=many"], "batch_size"),
+    "chunk size 0": (["tiny.yaml", "train.train_chunk_size=0"], "at least 1 batch"),
+    "no data": (["tiny.yaml", "dataset.train.size=0"], "sample"),
+    "no dataset": (["tiny.yaml", "dataset=null"], "dataset"),
+    "no model": (["tiny.yaml", "model._target_=recording.Nobody"], "Nobody"),
+    "unsaveable": (["tiny.yaml", "model.unsaveable=true"], "cannot be in a checkpoint"),
+    "no devices": (["tiny.yaml", "trainer.accelerator=none_such"], "none_such"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(commands, project, case):
+    args, told = REFUSED[case]
+    done = commands(project, "train", *args)
+    assert done.code == 2, done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith("penstock: ") and told in last and len(last) < 500
+    assert "Traceback" not in done.err and done.out == ""
+
+
+def test_bad_yaml_is_refused_with_its_line(commands, project):
+    config = project / "tiny.yaml"
+    config.write_text(config.read_text() + "train: [\n")
+    lines = len(config.read_text().splitlines())
+    done = commands(project, "train", "tiny.yaml")
+    assert done.code == 2
+    assert re.search(rf"tiny.yaml, line ({lines}|{lines + 1})\b", done.err)
+
+
+def test_a_checkpoint_of_another_dataset_is_refused_with_the_reason(commands, project):
+    assert commands(project, "train", "tiny.yaml", AT="train-4:SIGKILL").code == -9
+    before = tree(project / "run")
+    done = commands(project, "train", "tiny.yaml", "--resume", "dataset.train.size=47")
+    assert done.code == 2, done.err
+    assert "46 samples" in done.err and "47 samples" in done.err
+    assert set(before) <= set(tree(project / "run"))
+    assert commands(project, "train", "tiny.yaml", "--resume").code == 0

@@ -1,0 +1,70 @@
+"""Killed at random moments, and resumed, half of the time elsewhere: nothing is ever lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.training.running.directory import RunPaths
+from tests.cli.projects import PENSTOCK, final_state
+from tests.cli.test_train_resume import (
+    ON_TWO_RANKS,
+    assert_each_sample_once_an_epoch,
+    assert_same,
+    assert_whole,
+    metrics,
+)
+
+KILLS = 20
+KINDS = ("train", "validate", "ended", "save", "writing")
+ELSEWHERE = (["loader.batch_size=3"], ON_TWO_RANKS, ["loader.batch_size=7"])
+
+
+def kill_of(number, moments):
+    """The moment of a kill and what changes after it, by the number alone."""
+    rng = random.Random(number)
+    kind = KINDS[number % len(KINDS)]
+    moment = rng.choice([each for each in moments if each.startswith(f"{kind}-")])
+    return moment, [] if number % 2 else ELSEWHERE[number // 2 % len(ELSEWHERE)]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_kill_at_any_moment_loses_nothing(commands, uninterrupted, project, number):
+    whole, state, moments = uninterrupted
+    moment, changes = kill_of(number, moments)
+    assert commands(project, "train", "tiny.yaml", AT=f"{moment}:SIGKILL").code == -signal.SIGKILL
+    for path in RunPaths(project / "run").saved():
+        torch.load(path, weights_only=True)
+    done = commands(project, "train", "tiny.yaml", *changes, "--resume")
+    assert done.code == 0, (moment, done.err)
+    assert_whole(project / "run")
+    ended = final_state(project / "run")
+    assert_each_sample_once_an_epoch(ended)
+    if not changes:
+        assert_same(ended, state)
+        assert metrics(project / "run") == metrics(whole / "run")
+    elif changes is ON_TWO_RANKS:  # the same steps, of halves
+        assert ended["seen"] == state["seen"]
+        assert torch.allclose(ended["state_dict"]["weight"], state["state_dict"]["weight"])
+
+
+@pytest.mark.proof
+def test_torchrun_starts_it_and_a_signal_to_one_rank_stops_all(uninterrupted, project):
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
+    command = [*torchrun, "--standalone", "--no-python", str(PENSTOCK), "train", "tiny.yaml"]
+    command += ["loader.batch_size=2", "--resume"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    how = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    first = subprocess.run(command, cwd=project, env={**env, "AT": "train-9:SIGUSR1"}, **how)
+    assert "stopped by SIGUSR1 after 10 steps" in first.stdout, first.stderr
+    done = subprocess.run(command, cwd=project, env=env, **how)
+    assert done.returncode == 0, done.stderr
+    ended = final_state(project / "run")
+    assert ended["seen"] == uninterrupted[1]["seen"]
+    assert_whole(project / "run")
