@@ -7,6 +7,7 @@ import torch
 
 from penstock import ChunkedDataLoader
 from penstock.training.building import TaskModule, build
+from penstock.training.running import train
 from penstock.training.settings import read_settings
 from tests.training.building.jobs import fit
 from tests.training.settings.trees import S4
@@ -75,3 +76,22 @@ def test_an_experiment_trains_in_chunks():
     assert scores["val/bpb"] == pytest.approx(scores["val/loss"] / np.log(2), rel=1e-4)
     assert scores["val/accuracy"] <= scores["val/accuracy@3"]
     assert scores["val/loss"] < np.log(256)  # it learned something
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_a_run_of_the_tree_is_kept_and_resumed(tmp_path):
+    typed = ["experiment=audio/sashimi-youtubemix", MODELS, f"run_dir={tmp_path}/run"]
+    typed += ["train.train_chunk_size=4", "train.val_chunk_size=2", "loader.num_workers=0"]
+    typed += ["dataset.sample_len=512", "model.d_model=8", "model.n_layers=1"]
+    typed += [
+        "scheduler=cosine_warmup",
+        "trainer.enable_progress_bar=false",
+        "trainer.log_every_n_steps=1",
+    ]
+    train(read_settings(S4 / "config.yaml", [*typed, "trainer.max_epochs=2"]))
+    resumed = train(
+        read_settings(S4 / "config.yaml", [*typed, "trainer.max_epochs=3"]), resume=True
+    )
+    assert (resumed.steps, resumed.chunks, resumed.samples) == (12, 3, 12)
+    assert (tmp_path / "run" / "checkpoints" / "best.ckpt").is_file()
