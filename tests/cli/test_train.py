@@ -58,24 +58,15 @@ def test_it_starts_at_a_chosen_chunk(commands, project, uninterrupted):
     assert final_state(project / "run")["seen"][len(seen) :][:5] == whole[:5]
 
 
-def test_loggers_and_run_directories_are_the_users_to_choose(commands, project):
-    logger = "logger={_target_: lightning.pytorch.loggers.CSVLogger, save_dir: mine}"
-    done = commands(
-        *(project, "train", "tiny.yaml", logger.replace(": ", ":").replace(", ", ",")),
-        *("run_dir=elsewhere/here", "train.max_passes=1"),
-    )
-    assert done.code == 0, done.err
-    assert list((project / "mine").rglob("metrics.csv"))
-    assert not (project / "elsewhere" / "here" / "csv").exists()
-    assert not (project / "run").exists()
-
-
-def test_without_run_dir_a_run_is_kept_by_the_name_of_its_configuration(commands, project):
+def test_loggers_are_the_users_to_choose_and_a_run_is_named_by_its_configuration(commands, project):
     config = (project / "tiny.yaml").read_text().replace("run_dir: run\n", "")
     (project / "piano.yaml").write_text(config)
-    done = commands(project, "train", "piano.yaml", "train.max_passes=1", "logger=false")
+    logger = "logger={_target_:lightning.pytorch.loggers.CSVLogger,save_dir:mine}"
+    done = commands(project, "train", "piano.yaml", "train.max_passes=1", logger)
     assert done.code == 0, done.err
-    assert (project / "runs" / "piano" / "checkpoints").is_dir()
+    assert list((project / "mine").rglob("metrics.csv"))
+    run = project / "runs" / "piano"
+    assert (run / "checkpoints").is_dir() and not (run / "csv").exists()
 
 
 def test_standard_training_without_chunk_sizes_is_resumed_as_exactly(commands, project, tmp_path):

@@ -30,7 +30,8 @@ def serve():
 
 
 def become(job):
-    """Be the command from here on."""
+    """Be the command from here on, in a session of its own, as a terminal would start it."""
+    os.setsid()
     os.chdir(job["cwd"])
     os.environ.update(job["env"])
     for stream, name in ((1, "out"), (2, "err")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def exit_codes(*, debug: bool) -> Iterator[None]:
         yield
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         refused = isinstance(error, PenstockError)
         failed = isinstance(error, RunFailedError | MissingExtraError)
         print(f"penstock: {error if refused else in_a_line(error)}", file=sys.stderr)

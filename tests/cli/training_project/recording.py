@@ -29,7 +29,9 @@ def happens(moment):
     deed = deeds.get(moment)
     if deed == "raise":
         raise ValueError("the user's own model fails here")
-    if deed is not None:
+    if deed == "CTRL_C":  # a terminal sends it to all there are: ranks, workers
+        os.killpg(0, signal.SIGINT)
+    elif deed is not None:
         os.kill(os.getpid(), getattr(signal, deed))
 
 

@@ -2,24 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
+from penstock.training.running import Outcome
 from penstock.training.running.ranks import Ranks
 from penstock.training.running.stopping import SIGNALS, Listener, Stopped
-
-TWICE = """
-import os, signal
-from penstock.training.running.stopping import Listener
-ticks = iter([0.0, 0.2, 5.0])
-with Listener(lambda: next(ticks)) as listener:
-    listener.listen()
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("still here", listener.heard, flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("never said", flush=True)
-"""
+from tests.training.running.forking import forked
 
 
 def test_a_signal_is_remembered_and_nothing_else_happens():
@@ -36,17 +24,29 @@ def test_a_signal_is_remembered_and_nothing_else_happens():
 
 
 def test_a_second_ctrl_c_leaves_at_once_but_not_the_echo_of_the_first():
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 130
-    assert done.stdout == f"still here {int(signal.SIGINT)}\n"
-    assert "SIGINT: saving at the end of this batch" in done.stderr and "Trace" not in done.stderr
+    ticks = iter([0.0, 0.2, 5.0])
+
+    def hear(say):
+        with Listener(lambda: next(ticks)) as listener:
+            listener.listen()
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            say(f"still here, heard {listener.heard}")
+            os.kill(os.getpid(), signal.SIGINT)
+            say("never said")
+
+    with forked(hear) as (_, said, codes):
+        assert said.read() == "still here, heard 2\n"
+    assert codes == [130]
 
 
 def test_exit_codes_are_those_of_a_shell():
-    codes = {number: Stopped(number).exit_code for number in SIGNALS}
+    codes = {number: Outcome(Path("run"), stopped_by=number).exit_code for number in SIGNALS}
     assert codes == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+    assert Outcome(Path("run")).exit_code == 0
+
+
+def test_no_except_exception_of_a_user_keeps_a_run_from_stopping():
     assert not issubclass(Stopped, Exception)
 
 

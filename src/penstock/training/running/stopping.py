@@ -31,11 +31,6 @@ class Stopped(BaseException):
         super().__init__(signal.Signals(number).name)
         self.number = number
 
-    @property
-    def exit_code(self) -> int:
-        """As a shell says it: 128 and the signal."""
-        return 128 + self.number
-
 
 class Listener:
     """The signal that asked this process to stop, if one did.
