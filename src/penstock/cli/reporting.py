@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from penstock.errors import MissingExtraError, PenstockError
+
+log = logging.getLogger("penstock")
 
 REFUSED: Final = 2
 FAILED: Final = 1
@@ -36,15 +37,15 @@ def speaking(*, debug: bool, aloud: bool = True) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    ours, before = logging.getLogger("penstock"), logging.getLogger("penstock").level
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO if aloud else logging.WARNING)
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if aloud else logging.WARNING)
     try:
         with quiet_lightning(debug=debug), exit_codes(debug=debug):
             yield
     finally:
-        ours.removeHandler(handler)
-        ours.setLevel(before)
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def exit_codes(*, debug: bool) -> Iterator[None]:
         yield
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            log.exception("where it happened:")
         refused = isinstance(error, PenstockError)
         failed = isinstance(error, RunFailedError | MissingExtraError)
         print(f"penstock: {error if refused else in_a_line(error)}", file=sys.stderr)
