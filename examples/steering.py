@@ -7,16 +7,20 @@ middle of an epoch and run it again: it goes on at the very next batch.
     python examples/steering.py                     # everything, in a temporary directory
     python examples/steering.py --dir run           # keeps data and checkpoint there
     python examples/steering.py --dir run --stop-at 100   # stops after step 100; run it again
+    torchrun --nproc-per-node=2 examples/steering.py --dir run    # the same run on two ranks
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from penstock.checks import checked
 from penstock.datasets import build_steering_directory, validate_dataset
@@ -48,11 +52,29 @@ def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
 
 
+def ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def tell(text: object) -> None:
+    if is_first():
+        print(text)
+
+
+def loader_of(directory: Path, split: str, global_batch: int) -> SteeringLoader:
+    """The same global batches on any number of ranks that divides them."""
+    return create_loader(directory, split, global_batch // ranks(), distributed=ranks() > 1)
+
+
 def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module | None:
     torch.manual_seed(0)
     model = Predictor(DIM)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = create_loader(directory, "train", BATCH_SIZE)
+    loader = loader_of(directory, "train", BATCH_SIZE)
     validate_first_batch(loader)  # reads it apart: the run is the same without
     step, first = 0, 0
     if checkpoint.exists():
@@ -61,13 +83,14 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         step, first = saved["step"], saved["loader"]["epoch"]
-        print(f"resumed at step {step}, epoch {first}")
+        tell(f"resumed at step {step}, epoch {first}")
+    trained = DistributedDataParallel(model) if ranks() > 1 else model
     batches = checked(loader, loader.dataset_obj.schema())  # some of them, in 1 % of the time
     for epoch in range(first, EPOCHS):
         set_epoch(loader, epoch)  # inside a resumed epoch it changes nothing
         losses = []
         for batch in batches:
-            loss = loss_of(model, batch)
+            loss = loss_of(trained, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -75,12 +98,14 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
             step += 1
             if step == stop_at:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state | {"loader": loader.state_dict(), "step": step}, checkpoint)
-                print(f"stopped after step {step}: run again to go on")
+                if is_first():  # one checkpoint, for any number of ranks
+                    torch.save(state | {"loader": loader.state_dict(), "step": step}, checkpoint)
+                tell(f"stopped after step {step}: run again to go on")
                 return None
         zero = loader.dataset_obj.steering_probs["zero"]
-        print(f"epoch {epoch:2}  zero steering {zero:.2f}  loss {sum(losses) / len(losses):.4f}")
-    checkpoint.unlink(missing_ok=True)
+        tell(f"epoch {epoch:2}  zero steering {zero:.2f}  loss {sum(losses) / len(losses):.4f}")
+    if is_first():
+        checkpoint.unlink(missing_ok=True)
     return model
 
 
@@ -88,25 +113,30 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
 def accuracy(model: nn.Module, loader: SteeringLoader, steering: str) -> float:
     """Share of held-out pairs whose target beats all its negatives, each pair once."""
     loader.dataset_obj.force_steering(steering)
-    right = [(scores(model, batch).argmax(1) == 0).float() for batch in loader]
-    return torch.cat(right).mean().item()
+    right = torch.cat([scores(model, batch).argmax(1) == 0 for batch in loader])
+    counts = torch.tensor([int(right.sum()), len(right)])
+    if ranks() > 1:
+        dist.all_reduce(counts)  # sums, then the quotient: a mean of the ranks' means is not it
+    return (counts[0] / counts[1]).item()
 
 
 def run(directory: Path, stop_at: int | None) -> None:
     data = directory / "data"
-    if not (data / "config.json").exists():
+    if not (data / "config.json").exists() and is_first():
         curriculum = {"zero_prob_start": 0.6, "zero_prob_end": 0.1, "epochs_total": EPOCHS}
         build_steering_directory(
             data, pairs=1500, embedding_dim=DIM, n_neg=8, config={"curriculum": curriculum}
         )
+    if ranks() > 1:
+        dist.barrier()
     report = validate_dataset(data)
     report.raise_if_any()
-    print(report)
+    tell(report)
     model = train(data, directory / "checkpoint.pt", stop_at)
     if model is not None:
-        val = create_loader(data, "val", 2 * BATCH_SIZE)
+        val = loader_of(data, "val", 2 * BATCH_SIZE)
         for steering in ("zero", "centroid", "keyword", "residual"):
-            print(f"val accuracy with {steering} steering: {accuracy(model, val, steering):.4f}")
+            tell(f"val accuracy with {steering} steering: {accuracy(model, val, steering):.4f}")
 
 
 def main() -> None:
@@ -114,8 +144,15 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="keep data and checkpoint here")
     parser.add_argument("--stop-at", type=int, help="stop after this step, with a checkpoint")
     options = parser.parse_args()
+    if "RANK" in os.environ:  # started by torchrun
+        dist.init_process_group("gloo")
+        if options.dir is None:
+            parser.error("several ranks need a directory to share: give --dir")
     if options.dir is not None:
         run(options.dir, options.stop_at)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
         return
     with tempfile.TemporaryDirectory() as directory:
         run(Path(directory), options.stop_at)
