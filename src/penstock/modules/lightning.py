@@ -164,6 +164,10 @@ class ChunkedTraining(SizedLoaders):
         rotating = self._validation.rotating if self._validation is not None else None
         if trainer.state.fn == "fit" and not trainer.sanity_checking and rotating and self._unmoved:
             self._rotate(trainer, rotating, self._unmoved[0])
+        if trainer.state.fn == "fit" and self._unmoved:
+            # Lightning reads lengths once an epoch, but the next validation of this very epoch is
+            # on another chunk, of another length: its samples would be left out
+            trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = float("-inf")
         super().on_validation_end(trainer, pl_module)
 
     def _rotate(self, trainer: Any, loader: Any, before: dict[str, Any]) -> None:

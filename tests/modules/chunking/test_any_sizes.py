@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.modules import ChunkedTraining
@@ -45,7 +45,20 @@ def shapes(draw):
     }
 
 
+ROTATING = {  # validations of 6 samples and of 1, three of them in one epoch of Lightning
+    "samples": 3,
+    "batch": 1,
+    "drop_last": False,
+    "val_samples": 7,
+    "chunks": 2,
+    "sizes": (None, 2),
+    "val_cycle": True,
+    "limits": {"val_check_interval": 1},
+}
+
+
 @settings(max_examples=40)
+@example(ROTATING)
 @given(shapes())
 def test_every_chunk_is_whole_and_validated_whatever_the_sizes(shape):
     check(shape)

@@ -23,18 +23,21 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 20
+FORK = multiprocessing.get_context("fork")
 
 
 class Announcing(Dataset):
-    """Tells when the first sample of the second chunk is read."""
+    """Counts how often each sample is read, and tells when one of them is."""
 
     def __init__(self, samples, watched, event):
-        self.samples, self.watched, self.event = samples, watched, event
+        self.counts, self.watched, self.event = FORK.Array("i", samples), watched, event
 
     def __len__(self):
-        return self.samples
+        return len(self.counts)
 
     def __getitem__(self, index):
+        with self.counts.get_lock():
+            self.counts[index] += 1
         if index == self.watched:
             self.event.set()
         return (torch.tensor(index),)
@@ -53,7 +56,7 @@ class Waiting(pl.Callback):
 
 EXECUTORS = {
     "threads": ({"executor": "threads", "threads": 2}, threading.Event),
-    "processes": ({"num_workers": 2}, multiprocessing.get_context("fork").Event),
+    "processes": ({"num_workers": 2}, FORK.Event),
 }
 
 
@@ -66,6 +69,7 @@ def test_the_next_chunk_is_read_while_validation_runs(executor):
     with ChunkedDataLoader(dataset, 2, 4, **options) as loader:
         run = fit(ChunkedTraining(), loader, callbacks=[waiting], max_epochs=3)
     assert waiting.came == [True] and run.train_batches == [4, 4, 4]
+    assert set(dataset.counts[:]) == {0, 1}  # what was read ahead was used, not read again
 
 
 def test_a_stream_reads_the_next_chunk_while_validation_runs():
@@ -73,8 +77,8 @@ def test_a_stream_reads_the_next_chunk_while_validation_runs():
 
     def count(start, stop):
         with lock:
-            read.append(stop - start)
-            if sum(read) > 40:  # more than the two chunks that are trained on by then
+            read.append((start, stop))
+            if sum(stop - start for start, stop in read) > 40:  # more than two chunks
                 enough.set()
 
     waiting = Waiting(enough, validation=1)
@@ -83,6 +87,7 @@ def test_a_stream_reads_the_next_chunk_while_validation_runs():
     with StreamLoader(source, 4, collate=lambda batch: [batch], **geometry) as loader:
         run = fit(ChunkedTraining(), loader, callbacks=[waiting], max_epochs=3)
     assert waiting.came == [True] and run.train_batches == [5, 5, 5]
+    assert len(read) == len(set(read))  # what was read ahead was used, not read again
 
 
 def test_the_summary_tells_the_wait_at_chunk_ends_from_the_others():

@@ -218,6 +218,15 @@ def test_a_rotation_scores_every_sample_once_and_logs_their_mean(tmp_path):
     assert logged == [1004.0, 1004.0]  # once a rotation
 
 
+def test_a_rotation_inside_one_chunk_leaves_no_sample_out():
+    """Lightning reads the length of a validation once an epoch; here it differs within one."""
+    callback = ChunkedTraining(val_chunk_size=2, val_cycle=True)
+    val = stock(7, 1000, batch=3)  # validations of 6 samples and of 1
+    run = fit(callback, stock(4, batch=1), val, max_epochs=2, val_check_interval=1)
+    assert [len(scored) for scored in run.scored] == [6, 1] * 4
+    assert sorted(run.scored[2] + run.scored[3]) == [*range(1000, 1007)]
+
+
 def test_a_rotation_goes_on_after_a_resume(tmp_path):
     options = {"max_epochs": 2}
     first = fit(ChunkedTraining(2, 2, val_cycle=True), **options)
