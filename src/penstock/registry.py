@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 from penstock.errors import ConfigError
@@ -14,13 +15,34 @@ T = TypeVar("T")
 def close_name(name: str, known: Iterable[str]) -> str | None:
     """The one of ``known`` that ``name`` probably meant; None if nothing is near.
 
-    >>> close_name("vison", ["text", "vision"])
-    'vision'
+    One that is a letter off comes before others that are as near.
+
+    >>> close_name("vison", ["text", "vision"]), close_name("fecoder", ["encoder", "decoder"])
+    ('vision', 'decoder')
     >>> close_name("zebra", ["text", "vision"])
     """
     by_lower = {each.lower(): each for each in known}
-    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    by_a_letter = [each for each in by_lower if _one_edit_apart(name.lower(), each)]
+    near = get_close_matches(name.lower(), by_a_letter or by_lower, n=1, cutoff=0.7)
     return by_lower[near[0]] if near else None
+
+
+def _one_edit_apart(a: str, b: str) -> bool:
+    """Is one letter lost, added or wrong, or are two swapped?
+
+    >>> [_one_edit_apart("seed", each) for each in ("sed", "seeds", "send", "sede", "deed ")]
+    [True, True, True, True, False]
+    """
+    same = _shared(a, b)
+    a, b = a[same:], b[same:]
+    ends = _shared(a[::-1], b[::-1])
+    a, b = a[: len(a) - ends], b[: len(b) - ends]
+    return max(len(a), len(b)) == 1 or (len(a) == 2 and a == b[::-1])
+
+
+def _shared(a: str, b: str) -> int:
+    """How many letters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 
 from penstock.errors import ConfigError
+from penstock.registry import _one_edit_apart as one_edit_apart
+from penstock.registry import close_name
 from penstock.training.settings import read_settings
-from penstock.training.settings.checking import meant_by, one_edit_apart
 from penstock.training.settings.keys import (
     CALLBACKS,
     GONE_TRAINER,
@@ -75,7 +76,7 @@ def test_a_key_one_letter_off_is_refused_with_its_place(found, lines_before):
 @given(misspelt())
 def test_the_key_that_is_one_letter_off_is_the_one_that_was_meant(found):
     section, key, typed = found
-    meant = meant_by(typed, OURS[section])
+    meant = close_name(typed, OURS[section])
     assert meant == key or one_edit_apart(typed, meant)
 
 

@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders.base import current_topology
-from penstock.order import BlockOrder, Order, SequentialOrder, ShuffledOrder
+from penstock.loaders.sampler import ORDERS
 
-ORDERS: Final = ("shuffled", "sequential", "block")
-BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
 OUR_KEYS: Final = (
     "train_chunk_size",
     "val_chunk_size",
@@ -48,17 +46,6 @@ def check_order(chunk_order: str) -> str:
     if chunk_order not in ORDERS:
         raise ConfigError(f"chunk_order must be one of {ORDERS}, got {chunk_order!r}")
     return chunk_order
-
-
-def order_of(kind: str, size: int, seed: int) -> Order:
-    """The training order of that name.
-
-    >>> order_of("block", 1000, seed=42).kind
-    'block'
-    """
-    if kind == "block":
-        return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
-    return ShuffledOrder(size, seed) if kind == "shuffled" else SequentialOrder(size, seed)
 
 
 def partition_batches(

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.loaders import ChunkedDataLoader
-from penstock.modules.sequence.chunk_sizes import order_of
+from penstock.loaders.sampler import order_named
 
 
 def training_loader(
@@ -32,4 +32,4 @@ def training_loader(
     if batch_size is None or options.get("generator") is not None:
         return kind(dataset, shuffle=shuffle is not False, **given)
     name = "sequential" if shuffle is False else order
-    return kind(dataset, order=order_of(name, len(dataset), seed), **given)
+    return kind(dataset, order=order_named(name, len(dataset), seed), **given)
