@@ -21,9 +21,9 @@ for odd_seed in (42, 7):
     assert topology_from_environment() == topology_from_process_group()
     try:
         agree(loader)
-        print("agreed", sum(len(batch) for _ in range(2) for batch in loader))
+        print(f"agreed {sum(len(batch) for _ in range(2) for batch in loader)}")
     except ValueError as error:
-        print("refused:", error)
+        print(f"refused: {error}")
 dist.destroy_process_group()
 """
 

@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
+from penstock import build_steering_directory, create_loader, set_epoch
 
 BLOCK = Path(__file__).parents[1] / "loaders" / "steering_seed_blocks" / "07_ddp.txt"
 CHANGED_LINES = {
@@ -96,20 +95,15 @@ def launched(folder, world):
     return [[json.loads(line) for line in diary.splitlines()] for diary in diaries]
 
 
-def test_the_ddp_program_runs_on_2_and_on_4_ranks(folder):
-    data = JASPERSteeringDataset(folder / "output/dataset", "train")
-    everything = Counter(data.pair_relevance[data._rows].tolist())
-    firsts = []
-    for world in (2, 4):
-        ranks = launched(folder, world)
-        steps = len(data) // (32 * world)
-        assert [len(rank) for rank in ranks] == [EPOCHS * steps] * world
-        for epoch in (0, 1, EPOCHS - 1):
-            rows = [step[0] for rank in ranks for step in rank[epoch * steps : (epoch + 1) * steps]]
-            seen = Counter(chain(*rows))
-            assert max(seen.values()) == 1 and not seen - everything
-            assert seen.total() == steps * 32 * world
-        weights = [[weight for _, weight in rank] for rank in ranks]
-        assert all(other == weights[0] for other in weights) and len(set(weights[0])) >= EPOCHS
-        firsts.append(set(chain(*(rank[step][0] for rank in ranks for step in range(4 // world)))))
-    assert firsts[0] == firsts[1]  # two steps of two ranks are one of four
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.proof)])
+def test_the_ddp_program_runs_under_torchrun(folder, world):
+    ranks = launched(folder, world)
+    alone = create_loader(folder / "output/dataset", "train", 32 * world)
+    assert [len(rank) for rank in ranks] == [EPOCHS * len(alone)] * world
+    for epoch in (0, 1, EPOCHS - 1):
+        set_epoch(alone, epoch)
+        for step, batch in enumerate(alone, start=epoch * len(alone)):
+            joined = list(chain(*(rank[step][0] for rank in ranks)))
+            assert joined == batch["relevance"].tolist()
+    weights = [[weight for _, weight in rank] for rank in ranks]
+    assert all(other == weights[0] for other in weights) and len(set(weights[0])) >= EPOCHS

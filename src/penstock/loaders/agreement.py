@@ -85,8 +85,8 @@ def compare(identities: list[dict[str, Any]]) -> str | None:
 
 def several(group: dist.ProcessGroup | None = None) -> bool:
     """Is there a process group of more than one rank?"""
-    there = dist.is_available() and dist.is_initialized()
-    return there and dist.get_world_size(group) > 1
+    group = group or (dist.group.WORLD if dist.is_available() else None)
+    return group is not None and group.size() > 1
 
 
 def gather(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
