@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import StateError
 from penstock.training.running.directory import RunPaths
@@ -71,21 +72,24 @@ class Outcome:
 
 def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
     """What is in the run directory now."""
-    seen = {"chunks": fit.trainer.current_epoch}
-    try:
-        summary = fit.chunked.summary()
-    except StateError:  # a loader that is not ours, or nothing was left to train
-        pass
-    else:
-        names = ("samples", "passes", "coverage", "chunks")
-        seen = {name: getattr(summary, name) for name in names}
     best, saved = fit.saving.best, paths.saved()
     return Outcome(
         paths.root,
         steps=fit.trainer.global_step,
-        **seen,
+        **seen_by(fit),
         best=best,
         best_path=paths.best if best else None,
         last_path=saved[0] if saved else None,
         stopped_by=stopped_by,
     )
+
+
+def seen_by(fit: Fit) -> dict[str, Any]:
+    """What of the dataset is in the weights, as far as it is known."""
+    cut = fit.trainer.limit_train_batches != 1.0 and not fit.chunked.chunked_training_enabled
+    try:
+        summary = fit.chunked.summary()
+    except StateError:  # a loader that is not ours, or nothing was left to train
+        return {"chunks": fit.trainer.current_epoch}
+    names = ("chunks",) if cut else ("samples", "passes", "coverage", "chunks")
+    return {name: getattr(summary, name) for name in names}
