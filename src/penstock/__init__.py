@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     )
     from penstock.datasets import read_pixel_table as read_pixel_table
     from penstock.datasets import validate_dataset as validate_dataset
+    from penstock.distributed import RankError as RankError
+    from penstock.distributed import agree as agree
+    from penstock.distributed import agreed as agreed
+    from penstock.distributed import together as together
     from penstock.errors import BatchError as BatchError
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import MissingExtraError as MissingExtraError
@@ -172,6 +176,7 @@ _ROOMS = {
         "ChunkedTraining DataModuleProtocol UniversalDataModule TrainerLoader SequenceDataset "
         "QuantizedAutoregressiveAudio ResolutionSequenceDataset"
     ),
+    "penstock.distributed": "agree agreed together RankError",
     "penstock.report": "BenchmarkReport",
     "penstock.training": (
         "TrainingConfig CheckpointManager TrainingEngine cross_val_training single_fold_training"

@@ -7,6 +7,7 @@
     ├── SourceError(OSError)             storage that cannot be read
     ├── BatchError(AssertionError)       a batch that is not what it should be
     ├── WorkerError(RuntimeError)        a worker process or reader thread that died
+    │   └── RankError                    another rank that failed (in penstock.distributed)
     └── MissingExtraError(ImportError)   an optional library that is not installed
 
 A message says what was asked, what was found and what to do, in one sentence.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ConfigError, StateError
+from penstock.loaders.agreement import agree
 from penstock.modules.chunk_report import (
     ChunkSummary,
     coverage,
@@ -41,7 +42,8 @@ class ChunkedTraining(SizedLoaders):
     Penstock with the same settings; loaders of Penstock stay. They come from ``fit`` or from hooks,
     which are then called once. A checkpoint, taken anywhere, goes on at the first batch that is
     not in the weights; another number of ranks or workers, another batch or chunk size may resume
-    it. The sanity check moves nothing.
+    it. The sanity check moves nothing. Ranks that are about to train on different data are all
+    stopped before the first step.
 
     Args:
         train_chunk_size: Batches of this rank between two validations. Or a configuration: what
@@ -91,6 +93,7 @@ class ChunkedTraining(SizedLoaders):
         super().on_train_start(trainer, pl_module)
         if self._loader is None or self._progress is None:
             return
+        agree(self._loader)
         begin = restored.get("begin") or self._progress.loader
         self._begin = Cursor(begin["epoch"], begin["position"])
         self._rotation = Rotation()
