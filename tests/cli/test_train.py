@@ -1,6 +1,8 @@
 """`penstock train`: what it says, what it leaves behind, what it refuses."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,3 +149,15 @@ def test_a_checkpoint_of_another_dataset_is_refused_with_the_reason(commands, pr
     assert "46 samples" in done.err and "47 samples" in done.err
     assert set(before) <= set(tree(project / "run"))
     assert commands(project, "train", "tiny.yaml", "--resume").code == 0
+
+
+def test_without_its_libraries_the_command_names_the_extra(tmp_path):
+    program = (
+        "import sys; sys.modules['lightning.pytorch'] = None; "
+        "from penstock.cli.commands import app; app(['train', 'x.yaml'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(r"penstock: lightning\S* is not installed: pip install 'penst", done.stderr)

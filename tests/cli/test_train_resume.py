@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 
 import pytest
@@ -177,6 +178,38 @@ def test_a_run_directory_in_use_by_another_process_is_refused_not_overwritten(co
     assert before.keys() == after.keys() and changed <= {".lock"}
     done = commands(project, "train", "tiny.yaml")
     assert done.code == 2 and "already holds a run: go on with --resume" in done.err
+
+
+def test_a_signal_before_the_first_step_ends_it_and_leaves_nothing_to_resume(commands, project):
+    assert commands(project, "train", "tiny.yaml", AT="sanity:SIGTERM").code == -signal.SIGTERM
+    done = commands(project, "train", "tiny.yaml", AT="sanity:SIGINT")
+    assert done.code == 130 and "Traceback" not in done.err
+    assert not RunPaths(project / "run").saved()
+
+
+def test_batches_that_are_not_in_the_weights_come_again(commands, project):
+    together = ["trainer.accumulate_grad_batches=3"]
+    done = commands(project, "train", "tiny.yaml", *together, "run_dir=whole")
+    assert done.code == 0, done.err
+    done = commands(project, "train", "tiny.yaml", *together, AT="batch-6:SIGTERM")
+    assert done.code == 143 and "stopped by SIGTERM after 2 steps" in done.out
+    ended, whole = resumed(commands, project, *together), final_state(project / "whole")
+    assert ended.pop("loops") != whole.pop(
+        "loops"
+    )  # Lightning counts how often it zeroed gradients
+    assert_same(ended, whole)
+    assert metrics(project / "run") == metrics(project / "whole")
+
+
+def test_a_run_that_is_done_stays_done(commands, uninterrupted, project):
+    whole, state, _ = uninterrupted
+    shutil.copytree(whole / "run", project / "run")
+    done = commands(project, "train", "tiny.yaml", "--resume")
+    assert done.code == 0 and done.out == (whole / ".out").read_text()
+    assert_same(final_state(project / "run"), state)
+    assert metrics(project / "run") == metrics(whole / "run")
+    longer = commands(project, "train", "tiny.yaml", "--resume", "train.max_passes=3")
+    assert longer.code == 0 and "138 samples, 3 passes" in longer.out
 
 
 # -- several ranks

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import penstock
-from penstock.cli import demo_training as training
 from penstock.cli.demo import run_demo
-from penstock.errors import PenstockError
+from penstock.errors import MissingExtraError, PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,6 +49,16 @@ def demo(
         raise SystemExit(1) from None
 
 
+@contextmanager
+def told_extras() -> Iterator[None]:
+    """A block in which a library that is not there is told by the extra that installs it."""
+    try:
+        yield
+    except MissingExtraError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
 Config = Annotated[Path, typer.Argument(help="A YAML file, alone or in a tree of them.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value]...", help="What to change in it.")
@@ -71,7 +82,8 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train in chunks through the whole dataset, validating after each."""
-    from penstock.cli.train import run_train  # here: it takes Lightning seconds to be imported
+    with told_extras():
+        from penstock.cli.train import run_train  # here: it takes Lightning seconds to be imported
 
     run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run, debug=debug)
 
@@ -84,7 +96,8 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what will be read, and when; or which samples a step is made of."""
-    from penstock.cli.plan import run_plan  # here: it takes Lightning seconds to be imported
+    with told_extras():
+        from penstock.cli.plan import run_plan  # here: it takes Lightning seconds to be imported
 
     run_plan(config, overrides or [], step=step, debug=debug)
 

@@ -91,25 +91,27 @@ class Recorder(pl.LightningModule):
         self.weight = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
         self.dropout = torch.nn.Dropout(0.3)
         self.unsaveable = unsaveable
-        self.seen, self.samples = [], []
+        self.seen, self.pending = [], []
 
     def loss(self, ids):
         return (self.dropout(self.weight) - ids.double().mean() / 100).pow(2).mean()
 
     def training_step(self, ids, batch_idx):
         happens(f"train-{self.global_step}")
-        self.samples = joined(ids)
+        happens(f"batch-{self.trainer.fit_loop.total_batch_idx}")
+        self.pending += joined(ids)
         loss = self.loss(ids)
         self.log("loss", loss.float())
         return loss
 
     def optimizer_step(self, *args, **kwargs):
         super().optimizer_step(*args, **kwargs)
-        self.seen.append(self.samples)
+        self.seen.append(self.pending)
+        self.pending = []
 
     def validation_step(self, ids, batch_idx):
-        if not self.trainer.sanity_checking:
-            happens(f"validate-{self.global_step}-{batch_idx}")
+        sanity = self.trainer.sanity_checking
+        happens("sanity" if sanity else f"validate-{self.global_step}-{batch_idx}")
         self.log("val/loss", self.loss(ids).float(), sync_dist=True)
 
     def on_train_epoch_end(self):

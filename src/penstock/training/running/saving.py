@@ -132,12 +132,15 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Save the chunk that ended, all its logs and schedulers behind it."""
-        if trainer.global_step > self._saved or self._validated == self._saved >= 0:
-            self.save(trainer)
+        self._save_what_is_new(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the end."""
-        self.save(trainer)
+        self._save_what_is_new(trainer)
+
+    def _save_what_is_new(self, trainer: Any) -> None:
+        if trainer.global_step != self._saved or self._validated == self._saved:
+            self.save(trainer)
 
     def _note(self, trainer: Any) -> None:
         self._random, self._steps = random_state(), trainer.global_step
