@@ -51,6 +51,34 @@ def test_partial_coverage_is_told(commands, project):
     assert "training has no end" in endless.out
 
 
+def test_standard_training_is_planned_with_its_limits(commands, project):
+    plain = ["train.train_chunk_size=null", "train.val_chunk_size=null", "train.max_passes=null"]
+    plain += ["trainer.max_epochs=2", "trainer.limit_train_batches=7"]
+    done = commands(project, "plan", "tiny.yaml", *plain)
+    assert done.code == 0, done.err
+    assert re.findall(r"^ +(\d+) +(\d+) to (\d+) +(\d+) +(\d+)$", done.out, re.M) == [
+        ("1", "0", "6", "7", "28")
+    ]
+    assert "training: 2 epochs of 7 batches, the first ones of another shuffle" in done.out
+
+
+def test_a_stream_is_planned_without_being_read(commands, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((100, 32), np.float32))
+    (tmp_path / "stream.yaml").write_text(
+        "train: {train_chunk_size: 3}\n"
+        "loader: {batch_size: 8}\n"
+        "trainer: {max_epochs: 5}\n"
+        "dataset: {train: x.npy}\n"
+        "model: {_target_: lightning.pytorch.demos.boring_classes.BoringModel}\n"
+    )
+    done = commands(tmp_path, "plan", "stream.yaml")
+    assert done.code == 0, done.err
+    assert "of buffers, of a budget of" in done.out and "validation: none" in done.out
+    assert "training: 5 chunks = 1.25 passes, 98.0% of 100 samples seen" in done.out  # drop_last
+    samples = re.findall(r"sample (\d+)", commands(tmp_path, "plan", "stream.yaml", "--step=5").out)
+    assert len(set(samples)) == 8
+
+
 def test_audio_is_told_by_file_and_frames(commands, tmp_path):
     soundfile = pytest.importorskip("soundfile")
     for number in range(3):

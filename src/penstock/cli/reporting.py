@@ -24,6 +24,7 @@ CHATTER: Final = (  # of Lightning, about what Penstock decides for the user
     ".*exists and is not empty",
     ".*callbacks used to create the checkpoint",
     ".*sync_dist=True",
+    ".*across ranks is zero",
 )
 
 

@@ -51,6 +51,10 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
                 f"what is read cannot be planned: training goes by a {type(train).__name__} of its "
                 "own, whose order nobody knows; give a chunk size"
             )
+        limit = job.trainer_kwargs.get("limit_train_batches")
+        if limit is not None and limit != 1.0 and train._course.chunk is None:
+            train._course.limit = limit
+            train._course.replan()
         validation = tuple(
             scoring_loader(each, settings, name="val_dataloader") if settings.sized else each
             for each in several(data.val_dataloader())

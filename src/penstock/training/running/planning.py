@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.loaders import Loader
+from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.modules.chunk_report import counted, counted_passes, coverage, samples_of_pass
 from penstock.order import Cursor, Steps
 from penstock.training.building import build
@@ -138,6 +138,10 @@ def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
     if math.isinf(chunks):
         yield "training has no end: give trainer.max_epochs, or train.max_passes"
         return
+    if steps.limit is not None:
+        epochs = f"{chunks:,.6g} epochs of {counted(steps.count, 'batch')}"
+        yield f"training: {epochs}, the first ones of another shuffle each time"
+        return
     epoch, rest = divmod(chunks, steps.total_chunks)
     step = min(int(rest * (steps.chunk or steps.count)), steps.count)
     end = Cursor(int(epoch), steps.start(step) if step else 0)
@@ -151,7 +155,9 @@ def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
 def memory_lines(loader: Loader) -> Iterator[str]:
     """What a batch is, and how much of them is held ahead."""
     batch = loader.peek()
-    ahead = 1 + getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0)
     size = bytes_of(batch)
     yield f"a batch: {shapes_of(batch)}, {in_bytes(size)}"
-    yield f"memory: up to {counted(ahead, 'batch')} at once on each rank, {in_bytes(ahead * size)}"
+    if isinstance(loader, ChunkedDataLoader):  # streams tell of their buffers themselves
+        ahead = 1 + loader.num_workers * (loader.prefetch_factor or 0)
+        held = f"{counted(ahead, 'batch')} at once on each rank, {in_bytes(ahead * size)}"
+        yield f"memory: up to {held}"
