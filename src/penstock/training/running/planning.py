@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
-from penstock.modules.chunk_report import counted, counted_passes, coverage, samples_of_pass
+from penstock.modules.chunk_report import counted, counted_passes, coverage
 from penstock.order import Cursor, Steps
 from penstock.training.building import build
 from penstock.training.running.fitting import make_chunked
@@ -83,13 +83,10 @@ def steps_of(loader: Loader) -> Steps:
 def rows_of(loader: Loader) -> list[ChunkRow]:
     """The chunks of an epoch."""
     steps = steps_of(loader)
-    size, last = steps.chunk or steps.count, samples_of_pass(steps)
-    if steps.limit is not None:
-        last = min(last, steps.start(steps.limit))
-    rows = []
+    size, rows = steps.chunk or steps.count, []
     for chunk in range(-(-steps.count // size)):
         first, end = chunk * size, min((chunk + 1) * size, steps.count)
-        stop = steps.start(end) if end < steps.count else last
+        stop = steps.stop(steps.start(end - 1))
         rows.append(ChunkRow(chunk, first, end - first, stop - steps.start(first)))
     return rows
 
