@@ -127,9 +127,3 @@ def convert(
     from penstock.cli.convert import run_convert  # here: only this command needs it
 
     run_convert(source, target, chunk_rows=chunk_rows)
-
-
-@app.command(hidden=True)
-def demo_training(data: Path, run: Path, kill_at: int = -1) -> None:
-    """One training process of the demo; kills itself at a step, if told."""
-    training.train(data, run, kill_at=kill_at)

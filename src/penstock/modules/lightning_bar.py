@@ -28,6 +28,8 @@ class Bar:
     def _get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         bar: Any = self._bar
         metrics: dict[str, Any] = type(bar).get_metrics(bar, trainer, pl_module)
+        if isinstance(metrics.get("v_num"), str):
+            del metrics["v_num"]  # a version that is a name, cut to its last letters
         items = self._items()
         if any("loss" in name.lower() for name in metrics):
             items.pop("loss", None)
@@ -36,8 +38,13 @@ class Bar:
     def title(self, words: str) -> None:
         """Name the chunk, where Lightning says which epoch of its own this is."""
         if isinstance(self._bar, callbacks.TQDMProgressBar):
-            self._bar.train_progress_bar.set_description(words)
+            shown = self._bar.train_progress_bar
+            if shown.total is None:  # the chunk began in another process
+                shown.total = self._bar.total_train_batches
+            shown.set_description(words)
         elif isinstance(self._bar, callbacks.RichProgressBar):
+            if self._bar.train_progress_bar_id is None:  # as above
+                self._bar._initialize_train_progress_bar_id()
             self._bar.train_progress_bar.description = words
 
     def let_go(self) -> None:

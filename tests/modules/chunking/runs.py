@@ -28,6 +28,8 @@ class Recorder(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         ids = batch[0]
+        if not self.chunks:  # resumed inside one: it began in another run
+            self.chunks.append([])
         self.chunks[-1].append(ids.tolist())
         return (self.weight - ids.float().mean()).pow(2).mean()
 

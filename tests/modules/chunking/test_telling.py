@@ -77,6 +77,27 @@ def test_a_bar_shows_epoch_chunk_batch_loss_and_waiting(kind, capsys):
     assert "get_metrics" not in vars(bar)
 
 
+@pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
+def test_a_bar_goes_on_in_the_middle_of_a_chunk(kind, capsys, tmp_path):
+    first = fit(ChunkedTraining(4), max_steps=6, max_epochs=-1)
+    first.trainer.save_checkpoint(tmp_path / "six.ckpt")
+    capsys.readouterr()
+    options = {"callbacks": [kind()], "enable_progress_bar": True, "max_epochs": 3}
+    run = fit(ChunkedTraining(4), ckpt_path=tmp_path / "six.ckpt", **options)
+    assert sorted(first.seen + run.seen) == [*range(22)]
+    shown = "".join(capsys.readouterr())
+    assert "Epoch 0, chunk 3/3" in shown
+    if kind is TQDMProgressBar:  # where nobody watches, the other one draws the last chunk only
+        assert "Epoch 0, chunk 2/3" in shown and "4/4" in shown
+
+
+def test_a_bar_leaves_out_a_version_that_is_a_name(capsys, tmp_path):
+    logger = CSVLogger(tmp_path, version="tensorboard")
+    options = {"callbacks": [TQDMProgressBar()], "enable_progress_bar": True, "logger": logger}
+    fit(ChunkedTraining(4), max_epochs=1, **options)
+    assert "waiting" in (shown := "".join(capsys.readouterr())) and "v_num" not in shown
+
+
 def test_a_bar_without_sizes_is_lightnings(capsys):
     bar = TQDMProgressBar()
     fit(ChunkedTraining(), callbacks=[bar], enable_progress_bar=True)
