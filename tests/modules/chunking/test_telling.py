@@ -94,7 +94,7 @@ def test_a_bar_goes_on_in_the_middle_of_a_chunk(kind, capsys, tmp_path):
 def test_a_bar_leaves_out_a_version_that_is_a_name(capsys, tmp_path):
     logger = CSVLogger(tmp_path, version="tensorboard")
     options = {"callbacks": [TQDMProgressBar()], "enable_progress_bar": True, "logger": logger}
-    fit(ChunkedTraining(4), max_epochs=1, **options)
+    fit(ChunkedTraining(4), max_epochs=1, log_every_n_steps=1, **options)
     assert "waiting" in (shown := "".join(capsys.readouterr())) and "v_num" not in shown
 
 
