@@ -54,17 +54,39 @@ def test_a_kill_at_any_moment_loses_nothing(commands, uninterrupted, project, nu
         assert torch.allclose(ended["state_dict"]["weight"], state["state_dict"]["weight"])
 
 
+def torchrun(project, *overrides, at=""):
+    command = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
+    command += ["--standalone", "--no-python", str(PENSTOCK), "train", "tiny.yaml", "--resume"]
+    return subprocess.run(
+        [*command, "loader.batch_size=2", *overrides],
+        cwd=project,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AT": at},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 @pytest.mark.proof
 def test_torchrun_starts_it_and_a_signal_to_one_rank_stops_all(uninterrupted, project):
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
-    command = [*torchrun, "--standalone", "--no-python", str(PENSTOCK), "train", "tiny.yaml"]
-    command += ["loader.batch_size=2", "--resume"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    how = {"capture_output": True, "text": True, "timeout": 120, "check": False}
-    first = subprocess.run(command, cwd=project, env={**env, "AT": "train-9:SIGUSR1"}, **how)
-    assert "stopped by SIGUSR1 after 10 steps" in first.stdout, first.stderr
-    done = subprocess.run(command, cwd=project, env=env, **how)
+    stopped = torchrun(project, at="train-9:SIGUSR1")
+    assert "stopped by SIGUSR1 after 10 steps" in stopped.stdout, stopped.stderr
+    done = torchrun(project)
     assert done.returncode == 0, done.stderr
-    ended = final_state(project / "run")
-    assert ended["seen"] == uninterrupted[1]["seen"]
+    assert final_state(project / "run")["seen"] == uninterrupted[1]["seen"]
     assert_whole(project / "run")
+
+
+@pytest.mark.proof
+def test_a_signal_to_torchrun_is_saved_by_all_its_ranks(commands, project):
+    stopped = torchrun(project, "train.max_passes=2000", at="train-9:PARENT")
+    assert "stopped by SIGTERM" in stopped.stdout, stopped.stderr
+    assert_whole(project / "run")
+    last = final_state(project / "run")
+    assert last["global_step"] == len(last["seen"]) > 9
+    passes = last["global_step"] // 12 + 1
+    done = commands(project, "train", "tiny.yaml", f"train.max_passes={passes}", "--resume")
+    assert done.code == 0, done.err
+    seen = [sample for step in final_state(project / "run")["seen"] for sample in step]
+    assert all(sorted(seen[at : at + 46]) == [*range(46)] for at in range(0, len(seen), 46))

@@ -31,6 +31,8 @@ def happens(moment):
         raise ValueError("the user's own model fails here")
     if deed == "CTRL_C":  # a terminal sends it to all there are: ranks, workers
         os.killpg(0, signal.SIGINT)
+    elif deed == "PARENT":  # as a cluster ends a job
+        os.kill(os.getppid(), signal.SIGTERM)
     elif deed is not None:
         os.kill(os.getpid(), getattr(signal, deed))
 
