@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.order import Cursor, Plan, Steps
+from penstock.order import Cursor, Order, Plan, Steps
 
 STRIDE = 1 << 20  # positions looked up at once
 
@@ -42,36 +41,72 @@ class ChunkSummary:
         )
 
 
-def samples_of_pass(steps: Steps) -> int:
-    """Samples that a whole pass delivers: all, less what ``drop_last`` drops."""
-    return steps.count * steps.whole if steps.drop_last else steps.size
+def samples_of_pass(steps: Steps, batches: int | None = None) -> int:
+    """Samples that a pass delivers: all, less what ``drop_last`` or a limit leaves out.
+
+    Args:
+        steps: How the dataset is cut.
+        batches: Where a trainer takes no more than so many of each pass.
+    """
+    taken = steps.count if batches is None else min(batches, steps.count)
+    return steps.stop(steps.start(taken - 1)) if taken else 0
 
 
-def samples_between(steps: Steps, begin: Cursor, end: Cursor) -> int:
+def samples_between(steps: Steps, begin: Cursor, end: Cursor, batches: int | None = None) -> int:
     """Samples delivered from one place to a later one, over all ranks."""
-    return (end.epoch - begin.epoch) * samples_of_pass(steps) + end.position - begin.position
+    passed = (end.epoch - begin.epoch) * samples_of_pass(steps, batches)
+    return passed + end.position - begin.position
 
 
-def coverage(plan: Plan, begin: Cursor, end: Cursor) -> float:
-    """Share of the samples that were delivered at least once from one place to a later one."""
-    order, steps = plan.order, plan.steps
-    whole = end.epoch - begin.epoch - (begin.position > 0)
-    if whole > 0 and samples_of_pass(steps) == steps.size:
-        return 1.0
-    seen = np.zeros(order.size, bool)
-    for epoch, first, last in _spans(steps, begin, end):
-        for at in range(first, last, STRIDE):
-            seen[order.at(epoch, np.arange(at, min(at + STRIDE, last)))] = True
-        if seen.all():
-            break
-    return float(seen.mean())
+def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> float:
+    """Share of the samples that were delivered at least once from one place to a later one.
+
+    Nothing is kept for each sample: what one pass left out is looked for in the others.
+    """
+    order, spans = plan.order, _spans(samples_of_pass(plan.steps, batches), begin, end)
+    if not spans:
+        return 0.0
+    longest, *others = sorted(spans, key=len, reverse=True)
+    unseen = order.size - len(longest)
+    if others and unseen:
+        left_out = (range(longest.first), range(longest.last, order.size))
+        unseen = sum(_unseen(order, longest.epoch, part, others) for part in left_out)
+    return (order.size - unseen) / order.size
 
 
-def _spans(steps: Steps, begin: Cursor, end: Cursor) -> Iterator[tuple[int, int, int]]:
-    full = samples_of_pass(steps)
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Positions of one epoch that were delivered."""
+
+    epoch: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+def _spans(full: int, begin: Cursor, end: Cursor) -> list[_Span]:
+    spans = []
     for epoch in range(begin.epoch, end.epoch + 1):
         first = begin.position if epoch == begin.epoch else 0
-        yield epoch, first, end.position if epoch == end.epoch else full
+        last = end.position if epoch == end.epoch else full
+        spans.append(_Span(epoch, first, last))
+    return [span for span in spans if len(span)]
+
+
+def _unseen(order: Order, epoch: int, positions: range, others: list[_Span]) -> int:
+    """How many samples at these positions of an epoch are in none of the others?"""
+    count = 0
+    for at in range(positions.start, positions.stop, STRIDE):
+        samples = order.at(epoch, np.arange(at, min(at + STRIDE, positions.stop)))
+        for span in others:
+            if not len(samples):
+                break
+            places = order.position_of(span.epoch, samples)
+            samples = samples[(places < span.first) | (places >= span.last)]
+        count += len(samples)
+    return count
 
 
 # -- where training is

@@ -80,6 +80,7 @@ class ChunkedTraining(SizedLoaders):
         said |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
         super().__init__(settings_of(train_chunk_size, said, start_chunk))
         self._begin = Cursor()
+        self._limit: int | None = None  # batches that Lightning takes of every pass
         self._rotation, self._waits = Rotation(), Waits()
         self._bar: Bar | None = None
         self._first = True  # the next batch is a chunk's first
@@ -96,6 +97,7 @@ class ChunkedTraining(SizedLoaders):
         agree(self._loader)
         begin = restored.get("begin") or self._progress.loader
         self._begin = Cursor(begin["epoch"], begin["position"])
+        self._limit = None if self.chunked_training_enabled else trainer.num_training_batches
         self._rotation = Rotation()
         if restored.get("rotation"):
             self._rotation.load(restored["rotation"])
@@ -202,11 +204,11 @@ class ChunkedTraining(SizedLoaders):
             raise StateError("nothing to sum up: no loader of Penstock was trained on")
         plan, state = self._loader._course.plan, self._progress.loader
         end = Cursor(state["epoch"], state["position"])
-        samples = samples_between(plan.steps, self._begin, end)
+        samples = samples_between(plan.steps, self._begin, end, self._limit)
         return ChunkSummary(
             samples,
             passes=samples / samples_of_pass(plan.steps),
-            coverage=coverage(plan, self._begin, end),
+            coverage=coverage(plan, self._begin, end, self._limit),
             chunks=self._progress.chunks,
             waiting_seconds=self._waits.total,
             chunk_start_seconds=self._waits.chunk_start,

@@ -123,6 +123,16 @@ def test_the_summary_counts_what_is_in_the_weights():
     assert (longer.summary().coverage, longer.summary().samples) == (1.0, 30)
 
 
+def test_the_summary_counts_what_a_limit_left_of_each_pass():
+    callback = ChunkedTraining()
+    run = fit(
+        callback, ChunkedDataLoader(ids(22), 2, shuffle=True), limit_train_batches=3, max_epochs=2
+    )
+    summary = callback.summary()
+    assert (summary.samples, summary.passes) == (12, 12 / 22) and len(run.seen) == 12
+    assert summary.coverage == len({*run.seen}) / 22
+
+
 def test_the_summary_spans_the_sessions_of_a_run(tmp_path):
     first = fit(ChunkedTraining(4), max_epochs=2)
     first.trainer.save_checkpoint(tmp_path / "two.ckpt")

@@ -86,10 +86,9 @@ def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
 
 def seen_by(fit: Fit) -> dict[str, Any]:
     """What of the dataset is in the weights, as far as it is known."""
-    cut = fit.trainer.limit_train_batches != 1.0 and not fit.chunked.chunked_training_enabled
     try:
         summary = fit.chunked.summary()
     except StateError:  # a loader that is not ours, or nothing was left to train
         return {"chunks": fit.trainer.current_epoch}
-    names = ("chunks",) if cut else ("samples", "passes", "coverage", "chunks")
+    names = ("samples", "passes", "coverage", "chunks")
     return {name: getattr(summary, name) for name in names}
