@@ -109,6 +109,21 @@ def test_a_worker_killed_under_another_start_method_is_named_too(trap, method):
 
 
 @pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.proof)]
+)
+def test_a_ctrl_c_is_for_whoever_iterates_and_not_for_workers(method, tmp_path):
+    options = {"shuffle": False, "num_workers": 2, "multiprocessing_context": method}
+    with ChunkedDataLoader(Deadly(tmp_path / "none", "kill"), 4, 16, **options) as loader:
+        batches = iter(loader)
+        came = next(batches).tolist()  # both workers have begun
+        came += next(batches).tolist()
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGINT)
+        came += torch.cat(list(batches)).tolist()
+    assert came == list(range(64))
+
+
+@pytest.mark.parametrize(
     ("how", "kind"), [("raise", ValueError), ("key", KeyError), ("os", OSError)]
 )
 def test_an_error_in_a_worker_arrives_as_itself_with_its_traceback(trap, how, kind):

@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
-from penstock.loaders.processes import end_workers, naming_the_dead, unpicklable
+from penstock.loaders.processes import begin_worker, end_workers, naming_the_dead, unpicklable
 from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 
@@ -88,6 +89,9 @@ class Workers:
     def __init__(self, dataset: Any, *, seed: int, **options: Any) -> None:
         self._feed = _Feed(inline=options.get("num_workers", 0) == 0)
         generator = torch.Generator().manual_seed(derive_key(seed, "workers"))
+        own = options.get("worker_init_fn")
+        if options.get("num_workers", 0):
+            options["worker_init_fn"] = partial(begin_worker, own)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
             self._loader: DataLoader[Any] = DataLoader(
@@ -96,7 +100,7 @@ class Workers:
                 generator=generator,  # torch seeds its workers from it, not from the default one
                 **options,
             )
-        self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
+        self._sent_along = (dataset, options.get("collate_fn"), own)
         self._persistent = bool(options.get("persistent_workers"))
         self._batches: Iterator[Any] = iter(())
         self.processes: list[BaseProcess] = []

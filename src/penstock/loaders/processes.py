@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -20,6 +20,17 @@ log = logging.getLogger("penstock")
 READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
 PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
+
+
+def begin_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
+    """The first call in a worker process: then the user's own one.
+
+    A terminal's Ctrl-C reaches workers too; but it is for whoever iterates, who may want another
+    batch before the end, and ends them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if own is not None:
+        own(worker_id)
 
 
 @contextmanager
