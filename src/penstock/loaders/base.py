@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch.distributed as dist
@@ -171,12 +170,7 @@ class Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self, cast
 
 import torch
@@ -274,12 +273,7 @@ class SequenceDataset(SequenceCollation, ChunkedPartitions):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
