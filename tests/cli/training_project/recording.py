@@ -56,8 +56,8 @@ class HalfWritten:
             file.write(whole.getvalue())
 
 
-if not isinstance(torch.save, HalfWritten):
-    torch.save = HalfWritten(torch.save)
+if {"DIARY", "AT"} & os.environ.keys() and not isinstance(torch.save, HalfWritten):
+    torch.save = HalfWritten(torch.save)  # in a run, not where tests are collected
 
 
 class Numbers(torch.utils.data.Dataset):
