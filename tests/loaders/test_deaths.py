@@ -111,16 +111,40 @@ def test_a_worker_killed_under_another_start_method_is_named_too(trap, method):
 @pytest.mark.parametrize(
     "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.proof)]
 )
-def test_a_ctrl_c_is_for_whoever_iterates_and_not_for_workers(method, tmp_path):
+def test_what_asks_a_job_to_end_is_for_whoever_iterates_and_not_for_workers(method, tmp_path):
     options = {"shuffle": False, "num_workers": 2, "multiprocessing_context": method}
     with ChunkedDataLoader(Deadly(tmp_path / "none", "kill"), 4, 16, **options) as loader:
         batches = iter(loader)
         came = next(batches).tolist()  # both workers have begun
         came += next(batches).tolist()
-        for worker in multiprocessing.active_children():
-            os.kill(worker.pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, number)
+            came += next(batches).tolist()
         came += torch.cat(list(batches)).tolist()
+        begin = time.monotonic()
     assert came == list(range(64))
+    assert time.monotonic() - begin < 5  # they were ended, and not waited for
+
+
+class Stuck(Dataset):
+    """Sample 9 takes for ever, and holds no signal back."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 9:
+            time.sleep(1000)
+        return index
+
+
+@pytest.mark.proof  # torch waits ten seconds for it
+def test_a_worker_that_hangs_is_ended_with_its_loader():
+    with ChunkedDataLoader(Stuck(), 4, 16, shuffle=False, num_workers=2) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

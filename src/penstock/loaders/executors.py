@@ -130,7 +130,7 @@ class Workers:
 
     def close(self) -> None:
         """End the worker processes."""
-        end_workers(self._batches)
+        end_workers(self._batches, self.processes)
         self._batches, self.processes = iter(()), []
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, Final
 
 from penstock.errors import PlanError, WorkerError
@@ -19,18 +21,28 @@ log = logging.getLogger("penstock")
 
 READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
+NOTICE_SECONDS: Final = 20.0  # from a first SIGTERM to a worker's end, unless it is ended before
 PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
 
 
 def begin_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
     """The first call in a worker process: then the user's own one.
 
-    A terminal's Ctrl-C reaches workers too; but it is for whoever iterates, who may want another
-    batch before the end, and ends them.
+    A terminal's Ctrl-C, and what a cluster sends to end a job, reaches workers too. But it is for
+    whoever iterates: he may want another batch before the end, and ends them himself.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)  # not ignored: programs it starts would inherit that
     if own is not None:
         own(worker_id)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    end = threading.Timer(NOTICE_SECONDS, os._exit, (0,))
+    end.daemon = True
+    end.start()
 
 
 @contextmanager
@@ -65,7 +77,7 @@ def _obituary(worker: BaseProcess) -> str:
     return f"worker process {worker.pid} was killed by {signal.Signals(-code).name}{memory}"
 
 
-def end_workers(batches: Any) -> None:
+def end_workers(batches: Any, workers: Sequence[BaseProcess] = ()) -> None:
     """End the processes behind an iterator of torch's loader, now.
 
     torch does so when nobody holds the iterator any more; but an error's traceback may hold it.
@@ -74,6 +86,10 @@ def end_workers(batches: Any) -> None:
     if end is not None:
         with suppress(RuntimeError):  # of torch's signal handler: that a worker is gone is fine
             end()
+    for worker in workers:
+        if worker.is_alive():  # torch waited for it, and asked it to end
+            worker.kill()
+            worker.join()
 
 
 def safe_context(context: Any, num_workers: int) -> Any:
