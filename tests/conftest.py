@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 PATIENCE_SECONDS = 5.0  # for what was told to end to be gone
 SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+# a shell has what it runs in the background ignore Ctrl-C, and so would all that tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # spawned workers import the datasets of tests by the name of their module
 sys.path.insert(0, str(Path(__file__).parents[1]))

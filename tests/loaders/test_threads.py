@@ -50,8 +50,10 @@ def test_any_number_of_threads_delivers_what_is_read_inline(threads):
 
 
 def test_so_many_batches_are_read_at_once():
-    with ChunkedDataLoader(Meeting(5), 1, executor="threads", threads=5) as loader:
+    meeting = Meeting(5)
+    with ChunkedDataLoader(meeting, 1, executor="threads", threads=5) as loader:
         assert sorted(int(i) for batch in loader for i in batch) == list(range(10))
+        meeting.barrier.abort()  # some read ahead already, and wait for others
 
 
 def test_a_state_tells_what_was_delivered_not_what_was_read():
