@@ -209,6 +209,55 @@ def test_digits_are_split_by_their_lists_and_always_padded(tmp_path):
         made(SpeechCommands09Autoregressive, data_dir=root)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("sample_lenn", "sample_len"),
+        ("sample_length", "sample_len"),
+        ("quantisation", "quantization"),
+        ("data_dri", "data_dir"),
+        ("train_chunk_sise", "train_chunk_size"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_what_was_meant(typed, meant):
+    with pytest.raises(ConfigError, match=f"unknown key '{typed}': did you mean '{meant}'"):
+        QuantizedAutoregressiveAudio(**{typed: 512})
+
+
+def test_a_key_like_no_other_is_kept_with_one_line_in_the_log(caplog):
+    with caplog.at_level("INFO", "penstock"):
+        data = QuantizedAutoregressiveAudio(composer="Satie", year=1888, __l_max=3, batch_size=2)
+    assert (data.composer, data.year, data.__dict__["__l_max"]) == ("Satie", 1888, 3)
+    (line,) = caplog.messages
+    assert "does not declare composer, year: kept as attributes" in line
+
+
+def test_a_path_is_looked_for_here_and_then_below_the_data_root(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert made(path="corpus").data_dir == corpus
+    monkeypatch.chdir(corpus)
+    monkeypatch.setenv("DATA_PATH", str(tmp_path))
+    assert made(path="corpus").data_dir == corpus
+    (corpus / "corpus").mkdir()
+    write(corpus / "corpus" / "0.wav", 100)
+    with pytest.raises(PlanError, match="no file of 1 falls in the split"):
+        made(path="corpus")  # the one here wins
+    with pytest.raises(SourceError) as refused:
+        made(path="elsewhere")
+    assert str(corpus / "elsewhere") in str(refused.value)
+    assert str(tmp_path / "elsewhere") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sample_len", "abc"), ("sample_len", 0), ("bits", 7.5), ("bits", True), ("pad_len", -1)],
+)
+def test_a_setting_that_is_no_whole_number_is_refused(name, value):
+    for kind in (QuantizedAutoregressiveAudio, SpeechCommands09Autoregressive):
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number, at least"):
+            kind(**{name: value})
+
+
 def test_what_cannot_be_is_refused_by_name(corpus):
     with pytest.raises(ConfigError, match="no folder of audio"):
         made()

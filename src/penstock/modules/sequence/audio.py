@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from penstock.datasets.audio import QuantizedAudioDataset, SpeechCommands09, index_files
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SourceError
 from penstock.modules.sequence.base import SequenceDataset, default_data_path
 from penstock.modules.sequence.padding import PaddedCollation
+from penstock.modules.sequence.settings import check_whole
 
 OUTPUT_HEADS: Final = ("categorical", "dml")
 
@@ -21,7 +22,8 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
     (``drop_last=False``) batches are padded and tell their ``lengths``.
 
     Args:
-        path: The folder, below the data root unless absolute; ``data_dir`` is the folder itself.
+        path: The folder, from here; else below the data root (``$DATA_PATH``, or ``data`` here).
+            ``data_dir`` is the folder itself.
         bits: This and what follows are settings of `QuantizedAudioDataset`.
         sample_len, quantization, drop_last, context_len, pad_len, target_sr, is_stereo,
             interleaving_strategy, keep_channel, keep_silence_low, on_error: As there.
@@ -68,11 +70,14 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
     def init(self) -> None:
         """Refuse settings that cannot be."""
+        check_whole(self, 1, "bits", "sample_len", "target_sr", "n_mixtures")
+        check_whole(self, 0, "context_len", "pad_len")
         if self.output_head not in OUTPUT_HEADS:
             raise ConfigError(
                 f"output_head must be one of {OUTPUT_HEADS}, got {self.output_head!r}"
             )
-        if not 0 < self.train_percentage < 1:
+        share = self.train_percentage
+        if not isinstance(share, int | float) or not 0 < share < 1:
             raise ConfigError(
                 f"train_percentage must be between 0 and 1, got {self.train_percentage!r}"
             )
@@ -122,7 +127,12 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             raise ConfigError(
                 "there is no folder of audio: give data_dir=, or path= below the data root"
             )
-        return default_data_path() / self.path
+        here, below = Path(self.path).absolute(), default_data_path() / self.path
+        for folder in (here, below):
+            if folder.is_dir():
+                return folder
+        tried = str(here) if here == below else f"{here}, nor, below the data root, {below}"
+        raise SourceError(f"path={self.path!r} is no folder: there is no {tried}")
 
     def _padding(self) -> PaddedCollation:
         before = self.pad_len or 0
@@ -176,6 +186,11 @@ class SpeechCommands09Autoregressive(SequenceDataset):
         return self.sample_len
 
     L = l_output
+
+    def init(self) -> None:
+        """Refuse settings that cannot be."""
+        check_whole(self, 1, "bits", "sample_len")
+        check_whole(self, 0, "pad_len")
 
     def setup(self) -> None:
         """Look the files up, and split them by the lists of the corpus."""

@@ -15,11 +15,12 @@ from torch.utils.data import random_split
 from penstock.errors import ConfigError, StateError
 from penstock.loaders.partition import validation_loader
 from penstock.modules.flavours import flavoured
-from penstock.modules.sequence.chunk_sizes import check_chunk_size, check_near, check_order
+from penstock.modules.sequence.chunk_sizes import check_chunk_size, check_order
 from penstock.modules.sequence.chunked import ChunkedPartitions
 from penstock.modules.sequence.collation import SequenceCollation
 from penstock.modules.sequence.kept import KeptLoaders
 from penstock.modules.sequence.loader_keys import loader_options
+from penstock.modules.sequence.settings import check_undeclared
 from penstock.modules.sequence.stages import staged
 from penstock.modules.sequence.training_order import training_loader
 from penstock.registry import Registry
@@ -129,9 +130,8 @@ class SequenceDataset(SequenceCollation, ChunkedPartitions):
         self.init()
 
     def _take(self, dataset_cfg: Mapping[str, Any]) -> None:
+        check_undeclared(self, dataset_cfg, self.init_defaults)
         for key, value in {**self.init_defaults, **dataset_cfg}.items():
-            if key not in self.init_defaults:
-                check_near(key)
             try:
                 setattr(self, key, value)
             except AttributeError as error:

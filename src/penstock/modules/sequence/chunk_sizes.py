@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any
 
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders.base import current_topology
 from penstock.loaders.sampler import ORDERS
-
-OUR_KEYS: Final = (
-    "train_chunk_size",
-    "val_chunk_size",
-    "chunk_seed",
-    "chunk_shuffle",
-    "chunk_order",
-    "val_cycle",
-)
 
 
 def check_chunk_size(name: str, batches: Any) -> int | None:
@@ -32,13 +22,6 @@ def check_chunk_size(name: str, batches: Any) -> int | None:
     if batches < 1:
         raise PlanError(f"{name} must be at least 1 batch, got {batches!r}")
     return batches
-
-
-def check_near(key: str) -> None:
-    """Refuse a key of a dataset that is almost one of ours: it would have no effect, silently."""
-    near = get_close_matches(key, OUR_KEYS, n=1, cutoff=0.88)
-    if near:
-        raise ConfigError(f"unknown key {key!r}: did you mean {near[0]!r}?")
 
 
 def check_order(chunk_order: str) -> str:
