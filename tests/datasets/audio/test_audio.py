@@ -184,3 +184,15 @@ def test_other_files_and_settings_are_another_fingerprint(tmp_path):
     write(tmp_path, "a.wav", 104)
     prints.add(QuantizedAudioDataset(tmp_path, sample_len=10).fingerprint())
     assert len(prints) == 3
+
+
+def test_a_file_that_cannot_be_decoded_is_to_be_restored_and_not_removed(tmp_path):
+    write(tmp_path, "a.flac", 60_000)
+    write(tmp_path, "b.wav", 100)
+    dataset = QuantizedAudioDataset(tmp_path, on_error="skip", sample_len=60_000)
+    damaged = bytearray((tmp_path / "a.flac").read_bytes())
+    damaged[len(damaged) // 4 :] = bytes(len(damaged) - len(damaged) // 4)
+    (tmp_path / "a.flac").write_bytes(damaged)  # its header is whole: on_error skips nothing
+    assert len(index_files(tmp_path, on_error="skip")) == 2
+    with pytest.raises(SourceError, match=r"a\.flac.*restore it, or begin anew without it"):
+        dataset[0]

@@ -11,6 +11,9 @@ from penstock.extras import optional
 # libsndfile seeks wrongly, and silently, into the last pages of a Vorbis stream
 VORBIS_TAIL_FRAMES = 1 << 18
 
+# without it the dataset is another one, in which no state of this one has a place
+ADVICE = "restore it, or begin anew without it: a run that has begun needs the same files"
+
 
 def _seek(file: Any, start: int) -> int:
     """Go to a frame, or as near before it as can be trusted; how many frames before it that is."""
@@ -27,9 +30,9 @@ def read_range(path: Path, start: int, frames: int) -> Any:
             skipped = _seek(file, start)
             found = file.read(skipped + frames, dtype="float32", always_2d=True)[skipped:]
     except soundfile.LibsndfileError as error:
-        raise SourceError(f"cannot read {path}: {error}; mend or remove it") from error
+        raise SourceError(f"cannot read {path}: {error}; {ADVICE}") from error
     if len(found) != frames:
         raise SourceError(
-            f"{path} ends after {start + len(found)} frames, before what its header says: mend it"
+            f"{path} ends after {start + len(found)} frames, before what its header says; {ADVICE}"
         )
     return found
