@@ -201,6 +201,34 @@ def test_batches_that_are_not_in_the_weights_come_again(commands, project):
     assert metrics(project / "run") == metrics(project / "whole")
 
 
+INSIDE = ["trainer.val_check_interval=3"]  # does not divide the chunk of 5
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_best_of_validations_inside_a_chunk_is_kept(commands, project, together):
+    options = [*INSIDE, f"trainer.accumulate_grad_batches={together}"]
+    done = commands(project, "train", "tiny.yaml", *options)
+    assert done.code == 0, done.err
+    rows = [row for row in metrics(project / "run") if row["val/loss"]]
+    best = min(rows, key=lambda row: float(row["val/loss"]))
+    kept = torch.load(RunPaths(project / "run").best, weights_only=True)
+    step = int(best["step"]) + (together == 1)  # validated in the midst of a step, or after it
+    assert len(rows) == 6 and kept["global_step"] == step
+    assert f"best   val/loss {float(best['val/loss']):.6g} after step {step}:" in done.out
+    assert f"val/loss {float(best['val/loss']):.6g} after step {step}, the best so far" in done.err
+
+
+def test_a_validation_among_accumulated_batches_comes_again_with_them(commands, project):
+    options = [*INSIDE, "trainer.accumulate_grad_batches=2"]
+    assert commands(project, "train", "tiny.yaml", *options, "run_dir=whole").code == 0
+    done = commands(project, "train", "tiny.yaml", *options, AT="validate-1-1:SIGTERM")
+    assert done.code == 143 and "stopped by SIGTERM after 1 step," in done.out, done.err
+    ended, whole = resumed(commands, project, *options), final_state(project / "whole")
+    del ended["loops"], whole["loops"]  # as above
+    assert_same(ended, whole)
+    assert metrics(project / "run") == metrics(project / "whole")
+
+
 def test_a_run_that_is_done_stays_done(commands, uninterrupted, project):
     whole, state, _ = uninterrupted
     shutil.copytree(whole / "run", project / "run")

@@ -36,8 +36,9 @@ class ChunkSummary:
 
     def __str__(self) -> str:
         return (
-            f"seen: {self.samples:,} samples in {self.chunks:,} chunks = {self.passes:.4g} passes, "
-            f"{self.coverage:.2%} of the dataset; waited {self.waiting_seconds:.2f} s for batches"
+            f"seen: {counted(self.samples, 'sample')} in {counted(self.chunks, 'chunk')} = "
+            f"{counted_passes(self.passes)}, {self.coverage:.2%} of the dataset; waited "
+            f"{self.waiting_seconds:.2f} s for batches"
         )
 
 
@@ -190,7 +191,8 @@ def counted(number: int, word: str) -> str:
 
 def counted_passes(passes: float) -> str:
     """Passes, with as many digits as say something."""
-    return f"{passes:,.4g} pass" + ("" if passes == 1 else "es")
+    number = f"{passes:,.4g}"
+    return f"{number} pass" + ("" if number == "1" else "es")
 
 
 def and_ignored(what: str | None) -> str:

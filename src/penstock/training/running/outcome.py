@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StateError
+from penstock.modules.chunk_report import counted, counted_passes
 from penstock.training.running.directory import RunPaths
 from penstock.training.running.fitting import Fit
 from penstock.training.running.rehearsal import Forecast
@@ -54,10 +55,10 @@ class Outcome:
         if self.forecast is not None:
             return self.forecast.text()
         ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
-        lines = [f"{ended} after {self.steps:,} steps, {self.chunks:,} chunks"]
+        lines = [f"{ended} after {counted(self.steps, 'step')}, {counted(self.chunks, 'chunk')}"]
         if self.samples:
             lines.append(
-                f"  seen   {self.samples:,} samples, {self.passes:.4g} passes, "
+                f"  seen   {counted(self.samples, 'sample')}, {counted_passes(self.passes)}, "
                 f"{self.coverage:.2%} of the dataset"
             )
         if self.best is not None:

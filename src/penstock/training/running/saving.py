@@ -42,7 +42,7 @@ class Score:
 
 
 class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
-    """Checkpoints of a run: before the first step, after every chunk, and every so many steps.
+    """Checkpoints of a run: before the first step, after every validation, every so many steps.
 
     Each is written between two batches, when all that was logged before is logged, and holds the
     places of the global random generators too. The last two are kept, and the best.
@@ -61,8 +61,10 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         self.best: Score | None = None
         self._random: dict[str, Any] = {}  # at the last optimizer step, or after validation
         self._steps = 0  # when that was
+        self._accumulating = False  # batches were delivered since that are not in the weights
         self._saved = -1  # the step of the last checkpoint
         self._validated = -1  # the step of the last validation
+        self._scores: list[str] = []  # what that logged
         self._restored = False
         self._told = False  # that nothing is monitored
         self.began = False  # training did
@@ -108,22 +110,25 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if so many steps were done since."""
+        """Save if so many steps were done since, or if the weights were just validated."""
         step = trainer.global_step
-        if self.every and step != self._saved and step - self._saved >= self.every:
+        if self._validated == step:
+            (self._save_best if self._accumulating else self.save)(trainer)
+        elif self.every and step != self._saved and step - self._saved >= self.every:
             self.save(trainer)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note where the generators are, if the optimizer stepped: batches since come again."""
-        if trainer.global_step != self._steps:
-            self._note(trainer)
+        self._accumulating = trainer.global_step == self._steps
+        self._note(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """These weights have a score."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._validated = trainer.global_step
+            self._scores = list(trainer._results.metrics(on_step=False)["callback"])
             self._note(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -143,17 +148,16 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
             self.save(trainer)
 
     def _note(self, trainer: Any) -> None:
-        self._random, self._steps = random_state(), trainer.global_step
+        """Where the generators are, unless batches that they drew for come again."""
+        if not self._accumulating:
+            self._random, self._steps = random_state(), trainer.global_step
 
     # -- saving
 
     def save(self, trainer: Any) -> None:
         """Write the checkpoint of this step, on all ranks together."""
         step = trainer.global_step
-        score = self._score(trainer) if self._validated == step else None
-        is_best = score is not None and score.beats(self.best, self.mode)
-        if is_best:
-            self.best = score
+        is_best = self._validated == step and self._scored_best(trainer)
         path = self.paths.checkpoint(step)
         trainer.save_checkpoint(path, weights_only=False)  # "only" as in: not the loops
         self._saved, self._validated = step, -1
@@ -161,6 +165,28 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
             if is_best:
                 self.paths.keep_as_best(path)
             self.paths.forget_old()
+
+    def _save_best(self, trainer: Any) -> None:
+        """Keep these weights if they are the best; the run goes on from the checkpoint before.
+
+        The validation comes again with the batches before it: callbacks that counted it may not be
+        in a checkpoint to resume.
+        """
+        self._validated = -1
+        if trainer.strategy.broadcast(self._scored_best(trainer)):  # ranks may score otherwise
+            trainer.save_checkpoint(self.paths.best, weights_only=False)
+
+    def _scored_best(self, trainer: Any) -> bool:
+        score = self._score(trainer)
+        if score is None:
+            return False
+        is_best = score.beats(self.best, self.mode)
+        if is_best:
+            self.best = score
+        if trainer.is_global_zero:
+            so_far = ", the best so far" if is_best else ""
+            log.info("%s %.6g after step %d%s", score.metric, score.value, score.step, so_far)
+        return is_best
 
     def _score(self, trainer: Any) -> Score | None:
         metrics = trainer.callback_metrics
@@ -172,6 +198,6 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
             wanted = repr(self.monitor) if self.monitor else "a loss such as 'val/loss'"
             log.warning(
                 "no best checkpoint is kept: validation logs %s, not %s; name one in train.monitor",
-                *(", ".join(map(repr, metrics)) or "nothing", wanted),
+                *(", ".join(map(repr, self._scores)) or "nothing", wanted),
             )
         return None
