@@ -141,14 +141,33 @@ def test_bad_yaml_is_refused_with_its_line(commands, project):
     assert re.search(rf"tiny.yaml, line ({lines}|{lines + 1})\b", done.err)
 
 
-def test_a_checkpoint_of_another_dataset_is_refused_with_the_reason(commands, project):
+MISFITS = {
+    "dataset.train.size=47": ("46 samples", "47 samples"),
+    "model.width=5": ("size mismatch for weight: copying a param with shape torch.Size([4])",),
+    "model.names=[weight,more]": ("the model has 'more', the checkpoint has not",),
+    "model.optimizer=SGD": ("SGD needs 'dampening', the checkpoint has none",),
+}
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_reason(commands, project):
     assert commands(project, "train", "tiny.yaml", AT="train-4:SIGKILL").code == -9
-    before = tree(project / "run")
-    done = commands(project, "train", "tiny.yaml", "--resume", "dataset.train.size=47")
-    assert done.code == 2, done.err
-    assert "46 samples" in done.err and "47 samples" in done.err
-    assert set(before) <= set(tree(project / "run"))
+    run = project / "run"
+    before = {name: (run / name).read_bytes() for name in tree(run) if (run / name).is_file()}
+    for override, told in MISFITS.items():
+        done = commands(project, "train", "tiny.yaml", "--resume", override)
+        last = done.err.splitlines()[-1]
+        assert done.code == 2 and last.startswith("penstock: ") and len(last) < 500, done.err
+        assert all(words in last for words in told), last
+        after = {name: (run / name).read_bytes() for name in tree(run) if (run / name).is_file()}
+        assert after.keys() == before.keys()
+        assert {name for name in before if after[name] != before[name]} == {".lock"}
     assert commands(project, "train", "tiny.yaml", "--resume").code == 0
+
+
+def test_a_place_that_cannot_hold_a_run_is_refused(commands, project):
+    for place in ("tiny.yaml", "tiny.yaml/x", "/proc/x"):
+        done = commands(project, "train", "tiny.yaml", f"run_dir={place}")
+        assert done.code == 2 and "give another run_dir" in done.err, done.err
 
 
 def test_without_its_libraries_the_command_names_the_extra(tmp_path):

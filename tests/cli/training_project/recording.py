@@ -88,9 +88,11 @@ def joined(ids):
 class Recorder(pl.LightningModule):
     """Has dropout, a scheduler a step and one a chunk; `seen` is in its checkpoints."""
 
-    def __init__(self, unsaveable=False):
+    def __init__(self, unsaveable=False, width=4, names=("weight",), optimizer="Adam"):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
+        self.optimizer = getattr(torch.optim, optimizer)
+        for name in names:
+            setattr(self, name, torch.nn.Parameter(torch.randn(width, dtype=torch.float64)))
         self.dropout = torch.nn.Dropout(0.3)
         self.unsaveable = unsaveable
         self.seen, self.pending = [], []
@@ -129,7 +131,7 @@ class Recorder(pl.LightningModule):
         self.seen = [list(samples) for samples in checkpoint["seen"]]
 
     def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+        optimizer = self.optimizer(self.parameters(), lr=0.05)
         decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         chunkwise = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         return [optimizer], [{"scheduler": decay, "interval": "step"}, {"scheduler": chunkwise}]

@@ -15,7 +15,7 @@ from penstock.training.running.directory import KEPT, RunPaths, last_good, refus
 @pytest.fixture
 def paths(tmp_path):
     paths = RunPaths(tmp_path / "run")
-    paths.prepare({"train": {"seed": 1}})
+    paths.make()
     return paths
 
 
@@ -81,11 +81,19 @@ def test_without_hard_links_the_best_is_a_copy(paths, monkeypatch):
     assert paths.best.read_bytes() == paths.checkpoint(10).read_bytes()
 
 
-def test_preparing_removes_what_a_killed_process_left_unfinished(paths):
+def test_cleaning_removes_what_a_killed_process_left_unfinished(paths):
     left = paths.checkpoints / ".step-00000030.ckpt.tmp"
     left.write_bytes(b"half")
-    paths.prepare({"a": 1})
+    paths.clean()
+    paths.write_config({"a": 1})
     assert not left.exists() and paths.config.read_text() == "a: 1\n"
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside", "/proc/x"])
+def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"cannot be a directory to write to .*give another"):
+        RunPaths(tmp_path / place).make()
 
 
 def test_a_directory_that_holds_a_run_is_refused(paths):

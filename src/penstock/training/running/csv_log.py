@@ -42,6 +42,12 @@ class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
             self._experiment = Lines(str(folder), kept)
         return self._experiment
 
+    def finalize(self, status: str) -> None:
+        """Write what is left; of a training that failed before its first line, nothing."""
+        if self._experiment is not None and status == "success":
+            self._experiment.begin()
+        super().finalize(status)
+
 
 class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
     """Writes whole lines; a new column makes a new file, in the place of the one before."""
@@ -52,12 +58,19 @@ class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
         super().__init__(log_dir)
         self.metrics_keys = sorted({name for line in kept for name in line})
         self._path = Path(self.metrics_file_path)
-        self._replace(kept)
+        self._kept: list[dict[str, str]] | None = kept
+
+    def begin(self) -> None:
+        """Forget lines that come again; not before there is one, for a resume may be refused."""
+        if self._kept is not None:
+            self._replace(self._kept)
+            self._kept = None
 
     def save(self) -> None:
         """Write what was logged since."""
         if not self.metrics:
             return
+        self.begin()
         lines, self.metrics = self.metrics, []
         new = {name for line in lines for name in line} - set(self.metrics_keys)
         if new:

@@ -52,6 +52,11 @@ class RunPaths:
         """The checkpoint with the best score so far."""
         return self.checkpoints / "best.ckpt"
 
+    @property
+    def board(self) -> Path:
+        """The directory of TensorBoard's files."""
+        return self.root / "tensorboard"
+
     def checkpoint(self, step: int) -> Path:
         """The checkpoint of an optimizer step."""
         return self.checkpoints / f"step-{step:08d}.ckpt"
@@ -60,11 +65,23 @@ class RunPaths:
         """The checkpoints there are by step, the last first; the best has a name of its own."""
         return sorted(self.checkpoints.glob("step-*.ckpt"), key=step_of, reverse=True)
 
-    def prepare(self, resolved: dict[str, Any]) -> None:
-        """Have the directory with the configuration in it, and no unfinished files."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+    def make(self) -> None:
+        """Have the directory."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir {str(self.root)!r} cannot be a directory to write to "
+                f"({error.strerror}): give another run_dir"
+            ) from error
+
+    def clean(self) -> None:
+        """Remove files of a process that was killed as it wrote."""
         for unfinished in self.checkpoints.glob(f".*{UNFINISHED}"):
-            unfinished.unlink()  # of a process that was killed as it wrote
+            unfinished.unlink()
+
+    def write_config(self, resolved: dict[str, Any]) -> None:
+        """Keep the configuration."""
         page = yaml.safe_dump(resolved, sort_keys=False).encode()
         replace_file(self.config, lambda file: file.write(page))
 

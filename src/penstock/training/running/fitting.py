@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import ConfigError
@@ -14,9 +13,9 @@ from penstock.training.building import Job
 from penstock.training.running.checkpoint_io import WholeFiles
 from penstock.training.running.csv_log import CsvLog
 from penstock.training.running.directory import RunPaths, Saved
-from penstock.training.running.failing import in_a_line
 from penstock.training.running.saving import Saving
 from penstock.training.running.stopping import Listener, Stopping
+from penstock.training.running.wording import in_a_line
 from penstock.training.settings import Settings
 
 lightning = optional("lightning.pytorch", extra="train")
@@ -64,7 +63,7 @@ def make_fit(
         saving,
     ]
     kwargs["plugins"] = [*as_list(kwargs.get("plugins")), WholeFiles()]
-    kwargs["logger"] = list(job.loggers) or default_loggers(paths.root, logged_before(saved))
+    kwargs["logger"] = list(job.loggers) or default_loggers(paths, logged_before(saved))
     kwargs["default_root_dir"] = str(paths.root)
     if chunked.settings.passes is not None and not any(name in kwargs for name in ENDS):
         kwargs["max_epochs"] = -1  # the passes end it, however many chunks they are
@@ -99,12 +98,19 @@ def make_saving(settings: Settings, paths: RunPaths) -> Saving:
     """The callback that writes checkpoints."""
     train = settings.train
     given = (settings.resolved.get("train") or {}).get("monitor")  # else any validation loss
-    return Saving(paths, monitor=given, mode=train.mode, every=train.checkpoint_every)
+    return Saving(
+        paths,
+        settings.resolved,
+        monitor=given,
+        mode=train.mode,
+        every=train.checkpoint_every,
+    )
 
 
-def default_loggers(root: Path, keep_below: int) -> list[Any]:
+def default_loggers(paths: RunPaths, keep_below: int) -> list[Any]:
     """CSV and TensorBoard, in the run's directory; steps from ``keep_below`` on come again."""
-    board = loggers.TensorBoardLogger(root, name="", version="tensorboard", purge_step=keep_below)
+    root, version = paths.root, paths.board.name
+    board = loggers.TensorBoardLogger(root, name="", version=version, purge_step=keep_below)
     return [CsvLog(root, keep_below), board]
 
 

@@ -26,7 +26,12 @@ def locked(directory: Path) -> Iterator[None]:
     The kernel holds the lock, not the file: that of a process that died is free. The file stays,
     for one that removes it could remove the lock of the next.
     """
-    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir {str(directory)!r} cannot be written to ({error.strerror}): give another one"
+        ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from penstock.extras import optional
 from penstock.training.random_state import random_state, restore_random_state
 from penstock.training.running.directory import RunPaths
+from penstock.training.running.restoring import check_optimizers
 
 log = logging.getLogger("penstock")
 
@@ -49,14 +50,22 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
 
     Args:
         paths: Where the run is.
+        resolved: The configuration, written there once training begins: a resume may be refused.
         monitor: The metric that decides which is best; by default the validation's loss.
         mode: ``"min"`` or ``"max"``.
         every: Optimizer steps between checkpoints inside a chunk; None for none.
     """
 
     def __init__(
-        self, paths: RunPaths, *, monitor: str | None, mode: str, every: int | None
+        self,
+        paths: RunPaths,
+        resolved: dict[str, Any],
+        *,
+        monitor: str | None,
+        mode: str,
+        every: int | None,
     ) -> None:
+        self._resolved = resolved
         self.paths, self.monitor, self.mode, self.every = paths, monitor, mode, every
         self.best: Score | None = None
         self._random: dict[str, Any] = {}  # at the last optimizer step, or after validation
@@ -86,6 +95,9 @@ class Saving(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Save before the first step: a run that cannot be saved fails here, not hours later."""
         self._steps = trainer.global_step
+        check_optimizers(trainer.optimizers)
+        if trainer.is_global_zero:
+            self.paths.write_config(self._resolved)
         if self._restored:
             self._go_on(trainer)
         else:

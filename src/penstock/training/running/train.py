@@ -45,7 +45,7 @@ def train(
     if dry_run:
         return Outcome(paths.root, forecast=rehearse(settings))
     first_rank = is_first_rank(environment)
-    with Listener() as listener, held(paths, settings, resume, first_rank) as saved:
+    with Listener() as listener, held(paths, resume=resume, first_rank=first_rank) as saved:
         fit = make_fit(
             settings,
             build(settings),
@@ -59,14 +59,12 @@ def train(
 
 
 @contextmanager
-def held(
-    paths: RunPaths, settings: Settings, resume: bool, first_rank: bool
-) -> Iterator[Saved | None]:
+def held(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[Saved | None]:
     """A block in which the run directory is this run's, and the checkpoint it goes on from."""
     if not first_rank:
         yield last_good(paths, first_rank=False) if resume else None
         return
-    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.make()
     with locked(paths.root):
         if not resume:
             refuse_a_run(paths)
@@ -75,14 +73,27 @@ def held(
             log.info("resuming from %s", saved.path)
         elif resume:
             log.info("nothing to resume in %s: beginning", paths.root)
-        paths.prepare(settings.resolved)
+        paths.clean()
         yield saved
+
+
+@contextmanager
+def no_empty_logs(fit: Fit, paths: RunPaths) -> Iterator[None]:
+    """A block that takes TensorBoard's new file away again if training did not begin in it."""
+    before = set(paths.board.glob("events.*"))
+    try:
+        yield
+    finally:
+        if fit.trainer.is_global_zero and not fit.saving.began:
+            for empty in set(paths.board.glob("events.*")) - before:
+                empty.unlink(missing_ok=True)
 
 
 def run(fit: Fit, paths: RunPaths, saved: Saved | None) -> int:
     """Train; the signal that ended it early, or 0."""
     try:
-        fit.run(saved)
+        with no_empty_logs(fit, paths):
+            fit.run(saved)
     except Stopped as stopped:
         return stopped.number
     except SystemExit as end:  # Lightning's, for a Ctrl-C before training began
