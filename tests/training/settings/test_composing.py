@@ -59,6 +59,27 @@ def test_groups_are_chosen_on_the_command_line():
     assert settings.where("trainer.gpus").endswith("old.yaml, line 1")
 
 
+def test_two_experiments_of_a_tree_never_share_a_run_directory(tmp_path):
+    experiment = "# @package _global_\ndefaults: [/experiment/audio/base]\n"
+    path = written(
+        tmp_path,
+        config="train: {seed: 1}\n",
+        experiment__audio__one=experiment,
+        experiment__audio__two=experiment,
+        experiment__audio__base="# @package _global_\ntrain: {seed: 2}\n",
+    )
+    found = [
+        read_settings(path, [f"+experiment=audio/{name}"]).run_dir.as_posix()
+        for name in ("one", "two")
+    ]
+    assert found == ["runs/config/audio/one", "runs/config/audio/two"]
+    assert read_settings(path).run_dir.as_posix() == "runs/config"
+    itself = read_settings(tmp_path / "experiment" / "audio" / "one.yaml")
+    assert itself.run_dir.as_posix() == "runs/one" and itself.train.seed == 2
+    chosen = read_settings(S4 / "config.yaml", ["experiment=audio/sashimi-musdb18mono"])
+    assert chosen.run_dir.as_posix() == "runs/config/audio/sashimi-musdb18mono"
+
+
 def test_relative_groups_of_nested_files_find_their_tree(tmp_path):
     path = written(
         tmp_path,

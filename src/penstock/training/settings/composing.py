@@ -16,6 +16,7 @@ from penstock.training.settings.places import Places, layer_of, shown
 from penstock.training.settings.tree import Tree, existing, trees_for
 
 VERSION = "1.3"  # of Hydra's rules: what a file says beats its `defaults`
+GROUP = "experiment/"  # whose files are whole runs, each with a directory of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Composed:
     config: Any  # OmegaConf's DictConfig
     places: Places
     root: Path
+    experiments: tuple[str, ...]  # files of the group that were chosen: ``audio/mine``
 
 
 def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Composed:
@@ -56,7 +58,15 @@ def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
             f"{shown(file)} is in the group {primary.package!r} of {shown(tree.root)}: begin it "
             "with the line '# @package _global_'"
         )
-    return Composed(config, places, tree.root)
+    return Composed(config, places, tree.root, _experiments(tree, used))
+
+
+def _experiments(tree: Tree, used: Sequence[Any]) -> tuple[str, ...]:
+    """The experiments that the file was given; not those that an experiment is based on."""
+    if tree.name.startswith(GROUP):
+        return ()
+    chosen = dict.fromkeys(each.config_path for each in used if each.parent == tree.name)
+    return tuple(path.removeprefix(GROUP) for path in chosen if path.startswith(GROUP))
 
 
 def _addable(override: Any, tree: Tree) -> str:

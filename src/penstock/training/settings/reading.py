@@ -59,7 +59,12 @@ def settings_of(composed: Composed, resolved: dict[str, Any]) -> Settings:
         callbacks=read_callbacks(listeners["callbacks"], check),
         logger=listeners["logger"],
         imports=tuple(resolved.get("imports") or ()),
-        run_dir=Path(run_dir) if run_dir else Path("runs") / composed.places.path.stem,
+        run_dir=Path(run_dir) if run_dir else _default_run_dir(composed),
         notes=tuple(check.notes),
         places=composed.places,
     )
+
+
+def _default_run_dir(composed: Composed) -> Path:
+    """Of the file, and of the experiment of its tree: two experiments never share one."""
+    return Path("runs", composed.places.path.stem, *composed.experiments)
