@@ -58,6 +58,28 @@ CHUNKS: Final[dict[str, Kind]] = {
 LIMITS: Final[dict[str, Kind]] = {
     f"limit_{part}_batches": LIMIT.or_none() for part in ("train", "val", "test", "predict")
 }
+TRAINER: Final[dict[str, Kind]] = LIMITS | {  # those that are plain; Lightning checks the others
+    "max_epochs": whole(-1).or_none(),
+    "min_epochs": whole(0).or_none(),
+    "max_steps": whole(-1),
+    "min_steps": whole(0).or_none(),
+    "num_nodes": whole(1),
+    "overfit_batches": LIMIT,
+    "val_check_interval": NUMBER.or_none(),
+    "check_val_every_n_epoch": whole(1).or_none(),
+    "num_sanity_val_steps": whole(-1).or_none(),
+    "log_every_n_steps": whole(0).or_none(),
+    "accumulate_grad_batches": whole(1),
+    "gradient_clip_val": NUMBER.or_none(),
+    "reload_dataloaders_every_n_epochs": whole(0),
+    "enable_progress_bar": YES_OR_NO.or_none(),
+    "enable_model_summary": YES_OR_NO.or_none(),
+    "enable_checkpointing": YES_OR_NO.or_none(),
+    "inference_mode": YES_OR_NO,
+    "use_distributed_sampler": YES_OR_NO,
+    "detect_anomaly": YES_OR_NO,
+    "sync_batchnorm": YES_OR_NO,
+}
 TRAIN: Final[dict[str, Kind]] = CHUNKS | {
     "seed": INTEGER.or_none(),
     "interval": one_of("epoch", "step"),

@@ -9,7 +9,7 @@ import torch
 
 from penstock.extras import optional
 from penstock.training.settings.checking import Checker
-from penstock.training.settings.keys import GONE_TRAINER, LIMITS, MOVED, SECTIONS, Section
+from penstock.training.settings.keys import GONE_TRAINER, LIMITS, MOVED, SECTIONS, TRAINER, Section
 
 DEVICES = {"gpu": ("cuda", "mps", "xpu"), "cuda": ("cuda",), "mps": ("mps",)}
 
@@ -45,7 +45,7 @@ def read_trainer(found: Section, check: Checker) -> Section:
             del kept[name]
         elif name in kept and name not in known:
             check.unknown("trainer", str(name), known, strict=True)
-    check.values("trainer", kept, LIMITS)
+    check.values("trainer", kept, TRAINER)
     if kept.pop("enable_checkpointing", None) is False:
         check.note("trainer.enable_checkpointing has no effect: a run is always saved")
     return _on_this_machine(kept, check)
