@@ -180,6 +180,23 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
         ("{train: {_target_: HERE.tensors, size: 4}, teste: 1}", ConfigError, "dataset.teste"),
         ("{_name_: tonse}", ConfigError, "unknown dataset 'tonse': did you mean 'tones'?"),
         ("{_name_: tones, train_chunk_sise: 3}", ConfigError, "train_chunk_size"),
+        ("{_name_: tones, sise: 3}", ConfigError, "dataset.sise (run.yaml, line 2): unknown key"),
+        ("{_name_: tones, sise: 3}", ConfigError, "did you mean 'size'?"),
+        (
+            "{_name_: qautoaudio, sample_len: abc}",
+            ConfigError,
+            "dataset.sample_len (run.yaml, line 2) must be a whole number, at least 1, got 'abc'",
+        ),
+        (
+            "{_name_: qautoaudio, path: nowhere}",
+            SourceError,
+            "dataset.path (run.yaml, line 2): path='nowhere' is no folder: there is no",
+        ),
+        (
+            "{train: {_target_: HERE.tensors, size: 4}, val: [{_target_: HERE.tensors, size: 4}]}",
+            ConfigError,
+            "dataset.val (run.yaml, line 2): must be one path or section, got list",
+        ),
         ("nowhere.zarr", SourceError, "there is nothing at nowhere.zarr"),
         ("{train: {_target_: HERE.refuses, size: 3}}", FileNotFoundError, "the corpus is not here"),
         ("{_target_: HERE.tensors, size: 4, val_split: 1.5}", ConfigError, "val_split"),
@@ -202,3 +219,22 @@ def test_a_stream_without_a_length_is_not_cut_into_chunks(tmp_path):
     assert len(list(job(tmp_path, text).data.train_dataloader())) == 5
     with pytest.raises(PlanError, match="IterableDataset"):
         job(tmp_path, text, "train.train_chunk_size=2").data.train_dataloader()
+
+
+def test_without_validation_data_a_size_of_it_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for typed in (
+        ["train.val_chunk_size=3"],
+        ["train.val_chunk_size=3", "train.train_chunk_size=2"],
+    ):
+        with pytest.raises(ConfigError) as refused:
+            job(tmp_path, TENSORS, "~dataset.val", *typed)
+        assert "train.val_chunk_size ('train.val_chunk_size=3' on" in str(refused.value)
+        assert "there is no validation data for val_chunk_size=3" in str(refused.value)
+    assert job(tmp_path, TENSORS, "~dataset.val", "train.train_chunk_size=2").data
+
+
+def test_a_loader_section_without_effect_is_told(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "penstock"):
+        job(tmp_path, "model: {_target_: HERE.WithData}\nloader: {batch_size: 3}\n")
+    assert caplog.messages == ["section 'loader' has no effect: WithData makes its own loaders"]

@@ -133,6 +133,20 @@ def test_what_a_name_takes_may_be_made_by_target(tmp_path):
     assert isinstance(made.module.model.activation, nn.Tanh)
 
 
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ("encoder: embedding", "encoder (run.yaml, line 8): the task has an embedding of its own"),
+        ("decoder: sequence", "decoder (run.yaml, line 8): the task has a projection of its own"),
+    ],
+)
+def test_heads_that_a_task_has_already_are_refused(heads, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        job(tmp_path, f"{TOKENS}    {heads}\n    task: lm\n")
+    assert message in str(refused.value) and "leave the" in str(refused.value)
+
+
 def test_a_module_of_the_other_lightning_is_refused(tmp_path):
     text = "dataset: {train: {_target_: HERE.tensors, size: 4}}\n"
     text += "model: {_target_: pytorch_lightning.demos.boring_classes.BoringModel}\n"
@@ -158,12 +172,23 @@ def test_no_logger_is_one_that_does_nothing(tmp_path):
         (["~model.d_model"], "Flat needs 'd_model': give model.d_model"),
         (["encoder=embedding"], "EmbeddingEncoder needs 'n_tokens': give encoder.n_tokens"),
         (["encoder=linaer"], "unknown encoder 'linaer': did you mean 'linear'?"),
-        (["decoder={_name_: sequence, mode: middle}"], "decoder.mode must be one of last"),
+        (["decoder={_name_: sequence, mode: middle}"], "command line) must be one of last"),
         (["task.loss=cross_entrpy"], "unknown loss 'cross_entrpy': did you mean 'cross_entropy'?"),
         (["task.metrics=[acuracy]"], "unknown metric 'acuracy': did you mean 'accuracy'?"),
         (["task.loss=null"], "Task needs 'loss': give task.loss"),
         (["~task"], "has no task: give task.loss"),
         (["~model"], "names no model"),
+        (
+            ["optimizer.lr=fast"],
+            "optimizer.lr ('optimizer.lr=fast' on the command line) must be a number, got 'fast'",
+        ),
+        (
+            ["optimizer.lr=-1"],
+            "optimizer.lr ('optimizer.lr=-1' on the command line): optimizer cannot be made: "
+            "Invalid learning rate: -1",
+        ),
+        (["optimizer.betas=3", "optimizer._name_=adam"], "line 12) cannot be made: "),
+        (["model.depth=2.5"], "line 8) cannot be made: 'float' object cannot"),
         (["optimizer.lrr=1"], "did you mean 'lr'?"),
         (["optimizer._name_=adamm"], "unknown optimizer 'adamm': did you mean 'adam'?"),
         (["scheduler=cosine"], "CosineAnnealingLR needs 'T_max': give scheduler.T_max"),

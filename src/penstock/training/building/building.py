@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.modules.chunk_settings import ChunkSettings
+from penstock.modules.sequence import SequenceDataset
+from penstock.training.building.data import JobData
 from penstock.training.building.importing import import_users
 from penstock.training.building.job import Job
 from penstock.training.building.learning import make_module
@@ -15,6 +18,8 @@ from penstock.training.building.making import Maker
 from penstock.training.building.part_loaders import PartLoaders
 from penstock.training.building.parts import WAYS, make_data
 from penstock.training.settings import Settings
+
+log = logging.getLogger("penstock")
 
 
 def build(settings: Settings) -> Job:
@@ -33,6 +38,7 @@ def build(settings: Settings) -> Job:
             f"{settings.path.name} says nothing about training data: give a section 'dataset' "
             f"with {WAYS}"
         )
+    _check_loaders(settings, module, data)
     return Job(
         module=module,
         data=data,
@@ -52,6 +58,27 @@ def brings_data(module: Any) -> bool:
     """Does a LightningModule have a ``train_dataloader`` of its own?"""
     base = optional("lightning.pytorch", extra="lightning").LightningModule
     return type(module).train_dataloader is not base.train_dataloader
+
+
+def _check_loaders(settings: Settings, module: Any, data: Any) -> None:
+    """Refuse, or say, what the configuration says about loaders that there are not."""
+    if data is None and settings.loader:
+        log.info("section 'loader' has no effect: %s makes its own loaders", type(module).__name__)
+    size = settings.train.val_chunk_size
+    if size is not None and not _may_validate(data):
+        given = (settings.resolved.get("train") or {}).get("val_chunk_size")
+        key = f"{'dataset' if given is None else 'train'}.val_chunk_size"
+        raise ConfigError(
+            f"{key} ({settings.where(key)}): there is no validation data for "
+            f"val_chunk_size={size!r}: leave it out, or give the dataset some"
+        )
+
+
+def _may_validate(data: Any) -> bool:
+    """Is there validation data, or a module of the user's that may have some?"""
+    if isinstance(data, SequenceDataset):
+        return data.dataset_val is not None
+    return not isinstance(data, JobData) or data.has("val")
 
 
 def _loaders(settings: Settings, maker: Maker) -> PartLoaders:

@@ -80,7 +80,7 @@ class SequenceDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if mode not in MODES:
-            raise ConfigError(f"decoder.mode must be one of {', '.join(MODES)}, got {mode!r}")
+            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         self.l_output, self.use_lengths, self.mode = l_output, use_lengths, mode
         self.output = nn.Identity() if d_output is None else nn.Linear(d_model, d_output)
 

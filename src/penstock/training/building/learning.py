@@ -102,11 +102,14 @@ class Builder:
         decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
         into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
         out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
+        before = self._heads("encoder", encoders, registries.encoders, into)
+        after = self._heads("decoder", decoders, registries.decoders, out)
+        self._check_heads(task, before, after)
         module = TaskModule(
             self.model,
             task,
-            Chain(task.encoder, *self._heads("encoder", encoders, registries.encoders, into)),
-            Chain(*self._heads("decoder", decoders, registries.decoders, out), task.decoder),
+            Chain(task.encoder, *before),
+            Chain(*after, task.decoder),
             self.optimize,
         )
         module.configure_optimizers()  # refuses what cannot be now, not when training begins
@@ -121,6 +124,24 @@ class Builder:
         self, key: str, sections: list[Any], registry: registries.Makers, given: Mapping[str, Any]
     ) -> list[nn.Module]:
         return [self.maker.make(key, section, registry, given=given) for section in sections]
+
+    def _check_heads(self, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
+        """Refuse heads that do the task's own work a second time, and so get what is no token."""
+        if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
+            raise self.maker.refused(
+                "encoder", "the task has an embedding of its own: leave the encoder out"
+            )
+        last = getattr(after[-1], "output", after[-1]) if after else None
+        given, taken = (
+            getattr(last, "out_features", None),
+            getattr(task.decoder, "in_features", None),
+        )
+        if None not in (given, taken) and given != taken:
+            raise self.maker.refused(
+                "decoder",
+                f"the task has a projection of its own, from a width of {taken} and not {given}: "
+                "leave the decoder out",
+            )
 
     # -- the task
 

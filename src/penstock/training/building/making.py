@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Any, Final
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.registry import Registry, close_name, unknown_name
+from penstock.training.building.refusing import number_words, refused_with_place
 from penstock.training.settings import Settings
 
 RESERVED: Final = ("_name_", "_target_", "_partial_", "_args_", "_recursive_", "_convert_")
@@ -54,9 +56,20 @@ class Maker:
         if not {"_partial_", "_args_"} & options.keys():
             self._check_complete(key, function, args, wanted, extra)
         if not by_target:
-            return function(*args, **self._nested(key, wanted), **extra)
+            nested = self._nested(key, wanted)
+            with self.refusals(key, options, foreign=True):
+                return function(*args, **nested, **extra)
         made = self._instantiated(key, options)
-        return partial(made, **extra) if options.get("_partial_") else made(*args, **extra)
+        if options.get("_partial_"):
+            return partial(made, **extra)
+        with self.refusals(key, options):
+            return made(*args, **extra)
+
+    def refusals(
+        self, key: str, section: Mapping[str, Any], *, foreign: bool = False
+    ) -> AbstractContextManager[None]:
+        """A block whose refusals tell where their key was given."""
+        return refused_with_place(self._settings, key, section, foreign=foreign)
 
     def _nested(self, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options, with what they describe by ``_target_`` made."""
@@ -79,11 +92,11 @@ class Maker:
         try:
             found = located(str(path))
         except (ImportError, AttributeError) as error:
-            raise self._refused(
+            raise self.refused(
                 f"{key}._target_", f"{path!r} cannot be imported: {error}"
             ) from error
         if not callable(found):
-            raise self._refused(f"{key}._target_", f"{path!r} is no class or function")
+            raise self.refused(f"{key}._target_", f"{path!r} is no class or function")
         function: Callable[..., Any] = found
         return function
 
@@ -93,16 +106,17 @@ class Maker:
         name = options.get("_name_")
         if registry is None or name is None:
             wanted = "_target_" if registry is None else "_target_ or _name_"
-            raise self._refused(key, f"has no {wanted}: say what it is")
+            raise self.refused(key, f"has no {wanted}: say what it is")
         if name not in registry:
             unknown = unknown_name(registry.kind, name, registry)
             hint = "" if close_name(name, registry) else "; register yours in a module of imports"
-            raise self._refused(f"{key}._name_", unknown + hint)
+            raise self.refused(f"{key}._name_", unknown + hint)
         function: Callable[..., Any] = registry.find(name)
         return function
 
     def _check(self, key: str, function: Callable[..., Any], wanted: Mapping[str, Any]) -> None:
         known = _parameters(function)
+        self._check_numbers(key, known or {}, wanted)
         if known is None or any(each.kind is each.VAR_KEYWORD for each in known.values()):
             return
         for name in wanted:
@@ -110,7 +124,18 @@ class Maker:
                 near = close_name(name, known)
                 meant = f"did you mean {near!r}?" if near else f"it takes {', '.join(known)}"
                 called = getattr(function, "__name__", function)
-                raise self._refused(f"{key}.{name}", f"{called} has no such parameter: {meant}")
+                raise self.refused(f"{key}.{name}", f"{called} has no such parameter: {meant}")
+
+    def _check_numbers(
+        self, key: str, known: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]
+    ) -> None:
+        for name, value in wanted.items():
+            words = number_words(known[name].annotation) if name in known else None
+            if words is not None and isinstance(value, str):
+                place = f"{key}.{name}"
+                raise ConfigError(
+                    f"{place} ({self._settings.where(place)}) must be {words}, got {value!r}"
+                )
 
     def _check_complete(
         self,
@@ -127,7 +152,7 @@ class Maker:
             )
             if needed and not any(each.name in given for given in keywords):
                 called = getattr(function, "__name__", function)
-                raise self._refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
+                raise self.refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
 
     def _instantiated(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         """The target with its keys filled in, nested targets made; the caller calls it."""
@@ -138,17 +163,20 @@ class Maker:
             cause = error.__cause__
             if cause is None or "Error locating target" in str(error):
                 why = " ".join(str(error).split())
-                raise self._refused(key, f"cannot be made: {why}") from error
+                raise self.refused(key, f"cannot be made: {why}") from error
             cause.add_note(f"while making {key} ({self._settings.where(key)})")
             raise cause from None
         function: Callable[..., Any] = found
         return function
 
-    def _refused(self, key: str, why: str) -> ConfigError:
+    def refused(self, key: str, why: str) -> ConfigError:
+        """The error for a key, with where it was given."""
         return ConfigError(f"{key} ({self._settings.where(key)}): {why}")
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    with suppress(Exception):  # annotations are written for readers: they need not evaluate
+        return inspect.signature(function, eval_str=True).parameters
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a builtin that does not tell

@@ -63,7 +63,8 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
         "val_cycle": train.val_cycle,
     }
     made = maker.make("dataset", section, datasets, told=told)
-    made.setup()
+    with maker.refusals("dataset", section):
+        made.setup()
     if made.dataset_train is None:
         raise ConfigError(f"dataset {made} has no training data: its setup() found none")
     return made
@@ -127,6 +128,11 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
     if isinstance(section, Mapping) and "path" in section and "_target_" not in section:
         options = {n: v for n, v in section.items() if n not in ("path", "val_split")}
         return open_source(section["path"], **options)
+    if not isinstance(section, Mapping):
+        found = type(section).__name__
+        raise maker.refused(
+            key, f"must be one path or section, got {found}: join several into one dataset"
+        )
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
     return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
