@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 def test_the_experiment_trains_through_the_whole_corpus_and_learns(folder):
     out = run(folder, "-m", "penstock", "train", EXPERIMENT, "train.max_passes=1")
     assert "done after 44 steps, 5 chunks" in out
-    assert "88 samples, 1 passes, 100.00% of the dataset" in out
+    assert "88 samples, 1 pass, 100.00% of the dataset" in out
     best = float(re.search(r"best +val/loss (\S+)", out).group(1))
     assert best < 10.5  # a level at random would cost ln 65,536 = 11.1
     assert (folder / "runs/sashimi-musdb18mono/checkpoints/best.ckpt").exists()
