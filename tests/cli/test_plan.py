@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from tests.cli.projects import final_state
+
 
 def test_the_plan_is_a_table_of_chunks_with_sizes_coverage_and_memory(commands, project):
     done = commands(project, "plan", "tiny.yaml")
@@ -41,6 +43,16 @@ def test_the_samples_of_a_step_are_planned_for_every_rank(commands, project, uni
     found = re.findall(r"rank (\d)  sample (\d+)", done.out)
     assert [int(rank) for rank, _ in found] == [0, 0, 1, 1]
     assert [int(sample) for _, sample in found] == uninterrupted[1]["seen"][4]
+
+
+def test_a_step_of_several_batches_is_told_by_the_number_it_has_in_a_run(commands, project):
+    together = "trainer.accumulate_grad_batches=2"  # a pass is 3 + 3 + 1 optimizer steps
+    assert commands(project, "train", "tiny.yaml", together).code == 0
+    seen = final_state(project / "run")["seen"]
+    for batch, step in ((4, 2), (5, 3), (11, 6), (12, 7), (13, 7)):
+        done = commands(project, "plan", "tiny.yaml", together, "--step", batch)
+        assert f"optimizer steps, and it goes into number {step} of those, from 0" in done.out
+        assert {int(sample) for sample in re.findall(r"sample (\d+)", done.out)} <= {*seen[step]}
 
 
 def test_partial_coverage_is_told(commands, project):

@@ -53,6 +53,17 @@ def samples_of_pass(steps: Steps, batches: int | None = None) -> int:
     return steps.stop(steps.start(taken - 1)) if taken else 0
 
 
+def passes_after(steps: Steps, chunks: float) -> float:
+    """Passes that so many chunks are; the last one of a pass may be shorter than the others.
+
+    >>> passes_after(Steps(size=510, batch=10, chunk=10), 5)
+    0.9803921568627451
+    """
+    passes, rest = divmod(chunks, steps.total_chunks)
+    batches = int(rest * (steps.chunk or steps.count))
+    return passes + samples_of_pass(steps, batches) / samples_of_pass(steps)
+
+
 def samples_between(steps: Steps, begin: Cursor, end: Cursor, batches: int | None = None) -> int:
     """Samples delivered from one place to a later one, over all ranks."""
     passed = (end.epoch - begin.epoch) * samples_of_pass(steps, batches)
@@ -159,34 +170,43 @@ def scores_in_words(size: int | None, whole: int | None, how: str, ignored: str 
     'validation: 200 of 313 batches, the same ones each time'
     """
     if size is None or whole is None or size >= whole:
-        what = "the whole partition" + (f", {counted(size, 'batch')}" if size is not None else "")
+        batches = size if whole is None else whole
+        what = "the whole partition" + (f", {counted(batches, 'batch')}" if batches else "")
     else:
         what = f"{size:,} of {counted(whole, 'batch')}, {how}"
     return f"validation: {what}{and_ignored(ignored)}"
 
 
-def length_in_words(epochs: int | None, passes: int | None, chunks_a_pass: int) -> str | None:
+def length_in_words(epochs: int | None, passes: int | None, steps: Steps | None) -> str | None:
     """How long training will be, where that is known.
 
-    >>> length_in_words(200, None, 16)
+    Args:
+        epochs: Chunks it ends after; None or negative: others decide.
+        passes: Passes it ends after; None: others decide.
+        steps: How the dataset is cut; None where a pass is left to a loader that nobody knows.
+
+    >>> length_in_words(200, None, Steps(size=1600, batch=10, chunk=10))
     'max_epochs=200: 200 chunks = 12.5 passes'
     """
     said = []
     if epochs is not None and epochs >= 0:
-        said.append(
-            f"max_epochs={epochs}: {counted(epochs, 'chunk')} = "
-            f"{counted_passes(epochs / chunks_a_pass)}"
-        )
+        gone = float(epochs) if steps is None else passes_after(steps, epochs)
+        said.append(f"max_epochs={epochs}: {counted(epochs, 'chunk')} = {counted_passes(gone)}")
     if passes is not None:
-        chunks = counted(passes * chunks_a_pass, "chunk")
+        chunks = counted(passes * (1 if steps is None else steps.total_chunks), "chunk")
         said.append(f"max_passes={passes}: {chunks}, training ends then")
     return "; ".join(said) or None
 
 
-def counted(number: int, word: str) -> str:
-    """A number and its word, in the plural where it should be."""
-    ending = "" if number == 1 else "es" if word.endswith(("ch", "ss")) else "s"
-    return f"{number:,} {word}{ending}"
+def counted(number: float, word: str) -> str:
+    """A number and its word, in the plural where it should be.
+
+    >>> counted(1, "batch"), counted(2000, "batch"), counted(2.5, "chunk")
+    ('1 batch', '2,000 batches', '2.5 chunks')
+    """
+    ending = "" if number == 1 else "es" if word.endswith(("tch", "ss")) else "s"
+    text = f"{int(number):,}" if number == int(number) else f"{number:,.6g}"
+    return f"{text} {word}{ending}"
 
 
 def counted_passes(passes: float) -> str:

@@ -100,11 +100,14 @@ def block_of_words(
     else:
         size = sizes.train if sizes.train is not None else "an unknown number of"
         lines.append(f"chunked: training is left to its own loader, {size} batches an epoch")
+    validation = [each for each in validation if sized_len(each) != 0]
     if validation:
         whole = max(filter(None, map(whole_of, validation)), default=None)
         moves = any(knows_its_place(each) and not each._course.evaluation for each in validation)
         how = "others each time, all of them in turns" if moves else "the same ones each time"
         lines.append(scores_in_words(sizes.val, whole, how, ignored.get("limit_val_batches")))
-    chunks = 1 if loader is None else loader._course.plan.steps.total_chunks
-    lines.append(length_in_words(epochs, settings.passes, chunks))
+    else:
+        lines.append("validation: none")
+    steps = None if loader is None else loader._course.plan.steps
+    lines.append(length_in_words(epochs, settings.passes, steps))
     return "\n".join(line for line in lines if line)

@@ -46,6 +46,20 @@ def test_one_block_says_what_a_chunk_is_and_what_is_ignored(said):
     assert sum("ignored" in message for message in said()) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*across ranks is zero")
+def test_the_length_is_told_as_it_is_summed_up_and_sizes_are_what_there_is(said):
+    callback = ChunkedTraining(4, 1000)
+    fit(callback, max_epochs=2)
+    assert said()[0].splitlines()[2:] == [
+        "validation: the whole partition, 5 batches",
+        "max_epochs=2: 2 chunks = 0.7273 passes",
+    ]
+    assert f"2 chunks = {callback.summary().passes:.4g} passes" in said()[0]
+    fit(ChunkedTraining(11, max_passes=1), val=[], max_epochs=-1)
+    block = said()[3].splitlines()
+    assert block[2:] == ["validation: none", "max_passes=1: 1 chunk, training ends then"]
+
+
 def test_every_chunk_is_logged_with_its_place_and_its_waiting(said):
     fit(ChunkedTraining(4), max_epochs=4)
     places = [message.split(":")[0] for message in said()[1:]]

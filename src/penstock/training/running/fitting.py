@@ -65,9 +65,13 @@ def make_fit(
     kwargs["plugins"] = [*as_list(kwargs.get("plugins")), WholeFiles()]
     kwargs["logger"] = list(job.loggers) or default_loggers(paths, logged_before(saved))
     kwargs["default_root_dir"] = str(paths.root)
-    if chunked.settings.passes is not None and not any(name in kwargs for name in ENDS):
-        kwargs["max_epochs"] = -1  # the passes end it, however many chunks they are
-    return Fit(make_trainer(kwargs), job, chunked, saving)
+    return Fit(make_trainer(kwargs | passes_alone(kwargs, chunked)), job, chunked, saving)
+
+
+def passes_alone(kwargs: Mapping[str, Any], chunked: ChunkedTraining) -> dict[str, Any]:
+    """No end by Lightning's own count where passes end it, however many chunks they are."""
+    ended = chunked.settings.passes is None or any(name in kwargs for name in ENDS)
+    return {} if ended else {"max_epochs": -1}
 
 
 def make_trainer(kwargs: Mapping[str, Any]) -> Any:

@@ -30,6 +30,7 @@ class Outcome:
         best_path: Its checkpoint.
         last_path: The last checkpoint.
         stopped_by: The signal that ended it early; 0 if none did.
+        reason: What ended it, if that was neither the passes nor the chunks asked for.
         forecast: What it would take, of a dry run.
     """
 
@@ -43,6 +44,7 @@ class Outcome:
     best_path: Path | None = None
     last_path: Path | None = None
     stopped_by: int = 0
+    reason: str = ""
     forecast: Forecast | None = None
 
     @property
@@ -56,6 +58,8 @@ class Outcome:
             return self.forecast.text()
         ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
         lines = [f"{ended} after {counted(self.steps, 'step')}, {counted(self.chunks, 'chunk')}"]
+        if self.reason and not self.stopped_by:
+            lines.append(f"  ended  by {self.reason}")
         if self.samples:
             lines.append(
                 f"  seen   {counted(self.samples, 'sample')}, {counted_passes(self.passes)}, "
@@ -82,7 +86,19 @@ def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
         best_path=paths.best if best else None,
         last_path=saved[0] if saved else None,
         stopped_by=stopped_by,
+        reason=reason_of(fit.trainer),
     )
+
+
+def reason_of(trainer: Any) -> str:
+    """What ended training before all its chunks were done; nothing where nothing did."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return f"max_steps={trainer.max_steps}"
+    for callback in trainer.early_stopping_callbacks:
+        if callback.stopping_reason_message:
+            said = " ".join(callback.stopping_reason_message.split()).rstrip(".")
+            return f"early stopping: {said}"
+    return ""
 
 
 def seen_by(fit: Fit) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
-from penstock.modules.chunk_report import counted, counted_passes, coverage
+from penstock.modules.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.order import Cursor, Steps
 from penstock.training.building import build
 from penstock.training.running.fitting import make_chunked
@@ -59,10 +59,33 @@ def step_text(settings: Settings, step: int) -> str:
         if steps.chunk is not None:
             chunk, batch = divmod(within, steps.chunk)
             place += f", chunk {chunk + 1}/{steps.total_chunks}, batch {batch:,}"
-        lines = [f"step {step:,}: {place}"]
+        lines = [f"step {step:,}: {place}", *together_lines(settings, steps, step)]
         for rank in range(loaders.world):
             lines += rank_lines(loaders, rank, within, epoch)
     return "\n".join(lines)
+
+
+def together_lines(settings: Settings, steps: Steps, step: int) -> Iterator[str]:
+    """Which optimizer step a batch goes into, where several make one."""
+    together = accumulated(settings)
+    if together == 1:
+        return
+    size = steps.chunk or steps.count
+    of_a_chunk = -(-size // together)  # the last batch of a chunk always makes a step
+    rest_of_a_pass = -(-(steps.count % size) // together)
+    of_a_pass = steps.count // size * of_a_chunk + rest_of_a_pass
+    epoch, within = divmod(step, steps.count)
+    chunk, batch = divmod(within, size)
+    into = epoch * of_a_pass + chunk * of_a_chunk + batch // together
+    yield (
+        f"accumulate_grad_batches={together}: a step is a batch here; checkpoints and metrics "
+        f"count optimizer steps, and it goes into number {into:,} of those, from 0"
+    )
+
+
+def accumulated(settings: Settings) -> int:
+    """Batches that make an optimizer step."""
+    return int(settings.trainer.get("accumulate_grad_batches") or 1)
 
 
 def rank_lines(loaders: PlannedLoaders, rank: int, step: int, epoch: int) -> Iterator[str]:
@@ -124,7 +147,7 @@ def chunks_of(settings: Settings, loader: Loader) -> float:
     if epochs is not None and epochs >= 0:
         ends.append(epochs)
     if most is not None and most >= 0:
-        batches = most * int(settings.trainer.get("accumulate_grad_batches") or 1)
+        batches = most * accumulated(settings)
         ends.append(batches / (steps.chunk or steps.count))
     return min(ends)
 
@@ -136,7 +159,7 @@ def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
         yield "training has no end: give trainer.max_epochs, or train.max_passes"
         return
     if steps.limit is not None:
-        epochs = f"{chunks:,.6g} epochs of {counted(steps.count, 'batch')}"
+        epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
         yield f"training: {epochs}, the first ones of another shuffle each time"
         return
     epoch, rest = divmod(chunks, steps.total_chunks)
@@ -144,7 +167,7 @@ def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
     end = Cursor(int(epoch), steps.start(step) if step else 0)
     share = coverage(plan, Cursor(), end)
     yield (
-        f"training: {chunks:,.6g} chunks = {counted_passes(chunks / steps.total_chunks)}, "
+        f"training: {counted(chunks, 'chunk')} = {counted_passes(passes_after(steps, chunks))}, "
         f"{share:.1%} of {steps.size:,} samples seen"
     )
 

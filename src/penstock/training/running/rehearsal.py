@@ -14,10 +14,16 @@ from statistics import median
 from typing import Any, Final
 
 from penstock.extras import optional
+from penstock.modules.chunk_report import counted
 from penstock.training.building import build
 from penstock.training.running.checkpoint_io import WholeFiles
 from penstock.training.running.directory import KEPT
-from penstock.training.running.fitting import as_list, make_chunked, make_trainer
+from penstock.training.running.fitting import (
+    as_list,
+    make_chunked,
+    make_trainer,
+    passes_alone,
+)
 from penstock.training.running.planning import chunks_of, steps_of
 from penstock.training.running.units import bytes_of, in_bytes, in_time, shapes_of
 from penstock.training.settings import Settings
@@ -76,7 +82,7 @@ class Forecast:
 
     def text(self) -> str:
         """A few lines to read."""
-        chunks = "chunks without end" if math.isinf(self.chunks) else f"{self.chunks:,.6g} chunks"
+        chunks = "chunks without end" if math.isinf(self.chunks) else counted(self.chunks, "chunk")
         disk = f"{in_bytes(self.disk_bytes)}, {in_bytes(self.free_bytes)} are free"
         if self.disk_bytes > self.free_bytes:
             disk += ": NOT ENOUGH"
@@ -86,8 +92,9 @@ class Forecast:
                 f"  a batch       {self.batch}, {in_bytes(self.batch_bytes)}",
                 f"  a step        {in_time(self.step_seconds)}, of which "
                 f"{in_time(self.waited_seconds)} waiting for its batch",
-                f"  a chunk       {self.chunk_batches:,} steps and {self.validation_batches:,} "
-                f"batches of validation, {in_time(self.chunk_seconds)}",
+                f"  a chunk       {counted(self.chunk_batches, 'step')} and "
+                f"{counted(self.validation_batches, 'batch')} of validation, "
+                f"{in_time(self.chunk_seconds)}",
                 f"  the run       {chunks}, {in_time(self.run_seconds)}",
                 f"  a checkpoint  {in_bytes(self.checkpoint_bytes)}; all that are kept {disk}",
             ]
@@ -170,7 +177,7 @@ def rehearse(settings: Settings, clock: Callable[[], float] = time.monotonic) ->
             "num_nodes": 1,
             "strategy": "auto",
         }
-        trainer = make_trainer(kwargs)
+        trainer = make_trainer(kwargs | passes_alone(kwargs, chunked))
         with suppress(Enough):
             trainer.fit(job.module, datamodule=job.data)
         return forecast_of(settings, trainer, chunked, watch)
