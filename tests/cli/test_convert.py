@@ -120,6 +120,8 @@ def test_what_is_there_is_never_overwritten(tmp_path):
         check_conversion(tmp_path / "rows.npy", tmp_path / "there")
     with pytest.raises(ConfigError, match="at least 1 row"):
         check_conversion(tmp_path / "rows.npy", tmp_path / "new", 0)
+    with pytest.raises(ConfigError, match=r"'new.parquet' ends in '.parquet', and a Zarr dir"):
+        check_conversion(tmp_path / "rows.npy", tmp_path / "new.parquet")
     assert (tmp_path / "there").read_text() == "mine"
 
 

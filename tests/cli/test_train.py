@@ -1,5 +1,6 @@
 """`penstock train`: what it says, what it leaves behind, what it refuses."""
 
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,16 @@ def test_it_starts_at_a_chosen_chunk(commands, project, uninterrupted):
     assert final_state(project / "run")["seen"][len(seen) :][:5] == whole[:5]
 
 
+def test_what_ended_it_early_is_told_and_what_could_be_monitored(commands, project):
+    done = commands(project, "train", "tiny.yaml", "trainer.max_steps=6", "train.monitor=nope")
+    assert done.code == 0 and "done after 6 steps, 1 chunk\n  ended  by max_steps=6\n" in done.out
+    assert "no best checkpoint is kept: validation logs 'val/loss', not 'nope'" in done.err
+    stop = "callbacks={early_stopping:{monitor:val/loss,patience:1,min_delta:100}}"
+    done = commands(project, "train", "tiny.yaml", stop, "run_dir=other")
+    assert done.code == 0, done.err
+    assert "done after 10 steps, 2 chunks\n  ended  by early stopping: Monitored metric" in done.out
+
+
 def test_loggers_are_the_users_to_choose_and_a_run_is_named_by_its_configuration(commands, project):
     config = (project / "tiny.yaml").read_text().replace("run_dir: run\n", "")
     (project / "piano.yaml").write_text(config)
@@ -97,6 +108,7 @@ def test_a_dry_run_measures_and_leaves_nothing_behind(commands, project):
     assert re.search(r"a batch +int64 4, 32 B", out)
     assert re.search(r"a chunk +5 steps and 2 batches of validation", out)
     assert re.search(r"the run +6 chunks, \S+ s", out)
+    assert "max_epochs" not in done.err and "max_passes=2: 6 chunks" in done.err
     assert re.search(r"a checkpoint +\d+ kB; all that are kept \d+ kB, \d+ \S+ are free", out)
     assert commands(project, "train", "tiny.yaml", "--dry-run", "loader.batch_size=20").code == 0
 
@@ -118,6 +130,7 @@ REFUSED = {
     "no dataset": (["tiny.yaml", "dataset=null"], "dataset"),
     "no model": (["tiny.yaml", "model._target_=recording.Nobody"], "Nobody"),
     "unsaveable": (["tiny.yaml", "model.unsaveable=true"], "cannot be in a checkpoint"),
+    "no key": (["tiny.yaml", "=3"], "is key=value, got '=3'"),
     "no devices": (["tiny.yaml", "trainer.accelerator=none_such"], "none_such"),
 }
 
@@ -168,6 +181,33 @@ def test_a_place_that_cannot_hold_a_run_is_refused(commands, project):
     for place in ("tiny.yaml", "tiny.yaml/x", "/proc/x"):
         done = commands(project, "train", "tiny.yaml", f"run_dir={place}")
         assert done.code == 2 and "give another run_dir" in done.err, done.err
+
+
+def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback():
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'lightning': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['penstock', 'train', 'x.yaml']\n"
+        "from penstock.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_nobody_who_reads_on_is_no_failure():
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "from penstock.cli.reporting import say; say('a plan'); say('more')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_without_its_libraries_the_command_names_the_extra(tmp_path):

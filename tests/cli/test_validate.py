@@ -58,6 +58,9 @@ def test_the_command_refuses_what_is_no_directory(tmp_path, directory):
     done = penstock(tmp_path / "nowhere")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"penstock: there is no directory {tmp_path / 'nowhere'}\n"
+    (tmp_path / "rows.zarr").mkdir()
+    done = penstock(tmp_path / "rows.zarr")
+    assert done.returncode == 2 and "is no steering dataset" in done.stderr
     (directory / "val_idx.pt").unlink()
     done = penstock(directory, "--json")
     assert done.returncode == 1 and "val_idx.pt" in json.loads(done.stdout)["findings"][0]["file"]

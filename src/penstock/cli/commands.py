@@ -51,9 +51,11 @@ def demo(
 
 @contextmanager
 def told_extras() -> Iterator[None]:
-    """A block in which a library that is not there is told by the extra that installs it."""
+    """A block of imports: a library that is not there is told by the extra that installs it."""
     try:
         yield
+    except KeyboardInterrupt:  # it takes seconds, and there is nothing to save yet
+        raise SystemExit(130) from None
     except MissingExtraError as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise SystemExit(1) from None

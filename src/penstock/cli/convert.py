@@ -54,6 +54,11 @@ def check_conversion(
         raise ConfigError(f"a chunk must have at least 1 row, got {chunk_rows}")
     if (source / "config.json").is_file() and (source / "pair_index.pt").is_file():
         return partial(_convert_steering, source, target)
+    if target.suffix not in ("", ".zarr"):
+        raise ConfigError(
+            f"{target.name!r} ends in {target.suffix!r}, and a Zarr directory is what is written: "
+            "end it in '.zarr', or in nothing"
+        )
     return partial(write_zarr, _opened(source), target, chunk_rows)
 
 

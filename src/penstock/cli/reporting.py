@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -47,6 +48,14 @@ def speaking(*, debug: bool, aloud: bool = True) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+
+
+def say(text: str) -> None:
+    """Print it, unless nobody reads on: ``penstock plan x.yaml | head -1`` is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
 
 
 @contextmanager

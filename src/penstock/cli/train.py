@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
-from penstock.cli.reporting import speaking
+from penstock.cli.reporting import say, speaking
+from penstock.cli.settings import given_settings
 from penstock.training.running import is_first_rank, train
-from penstock.training.settings import read_settings
-
-log = logging.getLogger("penstock")
 
 
 def run_train(
@@ -25,11 +22,9 @@ def run_train(
     """Train, or only say what it would take; leaves with the exit code of what happened."""
     first_rank = is_first_rank(os.environ)
     with speaking(debug=debug, aloud=first_rank):
-        settings = read_settings(config, overrides)
-        for note in settings.notes:
-            log.info("%s", note)
+        settings = given_settings(config, overrides)
         outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
         if first_rank:
-            print(outcome.text())
+            say(outcome.text())
     # of several processes one speaks: who started the others takes their codes for failures
     raise SystemExit(outcome.exit_code if first_rank else 0)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from penstock.cli.reporting import say
 from penstock.datasets import validate_dataset
 
 NOT_VALID, REFUSED = 1, 2
@@ -16,12 +17,20 @@ def run_validate(directory: Path, *, as_json: bool) -> NoReturn:
     if not directory.is_dir():
         print(f"penstock: there is no directory {directory}", file=sys.stderr)
         raise SystemExit(REFUSED)
+    if not any((directory / name).exists() for name in ("config.json", "pair_index.pt")):
+        print(
+            f"penstock: {directory} is no steering dataset, the only kind that is checked here: it "
+            "has no config.json",
+            file=sys.stderr,
+        )
+        raise SystemExit(REFUSED)
     report = validate_dataset(directory)
     if as_json:
-        print(report.to_json())
+        say(report.to_json())
     elif report.ok:
-        print(report)
+        say(str(report))
     else:
-        print(f"{report.subject} has {len(report.findings)} faults:")
-        print("\n".join(f"  {finding}" for finding in report.findings))
+        faults = "1 fault" if len(report.findings) == 1 else f"{len(report.findings)} faults"
+        say(f"{report.subject} has {faults}:")
+        say("\n".join(f"  {finding}" for finding in report.findings))
     raise SystemExit(0 if report.ok else NOT_VALID)
