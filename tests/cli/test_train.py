@@ -183,12 +183,13 @@ def test_a_place_that_cannot_hold_a_run_is_refused(commands, project):
         assert done.code == 2 and "give another run_dir" in done.err, done.err
 
 
-def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback():
+@pytest.mark.parametrize("module", ["typer", "lightning"])
+def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback(module):
     program = (
         "import os, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'lightning': os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
         "sys.argv = ['penstock', 'train', 'x.yaml']\n"
         "from penstock.cli import main; main()"
