@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from penstock.order import Cursor, Order, Plan, Steps
 
 STRIDE = 1 << 20  # positions looked up at once
+
+Stretch = tuple[Cursor, Cursor]  # from a place to a later one
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,17 @@ def samples_between(steps: Steps, begin: Cursor, end: Cursor, batches: int | Non
 
 
 def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> float:
-    """Share of the samples that were delivered at least once from one place to a later one.
+    """Share of the samples that were delivered at least once from one place to a later one."""
+    return coverage_of(plan, [(begin, end)], batches)
+
+
+def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = None) -> float:
+    """Share of the samples that were delivered at least once in any of these.
 
     Nothing is kept for each sample: what one pass left out is looked for in the others.
     """
-    order, spans = plan.order, _spans(samples_of_pass(plan.steps, batches), begin, end)
+    order, full = plan.order, samples_of_pass(plan.steps, batches)
+    spans = [span for begin, end in stretches for span in _spans(full, begin, end)]
     if not spans:
         return 0.0
     longest, *others = sorted(spans, key=len, reverse=True)

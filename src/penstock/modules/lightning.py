@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from penstock.errors import ConfigError, StateError
 from penstock.loaders.agreement import agree
 from penstock.modules.chunk_report import (
     ChunkSummary,
-    coverage,
+    Stretch,
+    coverage_of,
     place_in_words,
     samples_between,
     samples_of_pass,
@@ -79,7 +80,8 @@ class ChunkedTraining(SizedLoaders):
         said = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
         said |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
         super().__init__(settings_of(train_chunk_size, said, start_chunk))
-        self._begin = Cursor()
+        self._begin = self._since = Cursor()
+        self._past: list[Stretch] = []  # that were trained on before another chunk was asked for
         self._limit: int | None = None  # batches that Lightning takes of every pass
         self._rotation, self._waits = Rotation(), Waits()
         self._bar: Bar | None = None
@@ -95,8 +97,13 @@ class ChunkedTraining(SizedLoaders):
         if self._loader is None or self._progress is None:
             return
         agree(self._loader)
-        begin = restored.get("begin") or self._progress.loader
-        self._begin = Cursor(begin["epoch"], begin["position"])
+        here = cursor_of(self._progress.loader)
+        self._begin = cursor_of(restored["begin"]) if "begin" in restored else here
+        self._since = cursor_of(restored["since"]) if "since" in restored else self._begin
+        self._past = [(Cursor(*one), Cursor(*other)) for one, other in restored.get("past", ())]
+        if self._begins_elsewhere and restored:
+            self._past.append((self._since, cursor_of(restored["progress"]["loader"])))
+            self._since = here
         self._limit = None if self.chunked_training_enabled else trainer.num_training_batches
         self._rotation = Rotation()
         if restored.get("rotation"):
@@ -195,25 +202,34 @@ class ChunkedTraining(SizedLoaders):
         """Save how far the weights are, whatever was delivered since."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         if KEY in checkpoint:
-            begin = {"epoch": self._begin.epoch, "position": self._begin.position}
-            checkpoint[KEY] |= {"begin": begin, "rotation": self._rotation.to_state()}
+            checkpoint[KEY] |= {
+                "begin": asdict(self._begin),
+                "since": asdict(self._since),
+                "past": [[astuple(one), astuple(other)] for one, other in self._past],
+                "rotation": self._rotation.to_state(),
+            }
 
     def summary(self) -> ChunkSummary:
         """What is in the weights, over all sessions of the run, and what this one waited."""
         if self._loader is None or self._progress is None:
             raise StateError("nothing to sum up: no loader of Penstock was trained on")
-        plan, state = self._loader._course.plan, self._progress.loader
-        end = Cursor(state["epoch"], state["position"])
-        samples = samples_between(plan.steps, self._begin, end, self._limit)
+        plan = self._loader._course.plan
+        seen = [*self._past, (self._since, cursor_of(self._progress.loader))]
+        samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)
         return ChunkSummary(
             samples,
             passes=samples / samples_of_pass(plan.steps),
-            coverage=coverage(plan, self._begin, end, self._limit),
+            coverage=coverage_of(plan, seen, self._limit),
             chunks=self._progress.chunks,
             waiting_seconds=self._waits.total,
             chunk_start_seconds=self._waits.chunk_start,
             batch_seconds=self._waits.other,
         )
+
+
+def cursor_of(state: Mapping[str, Any]) -> Cursor:
+    """The place in a loader's state."""
+    return Cursor(state["epoch"], state["position"])
 
 
 def settings_of(first: Any, said: dict[str, Any], start_chunk: int | None) -> ChunkSettings:

@@ -229,6 +229,12 @@ def test_a_checkpoint_goes_on_with_the_chunk_asked_for(tmp_path):
     whole = fit(ChunkedTraining(4), max_epochs=6, **saved)
     run = fit(ChunkedTraining(4, start_chunk=3), max_epochs=4, ckpt_path=tmp_path / "six.ckpt")
     assert run.model.chunks == whole.model.chunks[3:5] and len(run.scored) == 2
+    seen = whole.seen[:12] + run.seen
+    summary = run.callback.summary()
+    assert (summary.samples, summary.coverage) == (len(seen), len({*seen}) / 22)
+    run.trainer.save_checkpoint(tmp_path / "more.ckpt")
+    more = fit(ChunkedTraining(4), max_epochs=5, ckpt_path=tmp_path / "more.ckpt")
+    assert more.callback.summary().samples == len(seen) + len(more.seen)
 
 
 def test_a_second_fit_goes_on_and_does_not_begin_there_again():
