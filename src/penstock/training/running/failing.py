@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.extras import optional
-from penstock.training.running.restoring import came_from_restoring, misfit
+from penstock.training.running.restoring import came_from_restoring, first_mismatch, misfit
 from penstock.training.running.wording import in_a_line
 
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
@@ -29,5 +29,5 @@ def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
     if isinstance(error, exceptions.MisconfigurationException):
         return ConfigError(f"Lightning refuses the configuration: {in_a_line(error)}")
     if not isinstance(error, PenstockError) and came_from_restoring(error):
-        return misfit(error)
+        return misfit(first_mismatch(error))
     return error

@@ -19,10 +19,10 @@ def came_from_restoring(error: BaseException) -> bool:
     return any(frame.f_code.co_filename == connector.__file__ for frame, _ in frames)
 
 
-def misfit(error: BaseException) -> ConfigError:
+def misfit(difference: str) -> ConfigError:
     """What to raise instead, in one sentence."""
     return ConfigError(
-        f"the checkpoint does not fit this configuration: {first_mismatch(error)}; resume with the "
+        f"the checkpoint does not fit this configuration: {difference}; resume with the "
         "model and the optimizer it was trained with, or begin in another run_dir"
     )
 
@@ -51,4 +51,4 @@ def check_optimizers(optimizers: Iterable[Any]) -> None:
             missing = sorted(optimizer.defaults.keys() - group.keys())
             if missing:
                 kind = type(optimizer).__name__
-                raise misfit(ValueError(f"{kind} needs {missing[0]!r}, the checkpoint has none"))
+                raise misfit(f"{kind} needs {missing[0]!r}, the checkpoint has none")
