@@ -4,10 +4,10 @@ Through Lightning, per training batch. Chunked: ``ChunkedTraining`` with chunk s
 after every chunk; standard: Lightning alone on the same loader settings, validating as often, by
 ``val_check_interval``. The dataset gives one sample at a time, so that both read alike: a gather of
 whole batches, which our loader does where it can, would hide what chunks cost. And without sizes:
-the callback there, or not. Cases take turns; with a worker of torch's, or none. Then
-memory: the most that a chunked and a standard run held, and what a long run holds after 10 and
-after 200 chunks, each in a process of its own. At last the wait for a chunk's first batch beside
-that for any other.
+the callback there, or not. A step is a small model and a device that is busy for 4 ms. Cases take
+turns; with a worker of torch's, or none. Then memory: the most that a chunked and a standard run
+held, and what a long run holds after 10 and after 200 chunks, each in a process of its own. At last
+the wait for a chunk's first batch beside that for any other.
 
     python benchmarks/bench_chunked_training.py [--tiny] [--rounds 9] [--batches 600] [--workers 1]
 """
@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from penstock.modules import ChunkedTraining
 
 BATCH, FEATURES, VAL_BATCHES, CHUNKS = 32, 256, 4, 6
-HIDDEN = 1024  # a step of a few milliseconds: Lightning alone takes one for a step that is nothing
+DEVICE_SECONDS = 0.004  # of every step, as on an accelerator: the processor's own speed varies more
 for name in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -41,15 +41,11 @@ for name in ("lightning.pytorch", "lightning.fabric"):
 class Perceptron(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, HIDDEN),
-            torch.nn.ReLU(),
-            torch.nn.Linear(HIDDEN, HIDDEN),
-            torch.nn.ReLU(),
-            torch.nn.Linear(HIDDEN, 1),
-        )
+        layers = [torch.nn.Linear(FEATURES, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)]
+        self.layers = torch.nn.Sequential(*layers)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(DEVICE_SECONDS)
         return self.layers(batch[0]).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
