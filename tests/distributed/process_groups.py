@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -39,6 +40,7 @@ def run_ranks(world, target, *args):
 
 def rank_main(rank, world, port, target, args):
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10)  # where a rank hangs
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

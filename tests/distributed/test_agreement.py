@@ -28,16 +28,32 @@ dist.destroy_process_group()
 """
 
 
+def torchrun(program):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    return subprocess.run(
+        [*command, str(program)], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
 def test_under_torchrun_ranks_agree_and_another_seed_on_one_is_refused_on_all(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(program)], capture_output=True, text=True, timeout=110, check=False
-    )
+    done = torchrun(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agreed 20") == 2
     assert done.stdout.count("refused:") == 2
+    assert done.stdout.count("seed is 42 on rank 0 but 7 on rank 1") == 2
+
+
+def test_ranks_whose_group_needs_a_device_agree_without_one_again_and_again(tmp_path):
+    """As with nccl: training, validation and test loaders are compared, one after the other."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        PROGRAM.replace('"gloo"', '"cuda:gloo"').replace("(42, 7)", "(42, 42, 42, 7)")
+    )
+    done = torchrun(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("agreed 20") == 6
     assert done.stdout.count("seed is 42 on rank 0 but 7 on rank 1") == 2
 
 

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from penstock.errors import WorkerError
-from penstock.loaders.agreement import said, several
+from penstock.loaders.agreement import HEARD_SECONDS, said, several
 
 FOREVER = timedelta(days=365)
-HEARD_SECONDS = 3.0  # for the others to hear a reason before the rank that has it is gone
 EVERYONE_IS_DONE = ""
 
 

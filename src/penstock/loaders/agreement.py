@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from penstock.errors import PlanError
 from penstock.loaders.base import Loader
+
+HEARD_SECONDS = 3.0  # for the others to hear a reason before the rank that has it is gone
 
 Made = TypeVar("Made", bound=Loader)
 
@@ -24,7 +29,7 @@ def agreed(make: Callable[[], Made], group: dist.ProcessGroup | None = None) -> 
         loader = make()
     except Exception as error:
         if several(group):
-            gather({"error": said(error)}, group)
+            difference({"error": said(error)}, group)
         raise
     agree(loader, group)
     return loader
@@ -42,9 +47,9 @@ def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
         mine = plan_identity(loader)
     except (ValueError, OSError) as error:  # said to all ranks, not only to this one's log
         mine = {"error": said(error)}
-    difference = compare(gather(mine, group))
-    if difference is not None:
-        raise PlanError(f"the ranks are not about to train on the same data: {difference}")
+    found = difference(mine, group)
+    if found is not None:
+        raise PlanError(f"the ranks are not about to train on the same data: {found}")
 
 
 def plan_identity(loader: Loader) -> dict[str, Any]:
@@ -89,20 +94,28 @@ def several(group: dist.ProcessGroup | None = None) -> bool:
     return group is not None and group.size() > 1
 
 
-def gather(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
-    """What each rank of the group says of itself, by rank."""
-    found: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
-    if "cpu:" in dist.get_backend_config(group):
-        dist.all_gather_object(found, mine, group=group)
-        return found
-    # such a group speaks through devices, which nobody may have chosen yet
-    ranks = dist.get_process_group_ranks(group)
-    aside = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    try:
-        dist.all_gather_object(found, mine, group=aside)
-    finally:
-        dist.destroy_process_group(aside)
-    return found
+def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> str | None:
+    """What differs between what the ranks of a group say of themselves; None where nothing does.
+
+    Through the store of the ranks: a group may speak through devices, which nobody may have chosen
+    yet. The group's first rank reads them all, the others its verdict.
+    """
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    store = dist.PrefixStore(
+        f"penstock/agree/{'-'.join(map(str, ranks))}", dist.distributed_c10d._get_default_store()
+    )
+    turn = store.add(f"turns/{rank}", 1)  # the same on every rank: this is a collective call
+    store.set(f"{turn}/{rank}", json.dumps(mine))
+    if rank == 0:
+        everyone = [json.loads(store.get(f"{turn}/{r}")) for r in range(len(ranks))]
+        store.set(f"{turn}/verdict", json.dumps(compare(everyone)))
+    verdict: str | None = json.loads(store.get(f"{turn}/verdict"))
+    if verdict is not None:  # a rank may end now, and the store with it: not before all know why
+        store.set(f"{turn}/heard/{rank}", "")
+        with suppress(RuntimeError):
+            heard = [f"{turn}/heard/{r}" for r in range(len(ranks))]
+            store.wait(heard, timedelta(seconds=HEARD_SECONDS))
+    return verdict
 
 
 def said(error: BaseException) -> str:
