@@ -1,15 +1,18 @@
 """Worker processes beside live reader threads: a safe start method, or a sentence."""
 
 import multiprocessing
+import os
 import threading
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from penstock.errors import PlanError
-from penstock.loaders import ChunkedDataLoader
+from penstock.errors import PlanError, WorkerError
+from penstock.loaders import ChunkedDataLoader, processes
 from penstock.loaders.processes import safe_context
 from penstock.loaders.stream import StreamLoader
 from penstock.streaming.chunks import RandomChunkLoader
@@ -72,3 +75,52 @@ def test_workers_and_readers_live_side_by_side(reading):
             for got, want in zip(workers, inline, strict=True):
                 assert torch.equal(got, want)
                 assert len(next(streamed)) == 10
+
+
+class Standstill:
+    """Children stand still inside of ``fork``, as many as there are files in a folder."""
+
+    def __init__(self, folder, count):
+        self.files = [folder / f"{i}" for i in range(count)]
+        for file in self.files:
+            file.touch()
+        self.parent = os.getpid()
+        os.register_at_fork(after_in_child=self.stand_still)
+
+    def stand_still(self):
+        if os.getppid() == self.parent:
+            for file in self.files:
+                with suppress(FileNotFoundError):
+                    file.unlink()
+                    time.sleep(300)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(processes, "BEGIN_SECONDS", 0.5)
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_that_stand_still_in_fork_are_started_again_and_nothing_is_lost(
+    tmp_path, impatient, caplog, persistent
+):
+    halt = Standstill(tmp_path, 1)
+    loader = ChunkedDataLoader(
+        Squares(), 8, 4, shuffle=False, num_workers=2, persistent_workers=persistent
+    )
+    with loader:
+        came = torch.cat([batch for _ in range(4) for batch in loader]).tolist()
+    assert came == [i * i for i in range(64)] * 2
+    assert caplog.text.count("stood still as it was forked: all are started again") == 1
+    assert not halt.files[0].exists()
+    assert not multiprocessing.active_children()
+
+
+def test_workers_that_always_stand_still_are_given_up_with_what_to_do(tmp_path, impatient):
+    Standstill(tmp_path, 3)
+    with ChunkedDataLoader(Squares(), 8, num_workers=1) as loader:
+        with pytest.raises(WorkerError, match=r"3 times: use multiprocessing_context='forkserver'"):
+            next(iter(loader))
+        assert not multiprocessing.active_children()
+        assert next(iter(loader)).tolist() == [i * i for i in range(8)]

@@ -101,9 +101,8 @@ def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> 
     yet. The group's first rank reads them all, the others its verdict.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
-    store = dist.PrefixStore(
-        f"penstock/agree/{'-'.join(map(str, ranks))}", dist.distributed_c10d._get_default_store()
-    )
+    shared = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d.PrefixStore(f"penstock/agree/{'-'.join(map(str, ranks))}", shared)
     turn = store.add(f"turns/{rank}", 1)  # the same on every rank: this is a collective call
     store.set(f"{turn}/{rank}", json.dumps(mine))
     if rank == 0:

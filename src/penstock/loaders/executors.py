@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import pickle
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -17,9 +19,20 @@ from torch.utils.data import DataLoader, get_worker_info
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
-from penstock.loaders.processes import begin_worker, end_workers, naming_the_dead, unpicklable
+from penstock.loaders.processes import (
+    begin_worker,
+    came_through,
+    end_workers,
+    forks,
+    naming_the_dead,
+    unpicklable,
+)
 from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
+
+log = logging.getLogger("penstock")
+
+STARTS = 3  # of workers, before they are given up
 
 
 class IndexBatch(list[int]):
@@ -88,26 +101,43 @@ class Workers:
 
     def __init__(self, dataset: Any, *, seed: int, **options: Any) -> None:
         self._feed = _Feed(inline=options.get("num_workers", 0) == 0)
+        # torch seeds its workers from a generator of ours, not from the default one
         generator = torch.Generator().manual_seed(derive_key(seed, "workers"))
-        own = options.get("worker_init_fn")
-        if options.get("num_workers", 0):
-            options["worker_init_fn"] = partial(begin_worker, own)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
-            self._loader: DataLoader[Any] = DataLoader(
-                dataset,
-                batch_sampler=self._feed,
-                generator=generator,  # torch seeds its workers from it, not from the default one
-                **options,
-            )
-        self._sent_along = (dataset, options.get("collate_fn"), own)
+        self._options = {"dataset": dataset, "generator": generator, **options}
+        self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
         self._persistent = bool(options.get("persistent_workers"))
         self._batches: Iterator[Any] = iter(())
         self.processes: list[BaseProcess] = []
+        self._make_loader()
+
+    def _make_loader(self) -> None:
+        options, self._begun = dict(self._options), None
+        if options.get("num_workers", 0):
+            if forks(options.get("multiprocessing_context")):
+                self._begun = multiprocessing.get_context("fork").Semaphore(0)
+            own = options.get("worker_init_fn")
+            options["worker_init_fn"] = partial(begin_worker, self._begun, own)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
+            self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
         """A stream of batches from now on; what was in flight for an earlier one is discarded."""
-        self._feed.follow(plan.order.seed, batches)
+        for _ in range(STARTS):
+            self._feed.follow(plan.order.seed, batches)
+            if self._start():
+                return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
+            log.warning("a worker process stood still as it was forked: all are started again")
+            batches = chain(self._feed.sent, batches)
+            self.close()
+            self._make_loader()
+        raise WorkerError(
+            f"worker processes stood still as they were forked, {STARTS} times: "
+            "use multiprocessing_context='forkserver', or num_workers=0"
+        )
+
+    def _start(self) -> bool:
+        """Have torch's workers, new or waiting ones, read what is fed; False: one stands still."""
         before = multiprocessing.active_children()
         try:
             with naming_the_dead(self.processes), warnings.catch_warnings():
@@ -115,8 +145,9 @@ class Workers:
                 self._batches = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
-        self.processes += [p for p in multiprocessing.active_children() if p not in before]
-        return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
+        started = [p for p in multiprocessing.active_children() if p not in before]
+        self.processes += started
+        return self._begun is None or came_through(self._begun, started)
 
     @property
     def alive(self) -> bool:

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Semaphore
 from types import FrameType
 from typing import Any, Final
 
@@ -22,10 +24,11 @@ log = logging.getLogger("penstock")
 READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
 NOTICE_SECONDS: Final = 20.0  # from a first SIGTERM to a worker's end, unless it is ended before
+BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or for ever
 PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
 
 
-def begin_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
+def begin_worker(begun: Semaphore | None, own: Callable[[int], Any] | None, worker_id: int) -> None:
     """The first call in a worker process: then the user's own one.
 
     A terminal's Ctrl-C, and what a cluster sends to end a job, reaches workers too. But it is for
@@ -33,6 +36,8 @@ def begin_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    if begun is not None:
+        begun.release()
     signal.signal(signal.SIGTERM, _end_later)  # not ignored: programs it starts would inherit that
     if own is not None:
         own(worker_id)
@@ -43,6 +48,28 @@ def _end_later(number: int, frame: FrameType | None) -> None:
     end = threading.Timer(NOTICE_SECONDS, os._exit, (0,))
     end.daemon = True
     end.start()
+
+
+def forks(context: Any) -> bool:
+    """Do workers of this context, as torch takes it, start by ``fork``?"""
+    method = context if isinstance(context, str) else getattr(context, "_name", None)
+    return (method or multiprocessing.get_start_method()) == "fork"
+
+
+def came_through(begun: Semaphore, workers: Sequence[BaseProcess]) -> bool:
+    """Did all of these forked workers begin? False of one that stands still inside of ``fork``.
+
+    Before Python 3.13 a thread of a library (of a collective that just ended, of a gradient) may
+    hold a lock of the interpreter while another one forks: the child waits for it for ever.
+    """
+    deadline = time.monotonic() + BEGIN_SECONDS
+    for _ in workers:
+        while not begun.acquire(timeout=0.1):
+            if not all(worker.is_alive() for worker in workers):
+                return True  # whoever asks for a batch is told how it died
+            if time.monotonic() > deadline:
+                return False
+    return True
 
 
 @contextmanager
@@ -99,8 +126,7 @@ def safe_context(context: Any, num_workers: int) -> Any:
     threads = sorted(t.name for t in threading.enumerate() if t.name.startswith(READERS))
     if not threads:
         return context
-    method = context if isinstance(context, str) else getattr(context, "_name", None)
-    if (method or multiprocessing.get_start_method()) != "fork":
+    if not forks(context):
         return context
     if context is not None:
         raise PlanError(
