@@ -71,6 +71,30 @@ def test_a_batch_equals_its_samples_with_and_without_workers(folder):
         assert same_batch(list(loader), expected)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda image: image,
+        lambda image: image[None],
+        lambda image: image.astype(np.float64),
+        lambda image: image.astype(">f4"),
+        lambda image: np.asfortranarray(image),
+        lambda image: (image * 255).astype(np.uint8),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 3])
+def test_files_that_begin_alike_or_not_make_the_same_batches_as_one_by_one(tmp_path, other, place):
+    for i in range(6):
+        np.save(tmp_path / f"{i}.npy", other(IMAGES[i]) if i == place else IMAGES[i])
+    rows = [[f"{i}.npy", i % 3, "a"] for i in range(6)]
+    write_table(tmp_path / "metadata.csv", ["filename", "class_id", "author"], rows)
+    dataset = SpectrogramFolder(tmp_path)
+    samples = [dataset[i] for i in (5, 3, 0, 3)]
+    images, labels = dataset.__getbatch__(np.array([5, 3, 0, 3]))
+    assert torch.equal(images, torch.stack([x for x, _ in samples]))
+    assert torch.equal(labels, torch.stack([y for _, y in samples]))
+
+
 def test_a_whole_chain_runs_over_files(folder):
     base = SpectrogramFolder(folder)
     mean, std = compute_standardization(base, range(4))
@@ -160,6 +184,22 @@ def test_a_file_that_is_no_spectrogram_is_named(folder, write, message):
     write(folder / "2.npy")
     with pytest.raises(SourceError, match=message):
         dataset[2]
+    with pytest.raises(SourceError, match=message):
+        dataset.__getbatch__(np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:-1]), "'2.npy' cannot be read"),
+        (lambda p: p.unlink(), "'2.npy' cannot be read"),
+    ],
+)
+def test_a_file_that_is_cut_or_gone_is_named(folder, spoil, message):
+    dataset = SpectrogramFolder(folder)
+    spoil(folder / "2.npy")
+    with pytest.raises(SourceError, match=message):
+        dataset.__getbatch__(np.array([0, 2]))
 
 
 def test_a_coloured_png_is_refused(folder):

@@ -47,6 +47,17 @@ class Waiting(Computed):
         return torch.tensor([index * self.scale])
 
 
+class OneAtATime(Waiting):
+    """Storage with one reader, which cannot be sent to a worker."""
+
+    def __init__(self):
+        super().__init__(64, handle=threading.Lock())
+
+    def __getitem__(self, index):
+        with self.handle:
+            return super().__getitem__(index)
+
+
 class Ambient(Computed):
     def __getitem__(self, index):
         return torch.tensor([np.random.random() + random.random()])
@@ -203,6 +214,15 @@ def test_workers_that_could_not_start_before_the_deadline_are_not_started():
     assert tuning.start_seconds(trial(16), [two, trial(16)]) == 4.0
     assert tuning.start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
     assert tuning.start_seconds(trial(0, "threads"), [two]) == 0.0
+
+
+def test_where_a_device_is_busy_what_reads_meanwhile_wins():
+    """Readers gain nothing but that: samples wait one after the other, whoever reads them."""
+    options = {"budget_seconds": 1.5, "cached": False, "verbose": False}
+    dataset = OneAtATime()
+    assert tune(dataset, 4, step_seconds=0.02, **options).executor == "threads"
+    with pytest.raises(ConfigError, match="step_seconds must be 0 or more, got -1"):
+        tune(dataset, 4, step_seconds=-1, **options)
 
 
 def test_arrays_are_compared_bit_by_bit():

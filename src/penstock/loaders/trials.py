@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from threading import Event
 from time import perf_counter
 from typing import Any
 
@@ -28,12 +29,15 @@ class Trial:
         expected: The first batches, as another trial had them; a trial whose batches are others
             is refused.
         seen: Its own first batches.
+        step_seconds: How long a device is busy with each batch; the next ones are read meanwhile,
+            where something reads ahead.
     """
 
     config: DataLoaderConfig
     dataset: Any = field(repr=False)
     expected: list[Any] = field(default_factory=list, repr=False)
     seen: list[Any] = field(default_factory=list, repr=False)
+    step_seconds: float = 0.0
     first_batch_seconds: float = 0.0
     memory_bytes: int = 0
     samples: int = 0
@@ -75,7 +79,7 @@ class Trial:
         that, the whole run counts, the start of its workers too.
         """
         begin = perf_counter()
-        arrivals = [(begin, 0)]
+        arrivals, device = [(begin, 0)], Event()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # storage may want it
             with ChunkedDataLoader(self.dataset, **self.config.options()) as loader:
@@ -83,6 +87,8 @@ class Trial:
                     arrivals.append(arrival)
                     if arrival[0] >= deadline or self._is_enough(arrivals, seconds):
                         break
+                    if self.step_seconds:
+                        device.wait(self.step_seconds)
                 self.memory_bytes = tree_bytes()
         steady = arrivals[self.in_flight :]
         if len(steady) <= self.readers:

@@ -29,19 +29,19 @@ LONGEST = 8  # entries of a list that tell it from another
 
 @dataclass(frozen=True, slots=True)
 class TuneCache:
-    """One small JSON file for each machine, dataset, batch size, collation and budget."""
+    """One small JSON file for each machine, dataset, batch size, collation and limits."""
 
     path: Path
 
     @classmethod
     def of(
-        cls, dataset: Any, batch_size: int, collate_fn: Any, budget: int, machine: Machine
+        cls, dataset: Any, batch_size: int, collate_fn: Any, limits: Any, machine: Machine
     ) -> TuneCache:
         """Where the answer for these is, or will be."""
         parts = (
             *(platform.node(), machine, torch.__version__),
             *(len(dataset), fingerprint_of(dataset), identity_of(dataset)),
-            *(batch_size, identity_of(collate_fn), budget),
+            *(batch_size, identity_of(collate_fn), limits),
         )
         name = blake2b(repr(parts).encode(), digest_size=12).hexdigest()
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

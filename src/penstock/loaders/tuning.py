@@ -40,6 +40,7 @@ def tune(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     budget_seconds: float = 10.0,
     memory_budget: int | str = "2GB",
+    step_seconds: float = 0.0,
     cached: bool = True,
     verbose: bool = True,
 ) -> DataLoaderConfig:
@@ -47,9 +48,11 @@ def tune(
 
     Successive halving: all candidates run for a moment, the better half for twice as long, and so
     on. Among those close to the fastest the cheapest wins. What is delivered is the same for all.
-    ``memory_budget`` bounds what is held in batches read ahead. The answer is remembered for this
-    machine and dataset (``cached=False`` measures anew); progress and a table go to standard
-    error, unless ``verbose=False``.
+    ``memory_budget`` bounds what is held in batches read ahead. ``step_seconds`` is how long an
+    accelerator is busy with a batch: then what trains fastest wins, which may be readers that are
+    slower than a plain loop but read meanwhile. The answer is remembered for this machine and
+    dataset (``cached=False`` measures anew); progress and a table go to standard error, unless
+    ``verbose=False``.
 
     >>> import torch
     >>> config = tune(torch.zeros(4096, 8), 256, budget_seconds=0.2, cached=False, verbose=False)
@@ -57,18 +60,23 @@ def tune(
     0
     """
     check_tunable(dataset)
+    if step_seconds < 0:
+        raise ConfigError(f"step_seconds must be 0 or more, got {step_seconds!r}")
     say = _say if verbose else _say_nothing
     budget = parse_bytes(memory_budget)
-    memory = TuneCache.of(dataset, batch_size, collate_fn, budget, this_machine())
+    memory = TuneCache.of(dataset, batch_size, collate_fn, (budget, step_seconds), this_machine())
     if cached and (known := memory.load()) is not None:
         say(f"{Trial(known, dataset).name}: measured before; cached=False measures anew")
         return replace(known, collate_fn=collate_fn)
     with undisturbed():
         deadline = perf_counter() + budget_seconds
         trials = candidates(dataset, batch_size, collate_fn, budget, say)
+        for trial in trials:
+            trial.step_seconds = step_seconds * trial.config.batch_size / batch_size
         best = halve(trials, HALVING * budget_seconds, deadline, say)
         if best.config.num_workers and perf_counter() < deadline:
-            trials.append(Trial(replace(best.config, prefetch_factor=DEEPER), dataset))
+            deeper = replace(best.config, prefetch_factor=DEEPER)
+            trials.append(Trial(deeper, dataset, step_seconds=best.step_seconds))
             best = halve([best, trials[-1]], deadline - perf_counter(), deadline, say)
     say(table(trials, best))
     chosen = replace(best.config, batch_size=batch_size)
