@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.modules.chunk_settings import ChunkSettings
 from penstock.training.settings import TrainSettings, read_settings
 from tests.training.settings.trees import written
 
@@ -24,9 +25,17 @@ def test_the_four_configurations_of_the_seed(given, section, tmp_path):
         text = "\n".join(["train:", *lines, "trainer:", *limits])
     settings = read_settings(written(tmp_path, run=f"{text}\nloader:\n  batch_size: 32\n"))
     assert settings.train == TrainSettings(**given)
-    assert settings.train.chunked is bool(given)
+    assert ChunkSettings.of_config(settings) == ChunkSettings(**given)
     assert settings.trainer == LIMITS  # the callback that cuts chunks says that it ignores them
     assert settings.notes == ()
+
+
+def test_every_key_about_chunks_reaches_those_who_cut_them(tmp_path):
+    text = "train: {train_chunk_size: 4, val_chunk_size: 5, chunk_seed: 6, chunk_shuffle: false, "
+    text += "chunk_order: block, val_cycle: true, cycle: false, max_passes: 1, seed: 8}\n"
+    settings = read_settings(written(tmp_path, run=text))
+    expected = ChunkSettings(4, 5, 6, False, "block", val_cycle=True, cycle=False, max_passes=1)
+    assert ChunkSettings.of_config(settings) == expected
 
 
 def test_limits_under_trainer_win_with_one_note(tmp_path):

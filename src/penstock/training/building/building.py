@@ -82,22 +82,11 @@ def _may_validate(data: Any) -> bool:
 
 
 def _loaders(settings: Settings, maker: Maker) -> PartLoaders:
-    train = settings.train
     options = {
         name: maker.make(f"loader.{name}", value) if isinstance(value, dict) else value
         for name, value in settings.loader.items()
     }
-    chunks = ChunkSettings(
-        train_chunk_size=train.train_chunk_size,
-        val_chunk_size=train.val_chunk_size,
-        seed=train.chunk_seed,
-        shuffle=train.chunk_shuffle,
-        order=train.chunk_order,
-        val_cycle=train.val_cycle,
-        cycle=train.cycle,
-        max_passes=train.max_passes,
-    )
-    return PartLoaders(options, train, chunks)
+    return PartLoaders(options, ChunkSettings.of_config(settings))
 
 
 def _trainer(settings: Settings, maker: Maker) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from penstock.modules.kinds import is_source
 from penstock.modules.ranges import SelectedRanges, split_ranges
 from penstock.order import derive_key
 from penstock.sources.base import Source
-from penstock.training.settings import TrainSettings
 from penstock.training.settings.keys import LOADER, STREAM_LOADER
 
 BATCH_SIZE = 32  # samples, where the configuration does not say
@@ -27,7 +26,6 @@ class PartLoaders:
     """Makes loaders: with chunk sizes where either is given, plain ones where none is."""
 
     options: dict[str, Any]  # the section `loader`, with its objects made
-    train: TrainSettings
     chunks: ChunkSettings
 
     @property
@@ -48,20 +46,20 @@ class PartLoaders:
             return self._stream(data, chunk_size=self._train_chunk(len(data)), **self._shuffle)
         options = self._of_torch()
         if isinstance(data, IterableDataset):
-            return ChunkedDataLoader(data, self.batch_size, self.train.train_chunk_size, **options)
+            return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
         order = self.chunks.order_of(len(data), resolve_seed(self.chunks.seed))
         chunk = self._train_chunk(len(data))
         return ChunkedDataLoader(data, self.batch_size, chunk, order=order, **options)
 
     def validation(self, data: Any) -> Any:
         """The same batches each time, or the next chunk where validation cycles."""
-        size = self.train.val_chunk_size
+        size = self.chunks.val_chunk_size
         if is_source(data):
             return self._validation_stream(data, size)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, size, **options)
-        options |= {"seed": self.chunks.seed, "cycle": self.train.val_cycle}
+        options |= {"seed": self.chunks.seed, "cycle": self.chunks.val_cycle}
         return validation_loader(
             data, self.batch_size, size or self._inferred(len(data)), **options
         )
@@ -78,11 +76,11 @@ class PartLoaders:
     # -- chunk sizes
 
     def _train_chunk(self, samples: int) -> int | None:
-        return self.train.train_chunk_size or self._inferred(samples)
+        return self.chunks.train_chunk_size or self._inferred(samples)
 
     def _inferred(self, samples: int) -> int | None:
         """The whole of a partition, in batches of this rank; None where nothing is chunked."""
-        if not self.train.chunked:
+        if not self.chunks.sized:
             return None
         return -(-samples // (self.batch_size * current_topology(None, None).world))
 
@@ -91,7 +89,7 @@ class PartLoaders:
     def _validation_stream(self, source: Source, size: int | None) -> StreamLoader:
         if size is None:
             return self._stream(source, evaluation=True)
-        if self.train.val_cycle:
+        if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
         samples = size * self.batch_size * current_topology(None, None).world
         return self._stream(self._chosen(source, samples), chunk_size=size, evaluation=True)

@@ -52,15 +52,15 @@ def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
 
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """A dataset after S4's conventions, which makes its loaders itself."""
-    train = loaders.train
+    chunks = loaders.chunks
     told = {
         "loader": {"batch_size": BATCH_SIZE} | loaders.options,
-        "train_chunk_size": train.train_chunk_size,
-        "val_chunk_size": train.val_chunk_size,
-        "chunk_seed": resolve_seed(train.chunk_seed),
-        "chunk_shuffle": train.chunk_shuffle,
-        "chunk_order": train.chunk_order,
-        "val_cycle": train.val_cycle,
+        "train_chunk_size": chunks.train_chunk_size,
+        "val_chunk_size": chunks.val_chunk_size,
+        "chunk_seed": resolve_seed(chunks.seed),
+        "chunk_shuffle": chunks.shuffle,
+        "chunk_order": chunks.order,
+        "val_cycle": chunks.val_cycle,
     }
     made = maker.make("dataset", section, datasets, told=told)
     with maker.refusals("dataset", section):

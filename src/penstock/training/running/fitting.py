@@ -53,7 +53,7 @@ def make_fit(
     environment: Mapping[str, str],
 ) -> Fit:
     """A Trainer that saves, stops and logs as a run does."""
-    chunked, saving = make_chunked(settings, chunk), make_saving(settings, paths)
+    chunked, saving = ChunkedTraining(settings, start_chunk=chunk), make_saving(settings, paths)
     kwargs = dict(job.trainer_kwargs) | launched(environment)
     kwargs["callbacks"] = [
         chunked,
@@ -80,22 +80,6 @@ def make_trainer(kwargs: Mapping[str, Any]) -> Any:
         return lightning.Trainer(**kwargs)
     except (ValueError, TypeError, exceptions.MisconfigurationException) as error:
         raise ConfigError(f"Lightning refuses the section 'trainer': {in_a_line(error)}") from error
-
-
-def make_chunked(settings: Settings, chunk: int | None = None) -> ChunkedTraining:
-    """The callback that makes every chunk an epoch of Lightning."""
-    train = settings.train
-    return ChunkedTraining(
-        train.train_chunk_size,
-        train.val_chunk_size,
-        seed=train.chunk_seed,
-        shuffle=train.chunk_shuffle,
-        order=train.chunk_order,
-        val_cycle=train.val_cycle,
-        cycle=train.cycle,
-        max_passes=train.max_passes,
-        start_chunk=chunk,
-    )
 
 
 def make_saving(settings: Settings, paths: RunPaths) -> Saving:

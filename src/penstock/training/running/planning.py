@@ -10,9 +10,9 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.modules.chunk_report import counted, counted_passes, coverage, passes_after
+from penstock.modules.chunk_settings import ChunkSettings
 from penstock.order import Cursor, Steps
 from penstock.training.building import build
-from penstock.training.running.fitting import make_chunked
 from penstock.training.running.locating import locate
 from penstock.training.running.planned_loaders import PlannedLoaders, planned_loaders
 from penstock.training.running.units import bytes_of, in_bytes, shapes_of
@@ -33,8 +33,8 @@ class ChunkRow:
 
 def plan_text(settings: Settings) -> str:
     """A page: what is read and when, in which sizes, how much of it is seen, in what memory."""
-    chunked = make_chunked(settings)
-    with planned_loaders(build(settings), chunked.settings) as loaders:
+    chunks = ChunkSettings.of_config(settings)
+    with planned_loaders(build(settings), chunks) as loaders:
         lines = [
             loaders.train.describe(),
             "",
@@ -51,8 +51,8 @@ def step_text(settings: Settings, step: int) -> str:
     """The samples of a step, counted from 0 over all passes, rank by rank; nothing is read."""
     if step < 0:
         raise ConfigError(f"--step must be 0 or more, got {step!r}")
-    chunked = make_chunked(settings)
-    with planned_loaders(build(settings), chunked.settings) as loaders:
+    chunks = ChunkSettings.of_config(settings)
+    with planned_loaders(build(settings), chunks) as loaders:
         steps = steps_of(loaders.train)
         epoch, within = divmod(step, steps.count)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
@@ -140,7 +140,7 @@ def chunks_of(settings: Settings, loader: Loader) -> float:
     """Chunks that training will have; infinite where nothing ends it."""
     steps = steps_of(loader)
     ends = [math.inf]
-    passes = make_chunked(settings).settings.passes
+    passes = ChunkSettings.of_config(settings).passes
     epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
     if passes is not None:
         ends.append(passes * steps.total_chunks)

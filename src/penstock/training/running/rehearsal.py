@@ -15,15 +15,11 @@ from typing import Any, Final
 
 from penstock.extras import optional
 from penstock.modules.chunk_report import counted
+from penstock.modules.lightning import ChunkedTraining
 from penstock.training.building import build
 from penstock.training.running.checkpoint_io import WholeFiles
 from penstock.training.running.directory import KEPT
-from penstock.training.running.fitting import (
-    as_list,
-    make_chunked,
-    make_trainer,
-    passes_alone,
-)
+from penstock.training.running.fitting import as_list, make_trainer, passes_alone
 from penstock.training.running.planning import chunks_of, steps_of
 from penstock.training.running.units import bytes_of, in_bytes, in_time, shapes_of
 from penstock.training.settings import Settings
@@ -164,7 +160,7 @@ class Watch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
 def rehearse(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Forecast:
     """Build everything, take a few steps in one process, throw it all away, and tell."""
     with tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as folder:
-        job, chunked, watch = build(settings), make_chunked(settings), Watch(Path(folder), clock)
+        job, chunked, watch = build(settings), ChunkedTraining(settings), Watch(Path(folder), clock)
         kwargs = dict(job.trainer_kwargs) | {
             "callbacks": [chunked, watch],
             "plugins": [*as_list(job.trainer_kwargs.get("plugins")), WholeFiles()],

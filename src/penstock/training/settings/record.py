@@ -30,11 +30,6 @@ class TrainSettings:
     mode: str = "min"  # is less of it better, or more?
     checkpoint_every: int | None = None  # optimizer steps, besides every chunk's end
 
-    @property
-    def chunked(self) -> bool:
-        """Is either chunk size given?"""
-        return self.train_chunk_size is not None or self.val_chunk_size is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
