@@ -1,11 +1,9 @@
-"""Sequence datasets after the conventions of S4: found by name, set up, loaded, in chunks."""
+"""Sequence datasets after the conventions of S4: found by name, set up, resumed."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -13,16 +11,12 @@ import torch
 from torch.utils.data import random_split
 
 from penstock.errors import ConfigError, StateError
-from penstock.loaders.partition import validation_loader
 from penstock.modules.flavours import flavoured
 from penstock.modules.sequence.chunk_sizes import check_chunk_size, check_order
-from penstock.modules.sequence.chunked import ChunkedPartitions
-from penstock.modules.sequence.collation import SequenceCollation
 from penstock.modules.sequence.kept import KeptLoaders
-from penstock.modules.sequence.loader_keys import loader_options
+from penstock.modules.sequence.loading import PartitionLoaders
 from penstock.modules.sequence.settings import check_undeclared
 from penstock.modules.sequence.stages import staged
-from penstock.modules.sequence.training_order import training_loader
 from penstock.registry import Registry
 
 FORMAT: Final = "penstock-sequence/1"
@@ -33,7 +27,7 @@ def default_data_path() -> Path:
     return Path(os.environ.get("DATA_PATH") or "data").absolute()
 
 
-class SequenceDataset(SequenceCollation, ChunkedPartitions):
+class SequenceDataset(PartitionLoaders):
     """Three partitions of sequences and their loaders; a subclass says where they come from.
 
     A subclass has a ``_name_``, by which `registry` finds it, may have ``init_defaults`` (whose
@@ -75,10 +69,7 @@ class SequenceDataset(SequenceCollation, ChunkedPartitions):
 
     registry: ClassVar[Registry[type[SequenceDataset]]] = Registry("dataset")
     _name_: ClassVar[str | None] = None
-    _plain: ClassVar[type[SequenceDataset]]  # without Lightning: the one that pickle finds
-
     init_defaults: Mapping[str, Any] = {}
-    loader_args: ClassVar[tuple[str, ...]] = ()  # keys of a loader that are meant for this class
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -164,77 +155,6 @@ class SequenceDataset(SequenceCollation, ChunkedPartitions):
     def __str__(self) -> str:
         return str(self._name_)
 
-    # -- loaders
-
-    def train_dataloader(self, **loader: Any) -> Any:
-        """Batches to train on, shuffled: the next chunk, or epoch, at each ``iter()``."""
-        self._asked = self.loader | loader
-        return self._train_dataloader(self.dataset_train, **self._asked)
-
-    def val_dataloader(self, **loader: Any) -> Any:
-        """Batches to validate on; None where there is nothing (to Lightning: an empty list)."""
-        self._asked = self.loader | loader
-        found = self._eval_dataloader(self.dataset_val, _side_="val", **self._asked)
-        return [] if found is None and getattr(self, "trainer", None) is not None else found
-
-    def test_dataloader(self, **loader: Any) -> Any:
-        """Batches of the whole test partition, in order, the same each time; None without one."""
-        return self._eval_dataloader(self.dataset_test, **(self.loader | loader))
-
-    def _train_dataloader(self, dataset: Any, **loader: Any) -> Any:
-        if dataset is None:
-            return None
-        if self.use_chunked_training:
-            return self._create_chunked_train_dataloader(**loader)
-        return self._kept("train", dataset, None, loader)
-
-    def _create_chunked_train_dataloader(self, **loader: Any) -> Any:
-        size = self._infer_chunk_sizes(**loader)[0]
-        return self._kept("train", self.dataset_train, size, loader)
-
-    def _eval_dataloader(self, dataset: Any, *, _side_: str = "test", **loader: Any) -> Any:
-        if dataset is None:
-            return None
-        if _side_ == "val" and self.use_chunked_training:
-            return self._create_chunked_val_dataloader(**loader)
-        return self._kept(_side_, dataset, None, loader)
-
-    def _create_chunked_val_dataloader(self, **loader: Any) -> Any:
-        size = self._infer_chunk_sizes(**loader)[1]
-        return self._kept("val", self.dataset_val, size, loader)
-
-    def _kept(
-        self, side: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
-    ) -> Any:
-        """The loader of a side: the one that was given out, or one built now."""
-        options = {"chunk_size": chunk_size, **loader}
-        name = side if loader.get("resolution", 1) == 1 else f"{side}/{loader['resolution']}"
-        build = partial(self._build, side, dataset, chunk_size, loader)
-        return self._loaders.get(name, dataset, options, build)
-
-    def _build(
-        self, side: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
-    ) -> Any:
-        kind, options = loader_options(
-            loader, self.collate_args, self.loader_args, self._collation()
-        )
-        options.setdefault("seed", self.chunk_seed)
-        if side == "train":
-            order = self.chunk_order if self.chunk_shuffle else "sequential"
-            return training_loader(dataset, chunk_size, order=order, kind=kind, **options)
-        options.pop("shuffle", None)
-        cycle = self.val_cycle and side == "val"
-        return validation_loader(dataset, chunk_size=chunk_size, cycle=cycle, kind=kind, **options)
-
-    def _collation(self) -> Callable[..., Any]:
-        """What forms batches: of the class, so that it goes to workers; or of this very object."""
-        if "_collate_fn" in vars(self):
-            own: Callable[..., Any] = vars(self)["_collate_fn"]
-            return own
-        found = inspect.getattr_static(self._plain, "_collate_fn")
-        of_class = isinstance(found, classmethod | staticmethod)
-        return self._plain._collate_fn if of_class else self._collate_fn
-
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,22 +179,6 @@ class SequenceDataset(SequenceCollation, ChunkedPartitions):
         left = {"_loaders", "trainer", "_trainer"}
         values = {key: value for key, value in vars(self).items() if key not in left}
         return _revived, (self._plain, values)
-
-    # -- the end
-
-    def close(self) -> None:
-        """End every thread and process of the loaders; they may be iterated again."""
-        self._loaders.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Lightning's word for `close`."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 SequenceDataset._plain = SequenceDataset
