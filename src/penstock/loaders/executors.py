@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
+from penstock.loaders.gathered import collate_and_pack
 from penstock.loaders.processes import (
     begin_worker,
     came_through,
@@ -117,6 +118,7 @@ class Workers:
                 self._begun = multiprocessing.get_context("fork").Semaphore(0)
             own = options.get("worker_init_fn")
             options["worker_init_fn"] = partial(begin_worker, self._begun, own)
+            options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
             self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.gather import Gather
+from penstock.errors import WorkerError
+
+BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through memory of their own
 
 
 class Gathered:
@@ -33,3 +41,67 @@ class GatheredDataset(Dataset[Any]):
 def hand_over(gathered: Gathered) -> Any:
     """The collate function of a `GatheredDataset`."""
     return gathered.batch
+
+
+def collate_and_pack(collate: Callable[[Any], Any], samples: Any) -> Packed:
+    """The collate function of a worker: the batch of these samples, ready to be sent."""
+    batch = collate(samples)
+    try:
+        return Packed(batch)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise WorkerError(
+            f"a batch cannot be sent from a worker process ({error}): "
+            "return tensors, arrays and plain values, or use num_workers=0"
+        ) from error
+
+
+class Packed:
+    """A batch as bytes, whose small tensors are among them; who receives it gets the batch.
+
+    torch gives every tensor a shared memory of its own, handed over in a dialogue between the two
+    processes: a third of a millisecond each, whatever its size.
+
+    >>> pickle.loads(pickle.dumps(Packed({"x": torch.arange(3)})))
+    {'x': tensor([0, 1, 2])}
+    """
+
+    def __init__(self, batch: Any) -> None:
+        packed = io.BytesIO()
+        _BatchPickler(packed, pickle.HIGHEST_PROTOCOL).dump(batch)
+        self._bytes = packed.getvalue()
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self._bytes,)
+
+
+class _BatchPickler(ForkingPickler):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        shares = self.dispatch_table[torch.Tensor]  # as torch does it
+
+        def reduce(tensor: torch.Tensor) -> Any:
+            tensor = tensor.resolve_conj().resolve_neg()  # torch sends what lies in memory
+            return _by_value(tensor) if _is_small_and_plain(tensor) else shares(tensor)
+
+        self.dispatch_table = {**self.dispatch_table, torch.Tensor: reduce}
+
+
+def _is_small_and_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.nbytes <= BY_VALUE_BYTES
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_quantized)
+    )
+
+
+def _by_value(tensor: torch.Tensor) -> Any:
+    flat = tensor.reshape(-1).view(torch.uint8)  # as bytes: numpy knows no bfloat16
+    return _tensor_of, (bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor_of(values: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not values:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(values, dtype=dtype).view(shape)

@@ -213,7 +213,7 @@ def same_batch(one: Any, other: Any) -> bool:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """As bytes, so that NaN equals NaN; one axis more, in which a scalar has its bytes."""
-    return tensor.detach().contiguous().unsqueeze(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _raw(array: np.ndarray[Any, Any]) -> Any:
