@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from penstock.datasets import (
     read_pixel_table,
 )
 from penstock.errors import SourceError
+from penstock.loaders.costs import measure_cost
 from penstock.testing import same_batch
 
 IMAGES = np.random.default_rng(1).random((6, 12, 17)).astype(np.float32)
@@ -93,6 +95,36 @@ def test_files_that_begin_alike_or_not_make_the_same_batches_as_one_by_one(tmp_p
     images, labels = dataset.__getbatch__(np.array([5, 3, 0, 3]))
     assert torch.equal(images, torch.stack([x for x, _ in samples]))
     assert torch.equal(labels, torch.stack([y for _, y in samples]))
+
+
+class Louder(SpectrogramFolder):
+    """Samples of its own, as somebody may want them."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 10 * x, y
+
+
+def test_a_subclass_with_samples_of_its_own_is_read_by_them(folder):
+    plain, louder = SpectrogramFolder(folder), Louder(folder)
+    for expected, (x, _) in zip(
+        ChunkedDataLoader(plain, 4), ChunkedDataLoader(louder, 4), strict=True
+    ):
+        assert torch.equal(x, 10 * expected[0])
+
+
+def test_what_files_cost_is_measured_though_they_are_gathered(folder, monkeypatch):
+    dataset = SpectrogramFolder(folder)
+    assert not measure_cost(dataset).is_costly
+
+    def late(self, indices):
+        for _ in indices:
+            threading.Event().wait(0.01)
+        return []
+
+    monkeypatch.setattr(SpectrogramFolder, "__getbatch__", late)
+    cost = measure_cost(dataset)
+    assert cost.is_costly and cost.waits and not cost.is_cheap
 
 
 def test_a_whole_chain_runs_over_files(folder):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
@@ -22,6 +22,7 @@ def load(directory, name):
 
 @settings(max_examples=15)
 @given(st.integers(6, 60), st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32))
+@example(6, 1, 1, 503)
 def test_any_directory_built_is_valid(tmp_path_factory, pairs, clusters, n_neg, seed):
     directory = build_steering_directory(
         tmp_path_factory.mktemp("any"),

@@ -85,7 +85,10 @@ class Standstill:
         for file in self.files:
             file.touch()
         self.parent = os.getpid()
-        os.register_at_fork(after_in_child=self.stand_still)
+        os.register_at_fork(after_in_child=self.stand_still)  # for ever: who is done, forgets
+
+    def forget(self):
+        self.files = []
 
     def stand_still(self):
         if os.getppid() == self.parent:
@@ -96,6 +99,19 @@ class Standstill:
 
 
 @pytest.fixture
+def standstill(tmp_path):
+    made = []
+
+    def make(count):
+        made.append(Standstill(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.forget()
+
+
+@pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(processes, "BEGIN_SECONDS", 0.5)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
@@ -103,9 +119,9 @@ def impatient(monkeypatch):
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_that_stand_still_in_fork_are_started_again_and_nothing_is_lost(
-    tmp_path, impatient, caplog, persistent
+    standstill, impatient, caplog, persistent
 ):
-    halt = Standstill(tmp_path, 1)
+    halt = standstill(1)
     loader = ChunkedDataLoader(
         Squares(), 8, 4, shuffle=False, num_workers=2, persistent_workers=persistent
     )
@@ -117,10 +133,31 @@ def test_workers_that_stand_still_in_fork_are_started_again_and_nothing_is_lost(
     assert not multiprocessing.active_children()
 
 
-def test_workers_that_always_stand_still_are_given_up_with_what_to_do(tmp_path, impatient):
-    Standstill(tmp_path, 3)
+def test_workers_that_always_stand_still_are_given_up_with_what_to_do(standstill, impatient):
+    standstill(3)
     with ChunkedDataLoader(Squares(), 8, num_workers=1) as loader:
         with pytest.raises(WorkerError, match=r"3 times: use multiprocessing_context='forkserver'"):
             next(iter(loader))
         assert not multiprocessing.active_children()
         assert next(iter(loader)).tolist() == [i * i for i in range(8)]
+
+
+def test_loaders_that_begin_at_once_wait_for_their_own_workers_only(impatient, caplog):
+    """Processes of another thread's loader are not its own."""
+    loaders = [ChunkedDataLoader(Squares(), 8, num_workers=2) for _ in range(3)]
+    batches = [None] * len(loaders)
+
+    def begin(i):
+        batches[i] = next(iter(loaders[i]))
+
+    threads = [threading.Thread(target=begin, args=(i,)) for i in range(len(loaders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    workers = [{p.pid for p in loader._workers.processes} for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    assert [len(each) for each in workers] == [2, 2, 2] and len(set.union(*workers)) == 6
+    assert all(torch.equal(batch, batches[0]) for batch in batches)
+    assert "stood still" not in caplog.text

@@ -67,8 +67,24 @@ def test_every_kind_of_batch_arrives_as_it_was(delivered):
 
 def test_what_arrives_may_be_written_to(delivered):
     for batch in delivered[: len(DTYPES)]:
-        batch.zero_()
-        assert not batch.any()
+        before = batch.clone()
+        assert not batch.zero_().any()
+        batch.copy_(before)
+
+
+def test_small_tensors_come_by_value_and_large_ones_in_shared_memory(delivered):
+    by_size = {len(batch): batch.is_shared() for batch in delivered[len(DTYPES) : len(DTYPES) + 4]}
+    assert by_size == {0: False, 1: False, EDGE: False, EDGE + 1: True}
+
+
+def nest(samples):
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_arrive_too():
+    with ChunkedDataLoader(torch.arange(8), 4, collate_fn=nest, num_workers=1) as loader:
+        assert [len(part) for part in next(iter(loader)).unbind()] == [2, 3]
 
 
 class Sealed:

@@ -221,8 +221,18 @@ def test_where_a_device_is_busy_what_reads_meanwhile_wins():
     options = {"budget_seconds": 1.5, "cached": False, "verbose": False}
     dataset = OneAtATime()
     assert tune(dataset, 4, step_seconds=0.02, **options).executor == "threads"
-    with pytest.raises(ConfigError, match="step_seconds must be 0 or more, got -1"):
-        tune(dataset, 4, step_seconds=-1, **options)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"step_seconds must be 0 or more, got {wrong}"):
+            tune(dataset, 4, step_seconds=wrong, **options)
+
+
+def test_long_steps_are_measured_in_short_ones(capsys):
+    """So that every candidate has its turn within the budget."""
+    options = {"budget_seconds": 3.0, "cached": False}
+    assert tune(torch.zeros(4096, 8), 512, step_seconds=1.0, **options).batch_size == 512
+    said = capsys.readouterr().err
+    assert "inline" in said and "processes" in said
+    assert " 0 " not in said.split("memory")[1]  # samples a second of every candidate
 
 
 def test_arrays_are_compared_bit_by_bit():

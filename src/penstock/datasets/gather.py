@@ -27,7 +27,8 @@ def gather_of(dataset: Any) -> Gather | None:
     own = getattr(dataset, "__getbatch__", None)
     if own is not None:
         # a dataset around another gathers where that one does, and tells so
-        return own if getattr(dataset, "gathers", True) else None
+        gathers = getattr(dataset, "gathers", True) and not _samples_are_its_own(type(dataset))
+        return own if gathers else None
     if isinstance(dataset, torch.Tensor):
         return _GatherTensor(dataset)
     if isinstance(dataset, np.ndarray):
@@ -40,6 +41,16 @@ def gather_of(dataset: Any) -> Gather | None:
     if type(dataset) is Subset and (inner := gather_of(dataset.dataset)) is not None:
         return _GatherSubset(inner, np.asarray(dataset.indices, np.int64))
     return None
+
+
+def _samples_are_its_own(kind: type) -> bool:
+    """Does a subclass give other samples than the ``__getbatch__`` it inherits knows of?"""
+    for each in kind.__mro__:
+        if "__getbatch__" in vars(each):
+            return False
+        if "__getitem__" in vars(each):
+            return True
+    return False
 
 
 class _GatherTensor:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -101,13 +102,19 @@ def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> 
     yet. The group's first rank reads them all, the others its verdict.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    group_key = blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
     shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"penstock/agree/{'-'.join(map(str, ranks))}", shared)
+    store = dist.distributed_c10d.PrefixStore(f"penstock/agree/{group_key}", shared)
     turn = store.add(f"turns/{rank}", 1)  # the same on every rank: this is a collective call
-    store.set(f"{turn}/{rank}", json.dumps(mine))
+    store.set(f"{turn}/{rank}", json.dumps(mine, default=int))  # numpy's numbers as ours
     if rank == 0:
-        everyone = [json.loads(store.get(f"{turn}/{r}")) for r in range(len(ranks))]
-        store.set(f"{turn}/verdict", json.dumps(compare(everyone)))
+        keys = [f"{turn}/{r}" for r in range(len(ranks))]
+        try:
+            found = compare([json.loads(each) for each in store.multi_get(keys)])
+        except RuntimeError:  # the store's timeout
+            silent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
+            found = f"nothing was heard of rank {', '.join(silent)} in time"
+        store.set(f"{turn}/verdict", json.dumps(found))
     verdict: str | None = json.loads(store.get(f"{turn}/verdict"))
     if verdict is not None:  # a rank may end now, and the store with it: not before all know why
         store.set(f"{turn}/heard/{rank}", "")

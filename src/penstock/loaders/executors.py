@@ -140,16 +140,16 @@ class Workers:
 
     def _start(self) -> bool:
         """Have torch's workers, new or waiting ones, read what is fed; False: one stands still."""
-        before = multiprocessing.active_children()
         try:
             with naming_the_dead(self.processes), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
                 self._batches = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
-        started = [p for p in multiprocessing.active_children() if p not in before]
+        started = [p for p in getattr(self._batches, "_workers", ()) if p not in self.processes]
         self.processes += started
-        return self._begun is None or came_through(self._begun, started)
+        with naming_the_dead(self.processes):
+            return self._begun is None or came_through(self._begun, started)
 
     @property
     def alive(self) -> bool:

@@ -59,7 +59,8 @@ class Packed:
     """A batch as bytes, whose small tensors are among them; who receives it gets the batch.
 
     torch gives every tensor a shared memory of its own, handed over in a dialogue between the two
-    processes: a third of a millisecond each, whatever its size.
+    processes: a third of a millisecond each, whatever its size. Small tensors that share memory do
+    not share it there.
 
     >>> pickle.loads(pickle.dumps(Packed({"x": torch.arange(3)})))
     {'x': tensor([0, 1, 2])}
@@ -80,7 +81,8 @@ class _BatchPickler(ForkingPickler):
         shares = self.dispatch_table[torch.Tensor]  # as torch does it
 
         def reduce(tensor: torch.Tensor) -> Any:
-            tensor = tensor.resolve_conj().resolve_neg()  # torch sends what lies in memory
+            if not tensor.requires_grad:
+                tensor = tensor.resolve_conj().resolve_neg()  # torch sends what lies in memory
             return _by_value(tensor) if _is_small_and_plain(tensor) else shares(tensor)
 
         self.dispatch_table = {**self.dispatch_table, torch.Tensor: reduce}
@@ -92,7 +94,7 @@ def _is_small_and_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and tensor.nbytes <= BY_VALUE_BYTES
         and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_quantized)
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
     )
 
 

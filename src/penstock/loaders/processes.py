@@ -25,6 +25,7 @@ READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
 NOTICE_SECONDS: Final = 20.0  # from a first SIGTERM to a worker's end, unless it is ended before
 BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or for ever
+NOTICED_SECONDS: Final = 1.0  # until one that died before that is noticed
 PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
 
 
@@ -64,7 +65,7 @@ def came_through(begun: Semaphore, workers: Sequence[BaseProcess]) -> bool:
     """
     deadline = time.monotonic() + BEGIN_SECONDS
     for _ in workers:
-        while not begun.acquire(timeout=0.1):
+        while not begun.acquire(timeout=NOTICED_SECONDS):
             if not all(worker.is_alive() for worker in workers):
                 return True  # whoever asks for a batch is told how it died
             if time.monotonic() > deadline:

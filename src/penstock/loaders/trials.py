@@ -88,7 +88,7 @@ class Trial:
                     if arrival[0] >= deadline or self._is_enough(arrivals, seconds):
                         break
                     if self.step_seconds:
-                        device.wait(self.step_seconds)
+                        device.wait(min(self.step_seconds, deadline - arrival[0]))
                 self.memory_bytes = tree_bytes()
         steady = arrivals[self.in_flight :]
         if len(steady) <= self.readers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ def tune(
     0
     """
     check_tunable(dataset)
-    if step_seconds < 0:
+    if not 0 <= step_seconds < math.inf:
         raise ConfigError(f"step_seconds must be 0 or more, got {step_seconds!r}")
     say = _say if verbose else _say_nothing
     budget = parse_bytes(memory_budget)
@@ -70,7 +71,7 @@ def tune(
         return replace(known, collate_fn=collate_fn)
     with undisturbed():
         deadline = perf_counter() + budget_seconds
-        trials = candidates(dataset, batch_size, collate_fn, budget, say)
+        trials = candidates(dataset, batch_size, collate_fn, budget, step_seconds, say)
         for trial in trials:
             trial.step_seconds = step_seconds * trial.config.batch_size / batch_size
         best = halve(trials, HALVING * budget_seconds, deadline, say)
@@ -107,15 +108,15 @@ def candidates(
     batch_size: int,
     collate_fn: Callable[[list[Any]], Any] | None,
     budget: int,
+    step_seconds: float,
     say: Say,
 ) -> list[Trial]:
     """Inline, threads, and the processes that can be and fit the budget; cheapest first."""
     unfit = unfit_for_workers(dataset, {"collate_fn": collate_fn})
     own = dataset if unfit else twin(dataset)  # what opens here is not open in the workers
     cost = cost_of(own)
-    base = DataLoaderConfig(
-        brief_batch(batch_size, cost), num_workers=0, collate_fn=collate_fn, executor="inline"
-    )
+    brief = brief_batch(batch_size, cost, step_seconds)
+    base = DataLoaderConfig(brief, num_workers=0, collate_fn=collate_fn, executor="inline")
     fits = _Fits(budget, cost.nbytes * batch_size, say)
     threads, processes = reader_counts(this_machine().cores, cost)
     trials = [Trial(base, own)]
@@ -150,17 +151,18 @@ def reader_counts(cores: int, cost: SampleCost) -> tuple[list[int], list[int]]:
     return [max(2, most)], sorted({most, *(2**i for i in range(5) if 2**i <= most)})
 
 
-def brief_batch(batch_size: int, cost: SampleCost) -> int:
-    """The batch size to measure with: of costly samples a few, so that there are many batches.
+def brief_batch(batch_size: int, cost: SampleCost, step_seconds: float = 0.0) -> int:
+    """The batch size to measure with: of costly samples or steps a few, so there are many batches.
 
     >>> brief_batch(256, SampleCost(5e-3, 0.0, 100, False))
     4
     >>> brief_batch(256, SampleCost(1e-5, 0.0, 100, False))
     256
+    >>> brief_batch(256, SampleCost(1e-5, 0.0, 100, False), step_seconds=0.08)
+    64
     """
-    return (
-        min(batch_size, max(1, int(BRIEF_SECONDS / cost.seconds))) if cost.is_costly else batch_size
-    )
+    seconds = max(cost.seconds if cost.is_costly else 0.0, step_seconds / batch_size)
+    return min(batch_size, max(1, int(BRIEF_SECONDS / seconds))) if seconds else batch_size
 
 
 class _Fits:

@@ -42,7 +42,8 @@ def build_steering_directory(
     ``config`` has further entries of config.json, a "curriculum" say.
     """
     rng = np.random.default_rng(derive_key(seed, "directory"))
-    questions, sources = max(len(SPLITS), pairs // 2), max(clusters + 1, pairs * 4 // 5)
+    questions = max(len(SPLITS), pairs // 2)
+    sources = max(clusters + 1, pairs * 4 // 5, pairs - questions + 2)  # no question has them all
     if pairs < questions:
         raise PlanError(f"a directory needs at least {len(SPLITS)} pairs, got {pairs!r}")
     centroids = _around(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
