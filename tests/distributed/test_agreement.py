@@ -57,6 +57,32 @@ def test_ranks_whose_group_needs_a_device_agree_without_one_again_and_again(tmp_
     assert done.stdout.count("seed is 42 on rank 0 but 7 on rank 1") == 2
 
 
+SILENT = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+from penstock import ChunkedDataLoader
+from penstock.distributed import agree
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+store = dist.distributed_c10d._get_default_store()
+if dist.get_rank() == 0:
+    try:
+        agree(ChunkedDataLoader(torch.arange(40), 5, 2))
+    except ValueError as error:
+        print(f"refused: {error}", flush=True)
+    store.set("said", "")
+else:
+    store.wait(["said"], timedelta(seconds=60))
+"""
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SILENT)
+    done = torchrun(program)
+    assert done.returncode == 0, done.stderr
+    assert "the same data: nothing was heard of rank 1 in time" in done.stdout
+
+
 def test_one_process_has_nobody_to_disagree_with():
     agree(ChunkedDataLoader(torch.arange(4), 2))
 

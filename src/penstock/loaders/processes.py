@@ -60,8 +60,8 @@ def forks(context: Any) -> bool:
 def came_through(begun: Semaphore, workers: Sequence[BaseProcess]) -> bool:
     """Did all of these forked workers begin? False of one that stands still inside of ``fork``.
 
-    Before Python 3.13 a thread of a library (of a collective that just ended, of a gradient) may
-    hold a lock of the interpreter while another one forks: the child waits for it for ever.
+    Seen in Python 3.11, right after collectives of gloo: a library's thread held a lock of the
+    interpreter while another one forked, and the child waited for it for ever.
     """
     deadline = time.monotonic() + BEGIN_SECONDS
     for _ in workers:
