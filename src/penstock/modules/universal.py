@@ -10,6 +10,7 @@ from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import DataLoaderConfig
 from penstock.loaders.seeds import resolve_seed
+from penstock.modules.closing import Closing
 from penstock.modules.flavours import flavoured
 from penstock.modules.kinds import is_hugging_face, is_source, is_stream, opened
 from penstock.modules.protocol import BatchSettings, DataModuleProtocol
@@ -21,7 +22,7 @@ from penstock.modules.text import without_empty_text
 FORMAT: Final = "penstock-module/1"
 
 
-class UniversalDataModule:
+class UniversalDataModule(Closing):
     """Training, validation and test loaders of any data, collated as the task asks for.
 
     Data are Hugging Face or torch datasets, lists of samples or tensors, arrays, Penstock sources,
@@ -236,16 +237,6 @@ class UniversalDataModule:
         """End every thread and process of the loaders; they may be iterated again."""
         for loader in self._loaders.values():
             loader.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Lightning's word for `close`."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 if TYPE_CHECKING:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from penstock.loaders.partition import validation_loader
+from penstock.modules.closing import Closing
 from penstock.modules.sequence.chunked import ChunkedPartitions
 from penstock.modules.sequence.collation import SequenceCollation
 from penstock.modules.sequence.loader_keys import loader_options
 from penstock.modules.sequence.training_order import training_loader
 
 
-class PartitionLoaders(SequenceCollation, ChunkedPartitions):
+class PartitionLoaders(SequenceCollation, ChunkedPartitions, Closing):
     """A loader for each partition, in chunks where a size is given; a ``with`` block ends them."""
 
     loader_args: ClassVar[tuple[str, ...]] = ()  # keys of a loader that are meant for this class
@@ -100,13 +101,3 @@ class PartitionLoaders(SequenceCollation, ChunkedPartitions):
     def close(self) -> None:
         """End every thread and process of the loaders; they may be iterated again."""
         self._loaders.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Lightning's word for `close`."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
