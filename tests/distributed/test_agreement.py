@@ -10,13 +10,15 @@ from penstock import ChunkedDataLoader, PlanError
 from penstock.distributed import agree, topology_from_environment, topology_from_process_group
 
 PROGRAM = """
+import numpy as np
 import torch, torch.distributed as dist
 from penstock import ChunkedDataLoader
 from penstock.distributed import agree, topology_from_environment, topology_from_process_group
 dist.init_process_group("gloo")
 for odd_seed in (42, 7):
     seed = odd_seed if dist.get_rank() == 1 else 42
-    loader = ChunkedDataLoader(torch.arange(40), 5, 2, seed=seed)
+    chunk_size = np.int64(2) if dist.get_rank() == 1 else 2  # the same, in numpy's words
+    loader = ChunkedDataLoader(torch.arange(40), 5, chunk_size, seed=seed)
     assert topology_from_process_group().world == 2 == loader.sampler.num_replicas
     assert topology_from_environment() == topology_from_process_group()
     try:
