@@ -101,7 +101,7 @@ def test_reserved_memory_is_zero_and_writable():
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(["u1", "f4", "c16", "?"]))
 def test_rows_as_items_are_windows_of_rows(rows, steps, dtype):
     array = np.arange((rows + steps - 1) * 3).reshape(-1, 3).astype(dtype)
-    items = as_items(array, rows, steps)
+    items = as_items(array, rows, np.dtype((np.void, 3 * steps * array.itemsize)))
     assert items.shape == (rows,)
     for i, item in enumerate(items):
         assert item.tobytes() == array[i : i + steps].tobytes()
@@ -245,13 +245,15 @@ def test_every_row_of_every_batch_is_written_exactly_once(
         samples, ready, held = {}, 0, Counter()
         for planned in plan_rounds(plan, order, iter([segment])):
             assert planned.ready >= ready and planned.first <= ready
+            rows = iter(planned.rows.tolist())
             for read in planned.reads:
                 keep = np.ones(read.count, bool) if read.keep is None else read.keep
-                where = zip(read.batches[keep], read.rows[keep], strict=True)
-                for j, place in zip(np.flatnonzero(keep), where, strict=True):
-                    assert planned.first <= place[0] < planned.stop
+                for j, row in zip(np.flatnonzero(keep), rows, strict=False):
+                    place = planned.first + row // batch, row % batch
+                    assert place[0] < planned.stop
                     assert place not in samples
                     samples[place] = read.start + int(j)
+            assert next(rows, None) is None
             ready = planned.ready
             for number in range(planned.first, ready):
                 held[number] += 1

@@ -67,26 +67,24 @@ class Loader:
                 self._drop_stream()
 
     def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
-        if self._course.turn != turn:
+        course = self._course
+        if course.turn != turn:
             raise LostTurnError(
                 "this iterator ended when its loader was moved or iterated anew: "
                 "call iter(loader) again"
             )
         asked = perf_counter()
         try:
-            return next(self._stream_at(plan, self._course.cursor))
+            stream = self._stream
+            if stream is None or not stream.continues(plan, course.cursor):
+                self._drop_stream()
+                self._stream = stream = self._open(plan, course.cursor)
+            return next(stream)
         except BaseException:
             self.close()  # what is left of it cannot be trusted; the cursor can
             raise
         finally:
             self.waited_seconds += perf_counter() - asked
-
-    def _stream_at(self, plan: Plan, cursor: Cursor) -> Stream:
-        if self._stream is not None and not self._stream.continues(plan, cursor):
-            self._drop_stream()
-        if self._stream is None:
-            self._stream = self._open(plan, cursor)
-        return self._stream
 
     def _drop_stream(self) -> None:
         stream, self._stream = self._stream, None

@@ -17,7 +17,7 @@ from penstock.datasets import JASPERSteeringDataset
 from penstock.datasets.steering.schema import batch_schema
 from penstock.errors import PlanError
 from penstock.loaders.agreement import agreed
-from penstock.loaders.base import Loader, Stream
+from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.course import Course
 from penstock.loaders.peeking import first_of, first_of_torch, undisturbed
@@ -42,19 +42,18 @@ class SteeringLoader(ChunkedDataLoader):
 
     def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
         course = self._course
-        if not course.evaluation and course.turn == turn:
-            epoch = course.cursor.epoch
-            if epoch != self.dataset_obj.current_epoch:  # so that it tells what is delivered
-                self.dataset_obj.set_epoch(epoch)
+        if course.turn == turn:
+            if not course.evaluation and course.cursor.epoch != self.dataset_obj.current_epoch:
+                self.dataset_obj.set_epoch(course.cursor.epoch)  # it tells what is delivered
+            self._drop_what_changed(evaluation=course.evaluation)
         return super()._next(plan, turn)
 
-    def _stream_at(self, plan: Plan, cursor: Cursor) -> Stream:
+    def _drop_what_changed(self, *, evaluation: bool) -> None:
         forced, edition, epoch = self.dataset_obj.served
-        served = (forced, edition, epoch if self._course.evaluation else 0)
+        served = (forced, edition, epoch if evaluation else 0)
         if served != self._served:
             self._drop_stream()
             self._served = served
-        return super()._stream_at(plan, cursor)
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         """Evaluation is always epoch 0 of the order, but of the curriculum the dataset's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -26,7 +27,7 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Bytes of one sample."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +25,7 @@ class NpyHeader:
     @property
     def nbytes(self) -> int:
         """Bytes of header and data together."""
-        return self.offset + int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return self.offset + prod(self.shape) * self.dtype.itemsize
 
     @property
     def as_used(self) -> bool:

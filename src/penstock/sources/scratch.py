@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -48,5 +49,5 @@ def scratch_array(
     >>> scratch_array("rows", (2, 3), np.dtype("f4")).shape
     (2, 3)
     """
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = prod(shape) * dtype.itemsize
     return np.ndarray(shape, dtype, scratch(use, nbytes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import tee
 from typing import Any, TypeAlias
 
 import torch
@@ -43,60 +42,57 @@ class BatchStream:
     ) -> None:
         self._plan, self._pipeline = plan, pipeline
         self._transform, self._collate = transform, collate
-        self._places, filled = tee(_places(plan, segments()))  # a transfer is one batch ahead
-        self._place, _ = next(self._places)
-        batches = _filled(pipeline, slots, filled)
-        if transfer is not None:
-            batches = transfer.ahead(batches, pipeline)
-        self._batches = batches
+        self._finishes = transform is not None or collate is not None
+        self._unnamed = slots.fields.keys() == {""}
+        self._cursors = _cursors(plan, segments())
+        self._cursor = next(self._cursors)  # of the next batch
+        batches = _filled(plan, segments(), pipeline, slots)
+        self._batches = batches if transfer is None else transfer.ahead(batches, pipeline)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
-        return plan is self._plan and cursor == self._place
+        return plan is self._plan and (cursor is self._cursor or cursor == self._cursor)
 
     def __next__(self) -> tuple[Cursor, Any]:
         """The next batch and the cursor after it; blocks until it is there."""
-        batch, place = next(self._batches), self._place
-        self._place, _ = next(self._places)
-        return self._place, self._finish(batch, place)
+        fields, cursor = next(self._batches), self._cursor
+        self._cursor = after = next(self._cursors)
+        batch = fields[""] if self._unnamed else fields
+        return after, self._finish(batch, cursor) if self._finishes else batch
 
     def close(self) -> None:
         """End the reader threads; batches handed out stay valid."""
         self._batches = iter(())
         self._pipeline.close()
 
-    def _finish(self, fields: dict[str, torch.Tensor], place: Cursor) -> Any:
-        batch: Any = fields[""] if fields.keys() == {""} else fields
-        if self._transform is None and self._collate is None:
-            return batch
+    def _finish(self, batch: Any, cursor: Cursor) -> Any:
         order, outer = self._plan.order, current_reading()
-        announce(Reading(order.seed, place.epoch, self._plan.samples(place)))
+        announce(Reading(order.seed, cursor.epoch, self._plan.samples(cursor)))
         try:
             if isinstance(self._transform, Transform):
-                keys = sample_keys(self._plan.samples(place), "transform")
+                keys = sample_keys(self._plan.samples(cursor), "transform")
                 batch = self._transform.batch(batch, keys)
             elif self._transform is not None:
-                path = ("transform", place.epoch, place.position, self._plan.rank)
+                path = ("transform", cursor.epoch, cursor.position, self._plan.rank)
                 batch = self._transform(batch, keyed_generator(order.seed, *path))
             return batch if self._collate is None else self._collate(batch)
         finally:
             announce(outer)
 
 
-def _filled(
-    pipeline: Pipeline, slots: Slots, places: Iterator[tuple[Cursor, int]]
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches in their slots, as soon as they are complete."""
-    for _, rows in places:
-        yield slots.hand_out(pipeline.next_slot(), rows)
-
-
-def _places(plan: Plan, segments: Iterator[Segment]) -> Iterator[tuple[Cursor, int]]:
-    """Where each batch begins, and how many rows of it are this rank's."""
-    whole, world, rank = plan.steps.whole, plan.steps.world, plan.rank
+def _cursors(plan: Plan, segments: Iterator[Segment]) -> Iterator[Cursor]:
+    """Where each batch begins."""
     for segment in segments:
-        for i in range(segment.count):
-            begin, end = segment.bounds(i, whole)
-            m = end - begin
+        for begin in segment.begins(plan.steps.whole):
+            yield Cursor(segment.epoch, begin)
+
+
+def _filled(
+    plan: Plan, segments: Iterator[Segment], pipeline: Pipeline, slots: Slots
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches in their slots, as soon as they are complete; a transfer is one ahead."""
+    world, rank = plan.steps.world, plan.rank
+    for segment in segments:
+        for m in segment.lengths(plan.steps.whole):
             rows = (rank + 1) * m // world - rank * m // world
-            yield Cursor(segment.epoch, begin), rows
+            yield slots.hand_out(pipeline.next_slot(), rows)

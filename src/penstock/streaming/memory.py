@@ -41,59 +41,66 @@ class Slots:
         reserved = {name: reserve(nbytes, pin=pin) for name, nbytes in bytes_of.items()}
         self.rows = {name: each.view(row_type(fields[name])) for name, each in reserved.items()}
         self.nbytes = sum(rows.nbytes for rows in self.rows.values())
-        self._slot_bytes = {name: batch * field.nbytes for name, field in fields.items()}
-        self._leases: set[_Lease] = set()  # of slots that somebody looks at
+        self._parts = [  # of a slot: what each field's array is made of
+            (name, field.shape, field.dtype, self.rows[name], batch * field.nbytes)
+            for name, field in fields.items()
+        ]
+        self.leases: set[_Lease] = set()  # of slots that somebody looks at
 
     def take(self, count: int) -> list[int]:
         """That many free slots; the caller has made sure that there are."""
         return [self.free.popleft() for _ in range(count)]
 
+    def rows_of(self, slots: list[int]) -> npt.NDArray[np.int64]:
+        """Where all rows of these slots are in `rows`, one slot after another."""
+        begins = np.array(slots, np.int64) * self.batch
+        return np.add.outer(begins, np.arange(self.batch)).ravel()
+
     def hand_out(self, slot: int, rows: int) -> dict[str, torch.Tensor]:
         """The batch in a slot, as tensors that look at it (or copies, if too many do already)."""
-        views = self.arrays(slot, rows)
-        if len(self._leases) >= self.lent:
-            batch = {name: torch.from_numpy(view.copy()) for name, view in views.items()}
+        if len(self.leases) >= self.lent:
+            views = self.arrays(slot, rows)
+            copies = {name: torch.from_numpy(view.copy()) for name, view in views.items()}
             self.free.append(slot)
-            return batch
-        self._leases.add(_Lease(self, slot, list(views.values())))
-        return {name: torch.from_numpy(view) for name, view in views.items()}
+            return copies
+        lease, batch = _Lease(self, slot), {}
+        for name, shape, dtype, memory, nbytes in self._parts:
+            view = np.ndarray((rows, *shape), dtype, memory, slot * nbytes)
+            lease.refs.append(weakref.ref(view, lease.gone))
+            batch[name] = torch.from_numpy(view)
+        self.leases.add(lease)
+        return batch
 
     def arrays(self, slot: int, rows: int) -> dict[str, npt.NDArray[np.generic]]:
         """The first rows of a slot, to be filled."""
         return {
-            name: np.ndarray(
-                (rows, *field.shape), field.dtype, self.rows[name], slot * self._slot_bytes[name]
-            )
-            for name, field in self.fields.items()
+            name: np.ndarray((rows, *shape), dtype, memory, slot * nbytes)
+            for name, shape, dtype, memory, nbytes in self._parts
         }
 
     def forget(self) -> None:
         """Give the system back what nobody looks at; for the end, when nothing is written more."""
-        seen = sorted({lease.slot for lease in list(self._leases)})
-        for name, size in self._slot_bytes.items():
+        seen = sorted({lease.slot for lease in list(self.leases)})
+        for *_, memory, size in self._parts:
             for before, after in pairwise([-1, *seen, self.count]):
-                release(self.rows[name], (before + 1) * size, after * size)
-
-    def take_back(self, lease: _Lease) -> None:
-        """Nobody looks at this slot any more."""
-        self._leases.discard(lease)
-        self.free.append(lease.slot)
+                release(memory, (before + 1) * size, after * size)
 
 
 class _Lease:
     """A slot that somebody looks at, through one view of it for each field."""
 
-    __slots__ = ("_left", "_refs", "_slots", "slot")
+    __slots__ = ("_left", "_slots", "refs", "slot")
 
-    def __init__(self, slots: Slots, slot: int, views: list[npt.NDArray[np.generic]]) -> None:
+    def __init__(self, slots: Slots, slot: int) -> None:
         self.slot, self._slots = slot, slots
-        self._left = list(range(len(views)))
-        self._refs = [weakref.ref(view, self._gone) for view in views]
+        self.refs: list[weakref.ref[npt.NDArray[np.generic]]] = []  # to its views
+        self._left = list(range(len(slots.fields)))
 
-    def _gone(self, ref: object) -> None:
+    def gone(self, ref: object) -> None:
         """One view is gone; may run in any thread, for two views at once, and takes no lock."""
         if self._left.pop() == 0:  # atomic, and the last one's alone
-            self._slots.take_back(self)
+            self._slots.leases.discard(self)
+            self._slots.free.append(self.slot)
 
 
 def row_type(field: Field) -> np.dtype[np.void]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from penstock.errors import WorkerError
 from penstock.order import Indices
 from penstock.streaming.memory import Slots
@@ -36,7 +34,7 @@ class Pipeline:
         name: str,
     ) -> None:
         self._ready = self._taken = 0  # batches complete, and handed over
-        self._desk = _Desk(rounds, slots)
+        self._desk, self._free = _Desk(rounds, slots), slots.free
         self._readers = [
             Servant(f"{name}-{i}", partial(_work, self._desk, placer()), self._desk.close)
             for i in range(threads)
@@ -56,18 +54,21 @@ class Pipeline:
 
     def next_slot(self) -> int:
         """The slot of the next batch; blocks until it is in place."""
-        while not self.is_ready:
+        batch = self._taken
+        while batch >= self._ready:
             self._ready = self._desk.next_ready()
-        self._taken += 1
-        return self._desk.hand_over(self._taken - 1)
+        self._taken = batch + 1
+        if 0 < self._desk.wanted <= len(self._free):
+            self._desk.make_room()
+        return self._desk.slot_of.pop(batch)
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A round being read: its plan, where its batches' slots begin, and what is still to come."""
+    """A round being read: its plan, the rows of the slots it fills, and what is still to come."""
 
     plan: Round
-    begins: Indices
+    targets: Indices
     left: int
     error: BaseException | None = None
 
@@ -83,10 +84,10 @@ class _Desk:
     error: BaseException | None = None  # of the plan itself
     _open: deque[_Open] = field(default_factory=deque)
     _reads: deque[tuple[_Open, BlockRead]] = field(default_factory=deque)
-    _slot_of: dict[int, int] = field(default_factory=dict)  # batch -> slot, until handed over
+    slot_of: dict[int, int] = field(default_factory=dict)  # batch -> slot, until handed over
     _planner: threading.Lock = field(default_factory=threading.Lock)  # of one that plans a round
     _next: Round | None = None
-    _wanted: int = 0  # free slots that readers wait for
+    wanted: int = 0  # free slots that readers wait for
 
     # -- readers
 
@@ -104,14 +105,14 @@ class _Desk:
         """Give the next round its slots, if there are enough free ones."""
         with self._planner:
             plan = self._next = self._next or next(self.rounds)
-        new = [b for b in range(plan.first, plan.stop) if b not in self._slot_of]
+        new = [b for b in range(plan.first, plan.stop) if b not in self.slot_of]
         if len(self.slots.free) < len(new):
-            self._wanted = len(new)
+            self.wanted = len(new)
             return False
-        self._slot_of.update(zip(new, self.slots.take(len(new)), strict=True))
-        slots = [self._slot_of[batch] for batch in range(plan.first, plan.stop)]
-        opened = _Open(plan, np.array(slots, np.int64) * self.slots.batch, len(plan.reads))
-        self._next, self._wanted = None, 0
+        self.slot_of.update(zip(new, self.slots.take(len(new)), strict=True))
+        slots = [self.slot_of[batch] for batch in range(plan.first, plan.stop)]
+        opened = _Open(plan, self.slots.rows_of(slots)[plan.rows], len(plan.reads))
+        self._next, self.wanted = None, 0
         self._open.append(opened)
         self._reads.extend((opened, read) for read in plan.reads)
         self.changed.notify_all()
@@ -155,17 +156,15 @@ class _Desk:
                 raise self._open[0].error
             return self._open.popleft().plan.ready
 
-    def hand_over(self, batch: int) -> int:
-        """The slot of a complete batch; wakes readers that wait for room."""
-        if 0 < self._wanted <= len(self.slots.free):
-            with self.changed:
-                self.changed.notify_all()
-        return self._slot_of.pop(batch)
+    def make_room(self) -> None:
+        """Wake readers that wait for slots."""
+        with self.changed:
+            self.changed.notify_all()
 
     def give_back(self) -> None:
         """The slots of batches that nobody will ask for; no reader lives any more."""
-        while self._slot_of:
-            self.slots.free.append(self._slot_of.popitem()[1])
+        while self.slot_of:
+            self.slots.free.append(self.slot_of.popitem()[1])
 
 
 def _work(desk: _Desk, placer: Placer) -> None:
@@ -182,7 +181,7 @@ def _work(desk: _Desk, placer: Placer) -> None:
 
 def _read(placer: Placer, opened: _Open, read: BlockRead) -> BaseException | None:
     try:
-        placer.place(read, opened.begins, opened.plan.first)
+        placer.place(read, opened.targets)
     except BaseException as error:  # noqa: BLE001 - re-raised where its batch is asked for
         name = threading.current_thread().name
         error.add_note(f"reading samples {read.start}:{read.start + read.count} in {name}")

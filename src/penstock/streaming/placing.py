@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from penstock.order import Indices
 from penstock.sources.base import Arrays, Field, MappedSource, Source
@@ -30,17 +29,14 @@ class Placer:
         self._rows = block + steps - 1
         self._scratch: dict[str, npt.NDArray[np.generic]] | None = None
 
-    def place(self, read: BlockRead, begins: Indices, first: int) -> None:
-        """Read a block into the batches whose slots begin at rows ``begins[batch - first]``."""
-        target = begins[read.batches - first]
-        target += read.rows
-        if read.keep is not None:
-            target = target[read.keep]
+    def place(self, read: BlockRead, targets: Indices) -> None:
+        """Read a block into the rows of the slots that the round has for its samples."""
         for name, array in self._samples(read.start, read.start + read.count).items():
-            samples = as_items(array, read.count, self._steps)
+            rows = self._slots.rows[name]
+            samples = as_items(array, read.count, rows.dtype)
             if read.keep is not None:
                 samples = samples[read.keep]
-            self._slots.rows[name][target] = samples
+            rows[targets[read.first : read.first + len(samples)]] = samples
 
     def _samples(self, start: int, stop: int) -> Arrays:
         stop += self._steps - 1
@@ -61,14 +57,13 @@ def scratch(fields: Mapping[str, Field], rows: int) -> dict[str, npt.NDArray[np.
     }
 
 
-def as_items(array: npt.NDArray[np.generic], count: int, steps: int) -> npt.NDArray[np.void]:
-    r"""Rows ``i : i + steps`` of an array as one opaque item, for each i: a view, no copy.
+def as_items(
+    array: npt.NDArray[np.generic], count: int, item: np.dtype[np.void]
+) -> npt.NDArray[np.void]:
+    r"""As many rows of an array as an item has bytes for, from row i on, for each i: a view.
 
-    >>> as_items(np.arange(4, dtype=np.int8), count=3, steps=2).tolist()
+    >>> as_items(np.arange(4, dtype=np.int8), count=3, item=np.dtype("V2")).tolist()
     [b'\x00\x01', b'\x01\x02', b'\x02\x03']
     """
-    rows = np.ascontiguousarray(array.reshape(len(array), -1)).view(np.uint8)
-    width = rows.shape[1]
-    if steps > 1:
-        rows = as_strided(rows, (count, steps * width), (width, 1), writeable=False)
-    return rows.view(np.dtype((np.void, steps * width)))[:, 0]
+    stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.ndarray((count,), item, stored, 0, (stored.size // len(array),))

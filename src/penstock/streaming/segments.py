@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Protocol
 
 import numpy as np
@@ -60,9 +61,20 @@ class Segment:
 
     def bounds(self, i: int, whole: int) -> tuple[int, int]:
         """First and last position of step ``i`` of the segment."""
-        begin = self.last if i == self.count - 1 else self.start + i * whole
-        end = {self.count - 1: self.stop, self.count - 2: self.last}
-        return begin, end.get(i, begin + whole)
+        begin = self.start + i * whole
+        if i < self.count - 2:
+            return begin, begin + whole
+        return (begin, self.last) if i < self.count - 1 else (self.last, self.stop)
+
+    def begins(self, whole: int) -> Iterator[int]:
+        """Where each step begins."""
+        return chain(range(self.start, self.start + (self.count - 1) * whole, whole), (self.last,))
+
+    def lengths(self, whole: int) -> Iterator[int]:
+        """Positions of each step."""
+        before = self.start + (self.count - 2) * whole
+        ends = (self.last - before, self.stop - self.last)
+        return chain(repeat(whole, self.count - 2), ends[-self.count :])
 
     def steps_in(self, begin: int, end: int, whole: int) -> range:
         """Steps that have a position in ``[begin, end)``."""
@@ -77,16 +89,20 @@ class Segment:
         return min((position - self.start) // whole, self.count - 2)
 
     def place(
-        self, plan: Plan, positions: Indices
-    ) -> tuple[Indices, Indices, npt.NDArray[np.bool_] | None]:
-        """Step and row of each position on this rank, and which of them are its own.
+        self, plan: Plan, positions: Indices, *, span: tuple[int, int], first: int
+    ) -> tuple[Indices, npt.NDArray[np.bool_] | None]:
+        """Row of each position in this rank's batches from step ``first`` on, each counted whole.
 
-        None for a mask: all are.
+        And which of the positions are its own; None for a mask: all are. ``span``: from where to
+        where they are.
         """
         steps, whole = plan.steps, plan.steps.whole
-        inside = positions.min() >= self.start and positions.max() < self.last - whole
+        inside = self.start <= span[0] and span[1] <= self.stop
+        if steps.world == steps.lanes == 1:  # every step begins where the one before it ends
+            rows: Indices = positions - (self.start + first * whole)
+            return rows, None if inside else (positions >= self.start) & (positions < self.stop)
         i: Indices = (positions - self.start) // whole
-        if inside:  # whole steps only
+        if inside and span[1] <= self.last - whole:  # whole steps only
             begin = self.start + i * whole
             m: int | Indices = whole
         else:
@@ -96,37 +112,42 @@ class Segment:
             begin = np.where(final, self.last, self.start + i * whole)
             m = np.where(final, self.stop - self.last, np.where(before, self.last - begin, whole))
         t = steps.places(begin, positions, begin + m)
-        if steps.world == 1 and inside:
-            return i, t, None
         low, high = plan.rank * m // steps.world, (plan.rank + 1) * m // steps.world
+        rows = (i - first) * steps.batch + (t - low)
+        if steps.world == 1 and inside:
+            return rows, None
         mine = (t >= low) & (t < high)
         if not inside:
             mine &= (positions >= self.start) & (positions < self.stop)
-        return i, t - low, mine
+        return rows, mine
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Read samples ``start : start + count``; the j-th becomes ``rows[j]`` of ``batches[j]``.
+    """Read samples ``start : start + count``; those wanted are the next from ``first`` on.
 
-    Batches count from the stream's start. ``keep``: which samples are wanted; None for all.
+    ``keep``: which are wanted; None for all. Where they go is said by the round.
     """
 
     start: int
     count: int
-    batches: Indices
-    rows: Indices
+    first: int
     keep: npt.NDArray[np.bool_] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a rank reads to fill batches ``first : stop``; ``ready`` are complete after it."""
+    """What a rank reads to fill batches ``first : stop``; ``ready`` are complete after it.
+
+    The i-th sample wanted of its reads becomes row ``rows[i]`` of those batches, counted through
+    them as if each were whole.
+    """
 
     first: int
     stop: int
     ready: int
     reads: tuple[BlockRead, ...]
+    rows: Indices
 
 
 def plan_rounds(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Iterator[Round]:
@@ -149,26 +170,30 @@ def _plan_round(plan: Plan, windows: Windows, segment: Segment, k: int, done: in
         else touched.stop - 1
     )
     reads: list[BlockRead] = []
+    rows: list[Indices] = []
     for lane in _lanes(plan, segment, touched):
         column = (lane - begin) % plan.steps.lanes  # a round need not begin with lane 0
-        reads += _window_reads(plan, windows, segment, k, column, done)
-    return Round(done + touched.start, done + touched.stop, done + complete, tuple(reads))
+        positions = windows.window_positions(segment.epoch, k, column)
+        placed, mine = segment.place(plan, positions, span=(begin, end), first=touched.start)
+        rows.append(placed if mine is None else placed[mine])
+        wanted = sum(part.size for part in rows[:-1])
+        reads += _reads(windows.window_reads(segment.epoch, k, column), mine, wanted)
+    batches = done + touched.start, done + touched.stop, done + complete
+    return Round(*batches, tuple(reads), rows[0] if len(rows) == 1 else np.concatenate(rows))
 
 
-def _window_reads(
-    plan: Plan, windows: Windows, segment: Segment, k: int, column: int, done: int
+def _reads(
+    spans: list[Span], mine: npt.NDArray[np.bool_] | None, wanted: int
 ) -> Iterator[BlockRead]:
-    spans = windows.window_reads(segment.epoch, k, column)
-    if not spans:
-        return
-    steps, rows, mine = segment.place(plan, windows.window_positions(segment.epoch, k, column))
-    steps += done
+    """A window's blocks, of whose samples some or all are wanted; the others are not read."""
     end = 0
     for span in spans:
         part = slice(end, end := end + span.count)
         keep = None if mine is None or mine[part].all() else mine[part]
-        if keep is None or keep.any():
-            yield BlockRead(span.start, span.count, steps[part], rows[part], keep)
+        count = span.count if keep is None else int(keep.sum())
+        if count:
+            yield BlockRead(span.start, span.count, wanted, keep)
+        wanted += count
 
 
 def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:

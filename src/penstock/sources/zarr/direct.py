@@ -72,7 +72,10 @@ class DirectArray:
         if len(reads) != 1:
             return None
         chunk = self._mapped_chunk(reads[0].place)
-        return None if chunk is None else np.moveaxis(chunk[reads[0].inside], self._axis, 0)
+        if chunk is None:
+            return None
+        part = chunk[reads[0].inside]
+        return np.moveaxis(part, self._axis, 0) if self._axis else part
 
     def fingerprint(self) -> str:
         """Identity of the array: shape, dtype, chunking and the stored bytes of a few chunks."""
