@@ -79,7 +79,8 @@ class _Desk:
 
     rounds: Iterator[Round]
     slots: Slots
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    work: threading.Condition = field(init=False)  # for readers: there may be some, or the end
+    ready: threading.Condition = field(init=False)  # for the consumer: a round may be, or an error
     closed: bool = False
     error: BaseException | None = None  # of the plan itself
     _open: deque[_Open] = field(default_factory=deque)
@@ -89,16 +90,20 @@ class _Desk:
     _next: Round | None = None
     wanted: int = 0  # free slots that readers wait for
 
+    def __post_init__(self) -> None:
+        lock = threading.RLock()
+        self.work, self.ready = threading.Condition(lock), threading.Condition(lock)
+
     # -- readers
 
     def take(self) -> tuple[_Open, BlockRead] | None:
         """The next block to read, in plan order; None when it is over."""
-        with self.changed:
+        with self.work:
             while not self.closed:
                 if self._reads:
                     return self._reads.popleft()
                 if not self._open_round():
-                    self.changed.wait()
+                    self.work.wait()
             return None
 
     def _open_round(self) -> bool:
@@ -115,12 +120,18 @@ class _Desk:
         self._next, self.wanted = None, 0
         self._open.append(opened)
         self._reads.extend((opened, read) for read in plan.reads)
-        self.changed.notify_all()
+        self.work.notify_all()
+        if not plan.reads:  # none of it is this rank's
+            self.ready.notify_all()
         return True
 
-    def plan_ahead(self) -> None:
-        """Plan the next round while others read: at its turn nobody has to wait for that."""
-        if self._next is None and self._planner.acquire(blocking=False):
+    def plan_ahead(self, opened: _Open) -> None:
+        """Plan the next round while others read: at its turn nobody has to wait for that.
+
+        In the middle of a round: at its begin the consumer is busy with the one before.
+        """
+        early = 2 * len(self._reads) > len(opened.plan.reads)
+        if self._next is None and not early and self._planner.acquire(blocking=False):
             try:
                 self._next = self._next or next(self.rounds)
             finally:
@@ -128,38 +139,39 @@ class _Desk:
 
     def done(self, opened: _Open, error: BaseException | None) -> None:
         """A block is in place, or could not be read."""
-        with self.changed:
+        with self.work:
             opened.left -= 1
             opened.error = opened.error or error
             if opened.left == 0 or error is not None:
-                self.changed.notify_all()
+                self.ready.notify_all()
 
     def close(self) -> None:
         """Nobody wants a batch any more; may be called by any thread, at any moment."""
-        with self.changed:
+        with self.work:
             self.closed = True
-            self.changed.notify_all()
+            self.work.notify_all()
+            self.ready.notify_all()
 
     # -- the consumer
 
     def next_ready(self) -> int:
         """Batches that are complete with the next round; blocks until it is in place."""
-        with self.changed:
-            self.changed.notify_all()  # whatever is free by now, readers may have
+        with self.ready:
+            self.work.notify_all()  # whatever is free by now, readers may have
             while not (self._open and (self._open[0].left == 0 or self._open[0].error)):
                 if self.error is not None:
                     raise self.error
                 if self.closed:
                     raise WorkerError("the stream was closed while a batch was waited for")
-                self.changed.wait()
+                self.ready.wait()
             if self._open[0].error is not None:
                 raise self._open[0].error
             return self._open.popleft().plan.ready
 
     def make_room(self) -> None:
         """Wake readers that wait for slots."""
-        with self.changed:
-            self.changed.notify_all()
+        with self.work:
+            self.work.notify_all()
 
     def give_back(self) -> None:
         """The slots of batches that nobody will ask for; no reader lives any more."""
@@ -171,12 +183,12 @@ def _work(desk: _Desk, placer: Placer) -> None:
     try:
         while (work := desk.take()) is not None:
             desk.done(work[0], _read(placer, *work))
+            desk.plan_ahead(work[0])
             del work  # the round's plan is not kept while the next one is waited for
-            desk.plan_ahead()
     except BaseException as error:  # noqa: BLE001 - re-raised where a batch is asked for
-        with desk.changed:
+        with desk.ready:
             desk.error = error
-            desk.changed.notify_all()
+            desk.ready.notify_all()
 
 
 def _read(placer: Placer, opened: _Open, read: BlockRead) -> BaseException | None:

@@ -65,5 +65,4 @@ def as_items(
     >>> as_items(np.arange(4, dtype=np.int8), count=3, item=np.dtype("V2")).tolist()
     [b'\x00\x01', b'\x01\x02', b'\x02\x03']
     """
-    stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return np.ndarray((count,), item, stored, 0, (stored.size // len(array),))
+    return np.ndarray((count,), item, np.ascontiguousarray(array), 0, (array.nbytes // len(array),))
