@@ -53,6 +53,20 @@ def test_a_permutation_of_any_size_round_trips_by_both_paths(n, key, wanted):
     assert places.tolist() == [p.inverse(v) for v in values.tolist()]
 
 
+@given(st.integers(1, 70_000), words, st.integers(0, 2**32))
+@example(2**16, 1, 0)
+@example(2**16 + 1, 1, 0)
+@example(2**15 + 1, 1, 0)
+@example(1, 1, 0)
+def test_many_indices_at_once_are_those_few_by_few(n, key, chosen):
+    p, places = Permutation(n, key), np.random.default_rng(chosen).integers(0, n, 3000)
+    values, backwards = p(places), p.inverse(places)
+    parts = np.array_split(places, 30)
+    assert np.array_equal(values, np.concatenate([p(part) for part in parts]))
+    assert np.array_equal(backwards, np.concatenate([p.inverse(part) for part in parts]))
+    assert values[7] == p[int(places[7])] and backwards[7] == p.inverse(int(places[7]))
+
+
 @given(small, st.lists(words, min_size=1, max_size=30))
 def test_an_array_of_keys_is_many_permutations(n, keys):
     places = np.arange(len(keys)) % n

@@ -16,6 +16,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 LARGEST: Final = 1 << 62
 ROUNDS: Final = 8
+MANY: Final = 2048  # indices that it pays for to work out every value of a half first
 STRIDE: Final = 1 << 14  # elements whose temporaries stay in the first two cache levels
 FORWARD: Final = range(ROUNDS)
 BACKWARD: Final = range(ROUNDS - 1, -1, -1)
@@ -104,9 +105,9 @@ class Permutation:
     def _walk(self, index: int | Indices, rounds: range) -> int | Indices:
         if not isinstance(index, np.ndarray):
             return self._walk_one(index, rounds)
-        if index.size and (index.min() < 0 or index.max() >= self.length):
-            raise IndexError(f"index out of range({self.length})")
         x = index.astype(np.uint64).ravel()
+        if x.size and x.max() >= self.length:  # what was negative is large
+            raise IndexError(f"index out of range({self.length})")
         keys = [k if isinstance(k, np.ndarray) else np.array(k, np.uint64) for k in self._keys]
         self._scramble(x, keys, rounds)
         length = np.uint64(self.length)
@@ -121,6 +122,9 @@ class Permutation:
         return x.view(np.int64).reshape(index.shape)
 
     def _scramble(self, x: Keys, keys: list[Keys], rounds: range) -> None:
+        if self._high <= 8 and x.size >= MANY and not keys[0].ndim:
+            self._scramble_bytes(x, keys, rounds)
+            return
         for begin in range(0, x.size, STRIDE):
             part = slice(begin, begin + STRIDE)
             self._scramble_stride(x[part], [k[part] if k.ndim else k for k in keys], rounds)
@@ -134,15 +138,37 @@ class Permutation:
         for i in rounds:
             source, target, mask = (high, low, low_mask) if i % 2 else (low, high, high_mask)
             np.bitwise_xor(source, keys[i], out=f)
-            np.multiply(f, _C1, out=f)
-            np.right_shift(f, _29, out=t)
-            np.bitwise_xor(f, t, out=f)
-            np.multiply(f, _C2, out=f)
-            np.right_shift(f, _32, out=f)
+            _mix_half(f, t)
             np.bitwise_and(f, mask, out=f)
             np.bitwise_xor(target, f, out=target)
         np.left_shift(high, shift, out=high)
         np.bitwise_or(high, low, out=x)
+
+    def _scramble_bytes(self, x: Keys, keys: list[Keys], rounds: range) -> None:
+        """The same where halves are bytes: what each round makes of 256 values is looked up."""
+        f = np.arange(256, dtype=np.uint64) ^ np.array(keys)[:, None]
+        _mix_half(f, np.empty_like(f))
+        f[0::2] &= np.uint64((1 << self._high) - 1)
+        f[1::2] &= np.uint64((1 << self._low) - 1)
+        tables = [table.tobytes() for table in f.astype(np.uint8)]
+        low = (x & np.uint64((1 << self._low) - 1)).astype(np.uint8)
+        high = (x >> np.uint64(self._low)).astype(np.uint8)
+        for i in rounds:
+            source, target = (high, low) if i % 2 else (low, high)
+            change = bytearray(source).translate(tables[i])
+            np.bitwise_xor(target, np.frombuffer(change, np.uint8), out=target)
+        np.copyto(x, high)
+        np.left_shift(x, np.uint64(self._low), out=x)
+        np.bitwise_or(x, low, out=x)
+
+
+def _mix_half(f: Keys, spare: Keys) -> None:
+    """What a round makes of a half that met its key, in place."""
+    np.multiply(f, _C1, out=f)
+    np.right_shift(f, _29, out=spare)
+    np.bitwise_xor(f, spare, out=f)
+    np.multiply(f, _C2, out=f)
+    np.right_shift(f, _32, out=f)
 
 
 @lru_cache(maxsize=1024)
