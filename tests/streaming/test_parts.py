@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -15,7 +16,7 @@ from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.sources.base import Field
 from penstock.streaming.budget import Demand, format_bytes, parse_bytes
 from penstock.streaming.memory import Slots, followed, reserve
-from penstock.streaming.placing import as_items
+from penstock.streaming.placing import as_items, scatter
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.segments import Segment, plan_rounds
 
@@ -105,6 +106,37 @@ def test_rows_as_items_are_windows_of_rows(rows, steps, dtype):
     assert items.shape == (rows,)
     for i, item in enumerate(items):
         assert item.tobytes() == array[i : i + steps].tobytes()
+
+
+@given(st.integers(1, 30), st.integers(1, 3), st.sampled_from([1, 700, 40_000]), st.data())
+def test_few_large_items_are_scattered_like_many_small_ones(rows, steps, width, data):
+    array = np.random.default_rng(rows).integers(0, 9, (rows + steps - 1, width), np.uint8)
+    item = np.dtype((np.void, steps * width))
+    targets = np.array(data.draw(st.permutations(range(40))))[:rows]
+    places = np.zeros(40, item)
+    scatter(as_items(array, rows, item), places, targets)
+    for i, target in enumerate(targets.tolist()):
+        assert places[target].tobytes() == array[i : i + steps].tobytes()
+    untouched = np.delete(places, targets)
+    assert not untouched.view(np.uint8).any()
+
+
+def test_others_go_on_while_a_few_large_rows_are_scattered():
+    items = np.zeros(2, np.dtype((np.void, 96 << 20)))
+    places, seen, spans = np.zeros_like(items), [], []
+
+    def work():
+        begin = time.perf_counter()
+        scatter(items, places, np.array([1, 0]))
+        spans.append((begin, time.perf_counter()))
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        while thread.is_alive():
+            seen.append(time.perf_counter())
+    middles = [(begin + (end - begin) / 4, end - (end - begin) / 4) for begin, end in spans]
+    assert any(begin < now < end for begin, end in middles for now in seen)
 
 
 # -- prefetching

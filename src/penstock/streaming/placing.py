@@ -12,6 +12,9 @@ from penstock.sources.base import Arrays, Field, MappedSource, Source
 from penstock.streaming.memory import Slots, reserve
 from penstock.streaming.segments import BlockRead
 
+FEW = 500  # items, up to which numpy moves them under the interpreter's lock
+LONG = 1 << 16  # bytes, from which on others should not have to wait for that
+
 
 class Placer:
     """Puts the samples of a block where they belong; each reader thread has one.
@@ -36,7 +39,7 @@ class Placer:
             samples = as_items(array, read.count, rows.dtype)
             if read.keep is not None:
                 samples = samples[read.keep]
-            rows[targets[read.first : read.first + len(samples)]] = samples
+            scatter(samples, rows, targets[read.first : read.first + len(samples)])
 
     def _samples(self, start: int, stop: int) -> Arrays:
         stop += self._steps - 1
@@ -65,4 +68,16 @@ def as_items(
     >>> as_items(np.arange(4, dtype=np.int8), count=3, item=np.dtype("V2")).tolist()
     [b'\x00\x01', b'\x01\x02', b'\x02\x03']
     """
-    return np.ndarray((count,), item, np.ascontiguousarray(array), 0, (array.nbytes // len(array),))
+    stored = np.ascontiguousarray(array)
+    return np.ndarray((count,), item, stored, 0, (array.nbytes // len(array),))
+
+
+def scatter(items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: Indices) -> None:
+    """``rows[targets] = items``, without the interpreter's lock where it takes long.
+
+    numpy keeps the lock for few items, however large; never for rows of bytes.
+    """
+    if len(items) > FEW or items.nbytes < LONG:
+        rows[targets] = items
+    else:
+        rows[:, None].view(np.uint8)[targets] = items[:, None].view(np.uint8)
