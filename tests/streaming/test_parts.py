@@ -1,6 +1,8 @@
 """The parts of a stream by themselves: slots, prefetching, budgets, segments, threads."""
 
 import gc
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +21,7 @@ from penstock.streaming.memory import Slots, followed, reserve
 from penstock.streaming.placing import as_items, scatter
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.segments import Segment, plan_rounds
+from penstock.streaming.threads import Servant, dismiss, employ
 
 PATIENCE = 20.0
 FIELD = Field((2,), np.dtype("f4"))
@@ -196,6 +199,17 @@ def test_a_dropped_one_ends_its_thread():
     gc.collect()
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
+def test_a_servant_lets_others_go_first():
+    own, found = os.getpriority(os.PRIO_PROCESS, 0), []
+    servant = Servant(
+        "modest", lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)), lambda: None
+    )
+    employ([servant])
+    dismiss([servant])
+    assert found == [min(own + 5, 19)] and os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 # -- budgets

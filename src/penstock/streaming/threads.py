@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 
+MODESTY = 5  # steps of niceness: about a third of a core that somebody else wants too
+
 
 class Servant(threading.Thread):
-    """A named thread that can be told to stop.
+    """A named thread that can be told to stop, and lets whoever trains go first.
+
+    Where cores are short it works at lower priority: what is read ahead can wait, and once
+    somebody waits for it he needs no core himself.
 
     Whoever drops its owner only has it told: a garbage collector may run in any thread, under any
     lock, and must not wait. `dismiss` waits; so does the interpreter when it exits.
@@ -26,6 +32,12 @@ class Servant(threading.Thread):
     def __init__(self, name: str, work: Callable[[], object], stop: Callable[[], None]) -> None:
         super().__init__(name=f"penstock-{name}", target=work, daemon=True)
         self.stop = stop
+
+    def run(self) -> None:
+        """Do the work, modestly."""
+        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
+            os.nice(MODESTY)
+        super().run()
 
 
 _running: weakref.WeakSet[Servant] = weakref.WeakSet()  # threading holds those that live
