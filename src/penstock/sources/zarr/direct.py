@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from resource import RLIMIT_NOFILE, getrlimit
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,14 @@ from penstock.sources.zarr.stored import StoredBytes, new_memory
 KEPT_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 Rows = npt.NDArray[np.generic]
+
+
+class _Mapped(NamedTuple):
+    """A raw chunk over the mapped pages of its file."""
+
+    where: Location
+    mapping: mmap.mmap
+    chunk: Rows
 
 
 class DirectArray:
@@ -47,7 +56,7 @@ class DirectArray:
         self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
         self.chunk_samples = self._grid.samples_per_chunk
         self._locate = ChunkLocator(stored, prefix, layout)
-        self._maps: Slots[mmap.mmap] = Slots(KEPT_MAPS)
+        self._maps: Slots[_Mapped] = Slots(KEPT_MAPS)
 
     def read(self, start: int, stop: int, out: Rows) -> None:
         """Fill ``out`` with samples ``start:stop``, its first axis being that of samples."""
@@ -68,13 +77,11 @@ class DirectArray:
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Samples ``start:stop`` over mapped pages, where they are one part of one raw chunk."""
-        reads = list(self._grid.reads(start, stop))
-        if len(reads) != 1:
+        read = self._grid.one_read(start, stop)
+        chunk = None if read is None else self._mapped_chunk(read.place)
+        if read is None or chunk is None:
             return None
-        chunk = self._mapped_chunk(reads[0].place)
-        if chunk is None:
-            return None
-        part = chunk[reads[0].inside]
+        part = chunk if read.whole else chunk[read.inside]
         return np.moveaxis(part, self._axis, 0) if self._axis else part
 
     def fingerprint(self) -> str:
@@ -134,20 +141,34 @@ class DirectArray:
 
     def _mapped_chunk(self, place: tuple[int, ...]) -> Rows | None:
         """A raw chunk over mapped pages; None where it is not raw, not here, or missing."""
-        where = self._locate(place) if self._layout.is_raw else None
-        if where is None:
+        if not self._layout.is_raw:
             return None
         number = self._locate.number(place)
-        mapping = self._maps.get(number) or self._stored.mapped(where.key)
-        if mapping is None:
+        kept = self._maps.get(number)
+        if kept is None:
+            kept = self._map_chunk(place)
+            if kept is None:
+                return None
+            self._maps.put(number, kept)
+        else:
+            self._check_size(kept.mapping, kept.where)
+        return kept.chunk
+
+    def _map_chunk(self, place: tuple[int, ...]) -> _Mapped | None:
+        where = self._locate(place)
+        mapping = None if where is None else self._stored.mapped(where.key)
+        if where is None or mapping is None:
             return None
-        self._maps.put(number, mapping)
+        self._check_size(mapping, where)
+        stored = np.frombuffer(mapping, np.uint8, self._layout.chunk_bytes, where.offset)
+        return _Mapped(where, mapping, self._shaped(stored))
+
+    def _check_size(self, mapping: mmap.mmap, where: Location) -> None:
+        """At every look: pages past the end of a file that has shrunk would be SIGBUS."""
         size, expected = mapping.size(), self._layout.chunk_bytes
         found = size if where.nbytes is None else where.nbytes
-        # checked at every look: pages past the end of a shrunken file would be SIGBUS
         if found != expected or where.offset + expected > min(size, len(mapping)):
             raise self._damaged(where, f"it holds {found} bytes where the chunk has {expected}")
-        return self._shaped(np.frombuffer(mapping, np.uint8, expected, where.offset))
 
     def _shaped(self, decoded: Bytes) -> Rows:
         return decoded.view(self._layout.dtype).reshape(self._layout.chunks)

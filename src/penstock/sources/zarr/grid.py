@@ -65,6 +65,14 @@ class Grid:
         for before, middle, after in product(self._before, along, self._after):
             yield self._read((*before, middle, *after))
 
+    def one_read(self, start: int, stop: int) -> ChunkRead | None:
+        """The read of the one chunk that holds all of them; None where it takes several."""
+        if (stop - 1) // self.samples_per_chunk != start // self.samples_per_chunk:
+            return None
+        if len(self._before) * len(self._after) != 1:
+            return None
+        return next(self.reads(start, stop), None)
+
     def _read(self, spans: tuple[Span, ...]) -> ChunkRead:
         place, inside, target = zip(*spans, strict=True)
         sizes = zip(inside, self._chunks, strict=True)
