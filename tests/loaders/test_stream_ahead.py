@@ -1,6 +1,7 @@
 """The next window is read while this one is used, over the end of an epoch too."""
 
 import threading
+import time
 
 import numpy as np
 import torch
@@ -63,8 +64,10 @@ def test_reading_ahead_waits_for_room_and_not_for_ever_more():
     source = WatchedSource(np.arange(100_000))
     with StreamLoader(source, 10, **GEOMETRY) as loader:
         next(iter(loader))
-        loader._stream._pipeline._desk.changed.acquire()
-        loader._stream._pipeline._desk.changed.release()
+        deadline = time.monotonic() + 20
+        while not loader._stream._pipeline._desk.wanted and time.monotonic() < deadline:
+            time.sleep(0.01)  # until the readers wait for room
+        assert loader._stream._pipeline._desk.wanted
     assert len(source.reads) <= 5 * 5
 
 
