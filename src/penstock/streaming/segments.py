@@ -171,13 +171,14 @@ def _plan_round(plan: Plan, windows: Windows, segment: Segment, k: int, done: in
     )
     reads: list[BlockRead] = []
     rows: list[Indices] = []
+    wanted = 0
     for lane in _lanes(plan, segment, touched):
         column = (lane - begin) % plan.steps.lanes  # a round need not begin with lane 0
         positions = windows.window_positions(segment.epoch, k, column)
         placed, mine = segment.place(plan, positions, span=(begin, end), first=touched.start)
-        rows.append(placed if mine is None else placed[mine])
-        wanted = sum(part.size for part in rows[:-1])
         reads += _reads(windows.window_reads(segment.epoch, k, column), mine, wanted)
+        rows.append(placed if mine is None else placed[mine])
+        wanted += rows[-1].size
     batches = done + touched.start, done + touched.stop, done + complete
     return Round(*batches, tuple(reads), rows[0] if len(rows) == 1 else np.concatenate(rows))
 

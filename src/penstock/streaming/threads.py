@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 
-MODESTY = 5  # steps of niceness: about a third of a core that somebody else wants too
+MODESTY = 5  # steps of niceness: about a quarter of a core that somebody else wants too
 
 
 class Servant(threading.Thread):
