@@ -27,9 +27,10 @@ proof: $(READY)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo build dist
+	rm -f src/penstock/streaming/libpast_cache.so
 
 # torch comes with everything that depends on it, pinned: an unpinned one pulls gigabytes
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py src/penstock/streaming/past_cache.c
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch numpy
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'

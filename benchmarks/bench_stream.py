@@ -34,7 +34,6 @@ from streaming_data import (
     ceiling,
     drop_cache,
     files_of,
-    scattering,
     write_layouts,
 )
 
@@ -87,8 +86,6 @@ def shares_of_the_ceiling(
         first = len(loader) % ROUND_BATCHES  # so that bursts begin where rounds do
         ours = steady(partial(endless, loader), 4 * ROUND_BATCHES + first, ROUND_BATCHES)
         runs = {"ceiling": ceiling(layout, folder), "penstock": ours}
-        if layout.codec is None:
-            runs["rows scattered, nothing else"] = scattering(layout, folder)
         for who, run in runs.items():
             case = f"{layout.name}, {who}"
             cases[case] = partial(with_cpu, run, seconds, cpu.setdefault(case, []))

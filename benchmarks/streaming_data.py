@@ -115,11 +115,6 @@ def ceiling(layout: Layout, folder: Path) -> Callable[[float], float]:
     return _by_all_cores(layout, folder, _copies if layout.codec is None else _decodes)
 
 
-def scattering(layout: Layout, folder: Path) -> Callable[[float], float]:
-    """The same for raw chunks whose rows go to random places: a shuffle, and nothing else."""
-    return _by_all_cores(layout, folder, _scatters)
-
-
 def _by_all_cores(layout: Layout, folder: Path, work: Callable) -> Callable[[float], float]:
     shape = np.load(folder / "rows.npy", mmap_mode="r").shape
     nbytes, count = CHUNK_ROWS * shape[1] * 4, shape[0] // CHUNK_ROWS
@@ -155,23 +150,6 @@ def _copies(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[
     def thread_work(number: int) -> Callable[[int], None]:
         mine = range(number, len(windows), CORES)
         return lambda i: np.copyto(windows[mine[i % len(mine)]], flat[i])
-
-    return thread_work
-
-
-def _scatters(layout: Layout, folder: Path, count: int, nbytes: int) -> Callable[[int], Any]:
-    """Copy the rows of mapped chunks all over one of two reused windows for each thread."""
-    row = np.dtype((np.void, nbytes // CHUNK_ROWS))
-    chunks = [chunk.view(row) for chunk in _mapped(layout, folder, count)]
-
-    def thread_work(number: int) -> Callable[[int], None]:
-        window = np.zeros(WINDOW_BLOCKS * nbytes, np.uint8).view(row)
-        places = np.random.default_rng(number).permutation(len(window)).reshape(WINDOW_BLOCKS, -1)
-
-        def take(i: int) -> None:
-            window[places[i % WINDOW_BLOCKS]] = chunks[i]
-
-        return take
 
     return thread_work
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError, WorkerError
 from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.sources.base import Field
+from penstock.streaming import past_cache
 from penstock.streaming.budget import Demand, format_bytes, parse_bytes
 from penstock.streaming.memory import Slots, followed, reserve
 from penstock.streaming.placing import as_items, scatter
@@ -124,7 +125,9 @@ def test_few_large_items_are_scattered_like_many_small_ones(rows, steps, width, 
     assert not untouched.view(np.uint8).any()
 
 
-def test_others_go_on_while_a_few_large_rows_are_scattered():
+@pytest.mark.parametrize("compiled", [past_cache.COMPILED, False])
+def test_others_go_on_while_a_few_large_rows_are_scattered(compiled, monkeypatch):
+    monkeypatch.setattr(past_cache, "COMPILED", compiled)
     items = np.zeros(2, np.dtype((np.void, 96 << 20)))
     places, seen, spans = np.zeros_like(items), [], []
 

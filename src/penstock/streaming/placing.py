@@ -10,6 +10,7 @@ import numpy.typing as npt
 from penstock.order import Indices
 from penstock.sources.base import Arrays, Field, MappedSource, Source
 from penstock.streaming.memory import Slots, reserve
+from penstock.streaming.past_cache import pays, scatter_past_cache
 from penstock.streaming.segments import BlockRead
 
 FEW = 500  # items, up to which numpy moves them under the interpreter's lock
@@ -77,7 +78,9 @@ def scatter(items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: In
 
     numpy keeps the lock for few items, however large; never for rows of bytes.
     """
-    if len(items) > FEW or items.nbytes < LONG:
+    if pays(rows):
+        scatter_past_cache(items, rows, targets)
+    elif len(items) > FEW or items.nbytes < LONG:
         rows[targets] = items
     else:
         rows[:, None].view(np.uint8)[targets] = items[:, None].view(np.uint8)

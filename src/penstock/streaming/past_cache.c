@@ -1,0 +1,46 @@
+/* Rows copied to their places past the processor's cache.
+ *
+ * An ordinary store first reads the line it is about to overwrite, and keeps it in the cache.
+ * Batches are written once, far more of them than a cache holds, and read much later: neither
+ * helps. These stores do without, where a whole line is written; the ends of a row that share
+ * their lines with other rows are stored as usual.
+ */
+#include <emmintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LINE = 64 };
+
+static void copy_row(char *to, const char *from, size_t size)
+{
+    size_t head = -(uintptr_t)to % LINE;
+    if (head > size)
+        head = size;
+    memcpy(to, from, head);
+    for (to += head, from += head, size -= head; size >= LINE; size -= LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)from + 1);
+        __m128i c = _mm_loadu_si128((const __m128i *)from + 2);
+        __m128i d = _mm_loadu_si128((const __m128i *)from + 3);
+        _mm_stream_si128((__m128i *)to, a);
+        _mm_stream_si128((__m128i *)to + 1, b);
+        _mm_stream_si128((__m128i *)to + 2, c);
+        _mm_stream_si128((__m128i *)to + 3, d);
+        to += LINE;
+        from += LINE;
+    }
+    memcpy(to, from, size);
+}
+
+/* rows[targets[i]] = items[i] for each i < count; items are stride bytes apart, each of size bytes.
+ * Returns how many were copied: fewer than count where the next target is none of the rows. */
+int64_t penstock_scatter(char *rows, int64_t row_count, const int64_t *targets, const char *items,
+                         int64_t stride, int64_t count, int64_t size)
+{
+    int64_t i = 0;
+    for (; i < count && targets[i] >= 0 && targets[i] < row_count; i++)
+        copy_row(rows + targets[i] * size, items + i * stride, (size_t)size);
+    _mm_sfence(); /* whoever is told of the rows sees them */
+    return i;
+}
