@@ -211,6 +211,20 @@ def test_the_loader_is_picklable_and_thread_safe(path):
             assert np.array_equal(data, WHOLE[start : start + 30, :, 3])
 
 
+def test_memory_of_chunks_that_are_gone_is_used_again_and_never_pickled(path):
+    load = create_zarr_loader(path, 3, 4, 5)
+    small = len(pickle.dumps(load))
+    kept, where = None, set()
+    for start in range(0, 100, 10):
+        chunk = load(start, start + 10)
+        if kept is not None:  # one is in use while the next is read
+            assert np.array_equal(kept[0], WHOLE[start - 10 : start, :, 3])
+        kept = chunk
+        where.add(chunk[0].ctypes.data)
+        del chunk
+    assert len(where) <= 3 and len(pickle.dumps(load)) == small
+
+
 def test_the_loader_opens_the_store_once(tmp_path, monkeypatch):
     load = create_zarr_loader(stored(tmp_path / "r", "zarr_v2"), 3, 4, 5)
     (tmp_path / "r/timeseries.zarr/.zarray").unlink()

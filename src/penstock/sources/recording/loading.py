@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +17,11 @@ from penstock.sources.readers import ArrayReader
 from penstock.sources.recording.columns import FlyVisSim, dynamic_column
 from penstock.sources.recording.layout import find_recording
 from penstock.sources.requests import check_range, destinations
+from penstock.sources.scratch import Bytes, Reused, borrowed
 
 FloatRows = npt.NDArray[np.float32]
-Buffers = tuple[npt.NDArray[np.generic], ...]
+Rows = npt.NDArray[np.generic]
+Buffers = tuple[Rows, ...]
 
 
 def load_column_slice(
@@ -49,55 +53,75 @@ class ColumnLoader:
 
     The store is opened once; calls from several threads, and after pickling, are fine. With
     ``out=(data, stim)`` the rows go into those buffers and the parts that were filled come back.
+    Without, memory of arrays that are gone is used again: new memory may cost more than decoding.
     """
 
     def __init__(self, readers: tuple[ArrayReader, ...], threads: int) -> None:
-        self._readers, self._threads = readers, threads
+        self._columns, self._threads = tuple(_Column(reader) for reader in readers), threads
         self.total_timesteps = readers[0].samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(column.reader for column in self._columns), self._threads)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Shape and dtype of one timestep of each array."""
-        return tuple(reader.field for reader in self._readers)
+        return tuple(column.reader.field for column in self._columns)
 
     @property
     def chunk_timesteps(self) -> int:
         """Timesteps in one chunk of the storage: ranges aligned to it decode nothing twice."""
-        return max(reader.chunk_samples for reader in self._readers)
+        return max(column.reader.chunk_samples for column in self._columns)
 
     def __call__(self, start: int, end: int, out: Buffers | None = None) -> Buffers:
-        """Rows ``start:end`` of each array, in new memory or in ``out``."""
+        """Rows ``start:end`` of each array, in memory of its own or in ``out``."""
         check_range(self.total_timesteps, start, end)
         rows = self._buffers(end - start, out)
-        parts = list(self._parts(start, end, rows))
+        pairs = zip(self._columns, rows, strict=True)
+        parts = [part for column, into in pairs for part in column.parts(start, end, into)]
         if len(parts) < 2 or self._threads < 2:
-            for reader, first, last, into in parts:
-                reader.read(first, last, into)
+            for part in parts:
+                part()
             return rows
         with ThreadPoolExecutor(self._threads, "penstock-decode") as pool:
-            for done in [pool.submit(r.read, a, b, into) for r, a, b, into in parts]:
+            for done in [pool.submit(part) for part in parts]:
                 done.result()
         return rows
 
     def _buffers(self, timesteps: int, out: Buffers | None) -> Buffers:
         if out is None:
-            return tuple(np.empty((timesteps, *f.shape), f.dtype) for f in self.fields)
-        if len(out) != len(self._readers):
-            raise PlanError(f"out must hold {len(self._readers)} buffers, got {len(out)}")
+            return tuple(column.empty(timesteps) for column in self._columns)
+        if len(out) != len(self._columns):
+            raise PlanError(f"out must hold {len(self._columns)} buffers, got {len(out)}")
         fields = {str(number): field for number, field in enumerate(self.fields)}
         named = {str(number): buffer for number, buffer in enumerate(out)}
         return tuple(rows for _, rows in destinations(fields, named, timesteps))
 
-    def _parts(
-        self, start: int, end: int, rows: Buffers
-    ) -> Iterator[tuple[ArrayReader, int, int, npt.NDArray[np.generic]]]:
-        """One part for each chunk of storage, so that threads share the decoding."""
-        for reader, into in zip(self._readers, rows, strict=True):
-            first = start
-            while first < end:
-                last = min(end, (first // reader.chunk_samples + 1) * reader.chunk_samples)
-                yield reader, first, last, into[first - start : last - start]
-                first = last
+
+class _Column:
+    """What reads a column, and the memory it was read into and decoded in before."""
+
+    def __init__(self, reader: ArrayReader) -> None:
+        self.reader = reader
+        self._memory = Reused()
+        self._spare: list[dict[str, Bytes]] = []  # threads come and go, their buffers stay
+
+    def empty(self, timesteps: int) -> Rows:
+        field = self.reader.field
+        return self._memory.empty((timesteps, *field.shape), field.dtype)
+
+    def parts(self, start: int, end: int, rows: Rows) -> Iterator[Callable[[], None]]:
+        """A read for each chunk of storage, so that threads share the decoding."""
+        first = start
+        while first < end:
+            size = self.reader.chunk_samples
+            last = min(end, (first // size + 1) * size)
+            yield partial(self._read, first, last, rows[first - start : last - start])
+            first = last
+
+    def _read(self, first: int, last: int, into: Rows) -> None:
+        with borrowed(self._spare):
+            self.reader.read(first, last, into)
 
 
 def create_zarr_loader(
