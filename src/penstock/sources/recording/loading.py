@@ -54,6 +54,7 @@ class ColumnLoader:
     The store is opened once; calls from several threads, and after pickling, are fine. With
     ``out=(data, stim)`` the rows go into those buffers and the parts that were filled come back.
     Without, memory of arrays that are gone is used again: new memory may cost more than decoding.
+    That of one chunk, and what it was decoded in, is kept as long as the loader lives.
     """
 
     def __init__(self, readers: tuple[ArrayReader, ...], threads: int) -> None:
