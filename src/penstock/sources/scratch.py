@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -104,22 +105,20 @@ class Reused:
             memory = np.empty(nbytes, np.uint8)
         if memory.size < nbytes:
             memory = np.empty(nbytes, np.uint8)
-        return np.asarray(_Lent(memory, self))[:nbytes].view(dtype).reshape(shape)
+        lent = _Lent(memory)
+        weakref.finalize(lent, self._take_back, memory).atexit = False
+        return np.asarray(lent)[:nbytes].view(dtype).reshape(shape)
 
-    def take_back(self, memory: Bytes) -> None:
-        """Nobody looks at this memory any more; may be called from any thread."""
+    def _take_back(self, memory: Bytes) -> None:
+        """Nobody looks at this memory any more; runs in any thread, and takes no lock."""
         if not self._spare and memory.size <= 2 * self._common:
             self._spare.append(memory)
 
 
 class _Lent:
-    """Memory that arrays look at; it goes back with the last of them."""
+    """What all arrays over a piece of memory hold: it is gone with the last of them."""
 
-    __slots__ = ("__array_interface__", "_lender", "_memory")
+    __slots__ = ("__array_interface__", "__weakref__")
 
-    def __init__(self, memory: Bytes, lender: Reused) -> None:
+    def __init__(self, memory: Bytes) -> None:
         self.__array_interface__ = memory.__array_interface__
-        self._memory, self._lender = memory, lender
-
-    def __del__(self) -> None:
-        self._lender.take_back(self._memory)
