@@ -46,9 +46,9 @@ def test_every_configuration_that_can_be_made_makes_a_loader(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
-        ({"num_workers": -1}, "num_workers must be 0 or more"),
-        ({"prefetch_factor": 0}, "prefetch_factor must be 1 or more"),
+        ({"batch_size": 0}, "batch_size must be at least 1 sample, got 0"),
+        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"prefetch_factor": 0}, "prefetch_factor must be at least 1 batch, got 0"),
         ({"executor": "cluster"}, "executor must be one of"),
         ({"executor": "processes", "num_workers": 0}, "needs workers"),
     ],

@@ -364,7 +364,7 @@ def test_any_sequence_of_moves_does_what_the_model_does(chunk, evaluation, seque
             model.set_epoch(what)
         elif move == "set_batch_size":
             loader.set_batch_size(what)
-            model.batch = what
+            model.batch, model.exact = what, True
         elif move == "seek":
             loader.seek(*what)
             model.go(what[0], what[1] * model.batch)

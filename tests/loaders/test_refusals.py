@@ -75,10 +75,10 @@ def test_what_cannot_be_is_refused_at_construction_in_one_sentence(options, word
 @pytest.mark.parametrize(
     ("move", "words"),
     [
-        (lambda loader: loader.set_epoch(-1), "epoch must be 0 or more, got -1"),
-        (lambda loader: loader.seek(-1), "epoch must be 0 or more, got -1"),
-        (lambda loader: loader.seek(0, -1), "step must be 0 or more, got -1"),
-        (lambda loader: loader.set_chunk(-1), "chunk_idx must be 0 or more, got -1"),
+        (lambda loader: loader.set_epoch(-1), "epoch must be at least 0, got -1"),
+        (lambda loader: loader.seek(-1), "epoch must be at least 0, got -1"),
+        (lambda loader: loader.seek(0, -1), "step must be at least 0, got -1"),
+        (lambda loader: loader.set_chunk(-1), "chunk_idx must be at least 0, got -1"),
         (lambda loader: loader.set_batch_size(0), "batch_size must be at least 1 sample, got 0"),
     ],
 )

@@ -89,9 +89,9 @@ def test_what_does_not_fit_is_refused():
         ChunkedSampler(0, 5)
     sampler = ChunkedSampler(10, 3)
     for ask in (sampler.get_chunk_indices, sampler.set_chunk):
-        with pytest.raises(PlanError, match="chunk_idx must be 0 or more, got -1"):
+        with pytest.raises(PlanError, match="chunk_idx must be at least 0, got -1"):
             ask(-1)
-    with pytest.raises(PlanError, match="epoch must be 0 or more, got -1"):
+    with pytest.raises(PlanError, match="epoch must be at least 0, got -1"):
         sampler.set_epoch(-1)
     for other in (ChunkedSampler(11, 3), ChunkedSampler(10, 3, seed=7)):
         with pytest.raises(StateError, match="the state belongs to"):

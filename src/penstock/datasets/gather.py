@@ -19,28 +19,40 @@ def gather_of(dataset: Any) -> Gather | None:
     """The batch of given indices in one go, as torch's default collation would form it.
 
     For tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
-    ``__getbatch__(indices)`` (whose ``gathers`` is not False); None for others.
+    ``__getbatch__(indices)`` (whose ``gathers`` is not False); None for others. Tensor subclasses
+    are none of these: torch gives them what their samples stack to.
 
     >>> gather_of(torch.arange(10) * 2)(np.array([3, 1]))
     tensor([6, 2])
     """
     own = getattr(dataset, "__getbatch__", None)
     if own is not None:
-        # a dataset around another gathers where that one does, and tells so
+        # a dataset around another gathers where that one does, and says so
         gathers = getattr(dataset, "gathers", True) and not _samples_are_its_own(type(dataset))
         return own if gathers else None
-    if isinstance(dataset, torch.Tensor):
+    if _is_plain(dataset):
         return _GatherTensor(dataset)
-    if isinstance(dataset, np.ndarray):
+    if type(dataset) in (np.ndarray, np.memmap):
         plain = dataset.ndim and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
         return _GatherArray(dataset) if plain else None
     if hasattr(dataset, "__getitems__") and type(dataset) is not Subset:
         return None
     if getattr(type(dataset), "__getitem__", None) is TensorDataset.__getitem__:
-        return _GatherTensors(dataset.tensors)
+        return _GatherTensors(dataset) if all(map(_is_plain, dataset.tensors)) else None
     if type(dataset) is Subset and (inner := gather_of(dataset.dataset)) is not None:
-        return _GatherSubset(inner, np.asarray(dataset.indices, np.int64))
+        return _GatherSubset(inner, dataset)
     return None
+
+
+def parts_of(dataset: Any) -> tuple[Any, ...]:
+    """The objects that a dataset of torch's reads from: a copy of it goes stale without them."""
+    if isinstance(dataset, Subset):
+        return (dataset.dataset, dataset.indices, *parts_of(dataset.dataset))
+    return tuple(dataset.tensors) if isinstance(dataset, TensorDataset) else ()
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _samples_are_its_own(kind: type) -> bool:
@@ -53,26 +65,23 @@ def _samples_are_its_own(kind: type) -> bool:
     return False
 
 
+def _take(tensor: torch.Tensor, indices: Indices) -> torch.Tensor:
+    try:
+        array = tensor.numpy()  # refuses what requires grad, is elsewhere, or has torch's own type
+    except (RuntimeError, TypeError):
+        return tensor.index_select(0, torch.from_numpy(indices).to(tensor.device))
+    # in the caller's thread: torch's own wait for each other where cores are shared, for
+    # milliseconds a batch. The array is not kept: torch may move a tensor's memory (to share it
+    # with workers), and would leave the array behind on what it has freed.
+    return torch.from_numpy(np.take(array, indices, axis=0))
+
+
 class _GatherTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self._numpy = tensor, _numpy_knows(tensor)
+        self.tensor = tensor
 
     def __call__(self, indices: Indices) -> torch.Tensor:
-        if self._numpy:
-            # in the caller's thread: torch's own wait for each other where cores are shared, for
-            # milliseconds a batch. The array is not kept: torch may move a tensor's memory (to
-            # share it with workers), and would leave the array behind on what it has freed.
-            return torch.from_numpy(np.take(self.tensor.numpy(), indices, axis=0))
-        where = torch.from_numpy(indices).to(self.tensor.device)
-        return self.tensor.index_select(0, where)
-
-
-def _numpy_knows(tensor: torch.Tensor) -> bool:
-    try:
-        tensor.numpy()  # refuses what requires grad, is elsewhere, or has a type of torch's own
-    except (RuntimeError, TypeError):
-        return False
-    return True
+        return _take(self.tensor, indices)
 
 
 class _GatherArray:
@@ -84,18 +93,22 @@ class _GatherArray:
 
 
 class _GatherTensors:
-    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self.gathers = [_GatherTensor(tensor) for tensor in tensors]
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset  # not its tensors: they may be replaced
 
     def __call__(self, indices: Indices) -> list[torch.Tensor]:
-        return [gather(indices) for gather in self.gathers]
+        return [_take(tensor, indices) for tensor in self.dataset.tensors]
 
 
 class _GatherSubset:
-    def __init__(self, gather: Gather, members: Indices) -> None:
-        self.gather, self.members = gather, members
+    def __init__(self, gather: Gather, dataset: Subset[Any]) -> None:
+        self.gather, self.dataset, self.indices = gather, dataset, dataset.indices
+        self.members = np.asarray(dataset.indices, np.int64)
 
     def __call__(self, indices: Indices) -> Any:
+        if self.dataset.indices is not self.indices:
+            self.indices = self.dataset.indices
+            self.members = np.asarray(self.indices, np.int64)
         return self.gather(self.members[indices])
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import Any, Final, Generic, Protocol, Self
 
 import torch.distributed as dist
+from typing_extensions import TypeVar
 
-from penstock.errors import BatchError, PenstockError
+from penstock.arguments import whole_number
+from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.course import Course
 from penstock.order import Cursor, Indices, Plan, Topology
 
+Batch = TypeVar("Batch", covariant=True, default=Any)
+
+# what belongs to this process and is made again when needed; a copy of a loader begins without it
+_NOT_COPIED: Final = ("_stream", "_slots", "_workers", "_iterator", "_seen")
+
 
 class LostTurnError(PenstockError, RuntimeError):
-    """An iterator that goes on after its loader was moved, or iterated anew."""
+    """An iterator was used after its loader was moved, or iterated again."""
 
 
-class Loader:
-    """The common base of every loader: a cursor on a plan, and an executor that delivers.
+class Loader(Generic[Batch]):
+    """Base class of all loaders: a plan, a position in it, and an executor that makes the batches.
 
-    A subclass has a ``_course`` and says how batches come about (`_open`), where a stream of them
-    may be kept open between iterations, so that reading ahead goes on over the ends of chunks.
+    A subclass has a ``_course`` (the plan and the position) and implements `_open`. The stream it
+    opens may stay open between iterations, so that reading ahead continues over the ends of chunks.
+
+    ``Loader[Batch]`` names the type of a batch for type checkers. A loader can be pickled and
+    copied: the copy continues at the same position, with threads and processes of its own.
     """
 
     @property
@@ -33,10 +44,14 @@ class Loader:
 
     chunk_size: int | None  # in batches; None for whole epochs
     waited_seconds: float = 0.0
-    """Seconds that whoever iterates has waited for batches, since the loader was made."""
+    """Seconds that the caller has waited for batches, since the loader was made."""
 
     _stream: Stream | None = None
-    _keeps_stream = True  # between iterations; else what runs for it ends with each of them
+
+    @property
+    def _keeps_stream(self) -> bool:
+        """Does the stream stay open between iterations?"""
+        return True
 
     @abstractmethod
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
@@ -46,65 +61,84 @@ class Loader:
     def describe(self) -> str:
         """One readable page: order, executor, memory, and why."""
 
+    def __repr__(self) -> str:
+        try:
+            course, plan = self._course, self._course.plan
+        except PlanError as error:  # no plan now: too many ranks, an empty dataset
+            return f"<{type(self).__name__}: {error}>"
+        data = getattr(self, "dataset", getattr(self, "source", None))
+        parts = [f"{type(data).__name__} of {plan.order.size:,} samples"]
+        parts += [f"batch_size={course.batch}", f"chunk_size={course.chunk}"]
+        parts += [f"order={plan.order.kind!r}", f"seed={plan.order.seed}"]
+        parts += [f"rank={plan.rank}", f"world_size={plan.steps.world}"]
+        parts += [f"epoch={course.cursor.epoch}", f"position={course.cursor.position}"]
+        return f"<{type(self).__name__}: {', '.join(parts)}>"
+
     # -- iterating
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """The rest of the current chunk (or epoch), then stop."""
         return self._iterate()
 
-    def _iterate(self) -> Iterator[Any]:
-        course = self._course
-        turn, plan = course.take_turn(), course.plan
-        try:
-            for _ in range(course.remaining):
-                after, batch = self._next(plan, turn)
-                course.delivered(after)
-                yield batch
-                del batch  # ours no more: its memory may be recycled while the next one is read
-        finally:
-            course.end_turn(turn)
-            if not self._keeps_stream and course.turn == turn:
-                self._drop_stream()
+    def _iterate(self) -> Iterator[Batch]:
+        return LoaderIterator(self)
+
+    def _begin(self) -> None:
+        """Prepare for an iteration that is about to begin."""
 
     def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
-        course = self._course
-        if course.turn != turn:
-            raise LostTurnError(
-                "this iterator ended when its loader was moved or iterated anew: "
-                "call iter(loader) again"
-            )
-        asked = perf_counter()
+        """The batch at the cursor, and the cursor after it."""
+        course, asked = self._course, perf_counter()
         try:
-            stream = self._stream
-            if stream is None or not stream.continues(plan, course.cursor):
-                self._drop_stream()
-                self._stream = stream = self._open(plan, course.cursor)
-            return next(stream)
-        except BaseException:
-            self.close()  # what is left of it cannot be trusted; the cursor can
-            raise
+            stream = self._stream_at(plan, course.cursor)
+            try:
+                return next(stream)
+            except Exception as error:
+                course.fail(plan)
+                if not stream.continues(plan, course.failed):
+                    self.close()  # what is left of the stream is unknown; the cursor is not
+                if isinstance(error, StopIteration):  # would end the loop as an epoch's end does
+                    raise RuntimeError("reading a batch raised StopIteration") from error
+                raise
+            except BaseException:  # an interrupt: the same batch is read again
+                self.close()
+                raise
         finally:
             self.waited_seconds += perf_counter() - asked
+
+    def _stream_at(self, plan: Plan, cursor: Cursor) -> Stream:
+        """The stream whose next batch is the one at ``cursor``: the open one, or a new one."""
+        stream = self._stream
+        if stream is None or not stream.continues(plan, cursor):
+            try:
+                self._drop_stream()
+                self._stream = stream = self._open(plan, cursor)
+            except BaseException:
+                self._course.keep_position()
+                self.close()
+                raise
+        return stream
 
     def _drop_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
-    def peek(self) -> Any:
+    def peek(self) -> Batch:
         """The batch the next ``iter()`` begins with, read apart from the run: nothing moves."""
         course = self._course
         if not course.remaining:
-            raise BatchError("there is no batch to look at: the loader is limited to none")
+            raise BatchError("cannot peek: limit_batches=0 leaves no batches")
         stream = self._open(course.plan, course.start)
         try:
-            return next(stream)[1]
+            batch: Batch = next(stream)[1]
+            return batch
         finally:
             stream.close()
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """A block in which it may be iterated or moved; after it, it is where it was before."""
+        """A block in which the loader may be iterated or moved; after it, it is where it was."""
         saved = self._course.save()
         try:
             yield self
@@ -124,21 +158,38 @@ class Loader:
     # -- moving
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside it already, nothing happens."""
+        """Go to the start of an epoch; inside it already, nothing happens.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         self._course.set_epoch(epoch)
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a step of an epoch, whatever was loaded before."""
+        """Go to a step of an epoch, whatever was loaded before.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            step: The step in it, counted from 0 in steps of the batch size in use now.
+        """
         self._course.seek(epoch, step)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Another batch size from the next ``iter()`` on; the position stays."""
+        """Use another batch size from the next ``iter()`` on, which continues at the position.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+        """
         self._course.set_batch_size(batch_size)
 
     def set_chunk_size(self, chunk_size: int) -> None:
-        """Another chunk size, in batches, from the next ``iter()`` on; the position stays."""
+        """Use another chunk size from the next ``iter()`` on, which continues at the position.
+
+        Args:
+            chunk_size: Batches of a chunk.
+        """
         self._course.set_chunk_size(chunk_size)
-        self.chunk_size = chunk_size
+        self.chunk_size = self._course.chunk
 
     # -- state
 
@@ -146,18 +197,43 @@ class Loader:
         """What was delivered, not what was prefetched: small, flat, JSON-able."""
         return self._course.state()
 
-    def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
-        """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1).
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_changed_data: bool = False
+    ) -> None:
+        """Continue exactly where a state was taken, from the next ``iter()`` on; takes O(1).
 
-        The batch size, chunk size, workers and ranks may be others than those of the state.
+        The batch size, chunk size, workers and ranks may differ from those of the state.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        self._course.load(state, allow_changed_data=allow_changed_data)
+        self._course.load(state_dict, allow_changed_data=allow_changed_data)
 
     def samples_at(self, step: int, epoch: int | None = None) -> Indices:
-        """The dataset indices this rank gets at a step of an epoch (the current one)."""
-        plan = self._course.plan
-        epoch = self._course.cursor.epoch if epoch is None else epoch
-        return plan.samples(Cursor(epoch, plan.steps.start(step)))
+        """The dataset indices this rank gets at a step of an epoch.
+
+        The steps of a resumed epoch are counted from the position of the resume: the step there
+        has the number ``ceil(position / (batch_size * world_size))``.
+
+        Args:
+            step: The step, counted from 0.
+            epoch: None for the epoch that is being iterated, or else that of the position.
+        """
+        plan, epoch, positions = self._course.locate(step, epoch)
+        return plan.order.at(epoch, positions)
+
+    def positions_at(self, step: int, epoch: int | None = None) -> Indices:
+        """The positions of the epoch's order that `samples_at` of the same arguments reads.
+
+        Args:
+            step: The step, counted from 0.
+            epoch: None for the epoch that is being iterated, or else that of the position.
+        """
+        return self._course.locate(step, epoch)[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: None if name in _NOT_COPIED else kept for name, kept in vars(self).items()}
 
     # -- the end
 
@@ -170,6 +246,64 @@ class Loader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class LoaderIterator(Iterator[Batch]):
+    """One iteration of a loader; begins at its first batch.
+
+    Not a generator, which ends for good when it raises: where one batch fails, ``next()`` continues
+    with the batch after it, and ``iter(loader)`` repeats the one that failed.
+    """
+
+    def __init__(self, loader: Loader[Batch]) -> None:
+        self._loader = loader
+        self._plan: Plan | None = None  # from its first batch on
+        self._turn = self._left = 0
+
+    def __next__(self) -> Batch:
+        after, batch = self._fetch()
+        self._course.delivered(after)
+        return batch
+
+    def _fetch(self) -> tuple[Cursor, Any]:
+        """The next batch, and the cursor after it."""
+        plan = self._plan or self._start()
+        if self._left:
+            self._check_turn()
+            if self._course.failed is not None:  # the caller asks for what comes after it
+                self._course.delivered(self._course.failed)
+                self._left -= 1
+        if not self._left:
+            self._leave()
+            raise StopIteration
+        fetched = self._loader._next(plan, self._turn)
+        self._left -= 1
+        return fetched
+
+    def _start(self) -> Plan:
+        self._loader._begin()
+        self._course = course = self._loader._course
+        self._left = course.remaining
+        self._turn, self._plan = course.begin_iteration()
+        # runs when nobody holds the iterator any more: after a break as well
+        self._leave = weakref.finalize(self, _leave, self._loader, course, self._turn)
+        self._leave.atexit = False
+        return self._plan
+
+    def _check_turn(self) -> None:
+        if self._course.turn != self._turn:
+            raise LostTurnError(
+                "this iterator ended when its loader was moved or iterated again: "
+                "call iter(loader) again"
+            )
+
+
+def _leave(loader: Loader[Any], course: Course, turn: int) -> None:
+    """End an iteration: its iterator is exhausted, or gone."""
+    if course.turn == turn:
+        course.end_iteration()
+        if not loader._keeps_stream:
+            loader._drop_stream()
 
 
 class Stream(Protocol):
@@ -189,7 +323,12 @@ class Stream(Protocol):
 
 
 def current_topology(rank: int | None, world_size: int | None) -> Topology:
-    """The ranks given, or those of ``torch.distributed`` where it is initialised, or one."""
+    """The ranks given, or those of ``torch.distributed`` where it is initialised, or one.
+
+    Args:
+        rank: This rank; None, together with ``world_size``, for what ``torch.distributed`` says.
+        world_size: Number of ranks.
+    """
     if rank is None and world_size is None:
         if dist.is_available() and dist.is_initialized():
             return Topology(dist.get_rank(), dist.get_world_size())
@@ -197,4 +336,4 @@ def current_topology(rank: int | None, world_size: int | None) -> Topology:
     if rank is None or world_size is None:
         given = "rank" if world_size is None else "world_size"
         raise ValueError(f"give both rank and world_size, or neither: only {given} was given")
-    return Topology(rank, world_size)
+    return Topology(whole_number("rank", rank), whole_number("world_size", world_size))

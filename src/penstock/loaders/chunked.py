@@ -8,60 +8,77 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from penstock.datasets.gather import fingerprint_of, gather_of
+from penstock.arguments import flag
+from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError, StateError
-from penstock.loaders.base import Loader, Stream, current_topology
-from penstock.loaders.course import Course, share_of
+from penstock.loaders.base import Batch, Loader, Stream, current_topology
+from penstock.loaders.course import (
+    Course,
+    check_batch_size,
+    check_epoch,
+    check_limit,
+    share_of,
+)
 from penstock.loaders.executors import InlineStream, Read, Workers, reader
-from penstock.loaders.gathered import GatheredDataset, hand_over
+from penstock.loaders.gathered import GatheredDataset, begin_with_own_dataset, hand_over
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
-    check_batch_size,
+    check_dataset,
     check_executor,
+    check_order,
+    check_seed,
     check_threads,
+    check_torchs,
     refuse_ours,
+    size_of,
     torchs_own,
 )
-from penstock.loaders.peeking import first_of_torch, undisturbed
+from penstock.loaders.peeking import First, first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.sharding import check_workers, share_of_rank
 from penstock.loaders.threads import ThreadStream
 from penstock.order import Cursor, Order, Plan, PlannedBatch, Topology
 from penstock.order.state import check_format
 
 
-class ChunkedDataLoader(Loader, DataLoader[Any]):
-    """torch's ``DataLoader`` in chunks, each going on where the last one ended; resumable.
+class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
+    """torch's ``DataLoader`` in chunks, each continuing where the last one ended; resumable.
 
-    With a ``chunk_size`` every ``iter()`` gives the next so many batches of a shuffle of the
+    With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
     *whole* dataset; the last chunk of an epoch is short, then the next epoch begins. Without one
-    every ``iter()`` is an epoch. Either way `state_dict` tells the exact batch, and any number of
+    every ``iter()`` is an epoch. Either way `state_dict` gives the exact batch, and any number of
     workers or ranks delivers the same samples.
 
     It is a ``DataLoader``, so trainers recognise it. Without a chunk size, ``sampler``,
     ``batch_sampler``, ``generator``, an ``IterableDataset`` and ``batch_size=None`` pass through to
-    torch; such a loader has no state.
+    torch; such a loader has no state. ``docs/chunked.md`` lists where it differs from torch's.
+
+    The dataset is looked at again at every ``iter()``: where its size changed, the epoch that
+    begins has the new one. Persistent workers keep the copy of the dataset they started with.
 
     Args:
         dataset: Map-style. Tensors, arrays and ``TensorDataset`` are gathered batch by batch in
             one operation; ``__getitems__`` is used where there is one.
         batch_size: Samples of this rank's batch.
-        chunk_size: Batches a chunk; beats ``limit_batches``.
-        limit_batches: Batches an epoch: an int, or a share of it (a float), as Lightning's
+        chunk_size: Batches of a chunk; beats ``limit_batches``.
+        limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
         shuffle: None is True when chunked, and torch's False when not.
-        seed: Of the shuffle and of what is keyed by sample; None draws one and logs it.
+        seed: For the shuffle and for what is keyed by sample; None draws one and logs it.
+        drop_last: Drop the last batch of an epoch if it is not full on every rank.
         order: Any `Order` instead: a ``BlockOrder``, say, for data slow to read at random.
         evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
         rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        world_size: Number of ranks.
         executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
-            ``"threads"``, for datasets whose reading lets go of the interpreter's lock.
-        threads: Of that executor; None: as many as there are cores. Storage that answers late
-            wants more.
-        **dataloader_kwargs: torch's own. Workers are persistent unless told otherwise.
+            ``"threads"``, for datasets whose reading releases the interpreter's lock.
+        threads: Of that executor; None for one per core. Use more for storage that answers late.
+        **dataloader_kwargs: torch's own. Workers are persistent unless you pass
+            ``persistent_workers=False``.
 
     >>> loader = ChunkedDataLoader(torch.arange(10), batch_size=2, chunk_size=2)
     >>> [len(list(loader)) for _ in range(4)]
@@ -76,7 +93,7 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int | None,
+        batch_size: int | None = 1,
         chunk_size: int | None = None,
         *,
         limit_batches: int | float | None = None,
@@ -91,13 +108,17 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         threads: int | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        self.chunk_size, self.limit_batches = chunk_size, limit_batches
-        self.executor = check_executor(executor, dataloader_kwargs.get("num_workers", 0))
+        check_dataset(dataset)
+        options = check_torchs(dataloader_kwargs)
+        self.chunk_size = chunk_size
+        self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
+        self.executor = check_executor(executor, options.get("num_workers", 0))
         self.threads = check_threads(threads, self.executor)
         self._workers: Workers | None = None
-        options = dict(dataloader_kwargs)
+        self._seen: tuple[Any, ...] | None = None  # of what an iteration reads with
         if shuffle is None:
             shuffle = chunk_size is not None and not evaluation
+        shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self._passes_through = torchs_own(
             dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
         )
@@ -107,12 +128,14 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             if self._passes_through == "batch_sampler":
                 batch_size = 1  # torch's way of saying that the batch sampler decides
             super().__init__(dataset, batch_size, shuffle or None, drop_last=drop_last, **options)
+            self._given = dataset  # torch wraps some
+            self._share_iterable()
             return
-        self._seed_given = seed is not None or order is not None
-        order = order or make_order(len(dataset), resolve_seed(seed), shuffle=shuffle)
-        self._held = HeldOrder(order)
-        if self._order.size != len(dataset):
-            raise PlanError(f"the order has {self._order.size} samples, the dataset {len(dataset)}")
+        size, seed = size_of(dataset), check_seed(seed)
+        self._seed_given, self._order_given = seed is not None or order is not None, order
+        if order is None:
+            order = make_order(size, resolve_seed(seed), shuffle=shuffle)
+        self._held = HeldOrder(check_order(order, size))
         self._planned = Course(
             self._held,
             topology=partial(current_topology, rank, world_size),
@@ -124,10 +147,16 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             fingerprint=partial(fingerprint_of, dataset),
         )
         self._planned.replan()  # refuses what cannot be, now and not at the first batch
+        self.chunk_size, batch_size = self._planned.chunk, self._planned.batch
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         sampler = RankSampler(dataset, self._planned)
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
-        self._keeps_stream = self.num_workers == 0 or self.persistent_workers
+
+    def __repr__(self) -> str:
+        if self._passes_through is None:
+            return super().__repr__()
+        what = f"{type(self.dataset).__name__}, batch_size={self.batch_size}"
+        return f"<{type(self).__name__}: {what}, order of torch ({self._passes_through})>"
 
     @property
     def _order(self) -> Order:
@@ -135,15 +164,25 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     # -- what torch does itself where its own arguments pass through
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """The rest of the current chunk (or epoch), then stop."""
         if self._workers is not None and not self._workers.alive:
-            self.close()  # torch's signal handler said so in the midst of the user's code
+            self.close()  # torch's signal handler said so in the middle of the user's code
         if self._passes_through is None:
             return super().__iter__()
-        batches = DataLoader.__iter__(self)
-        limit = self.limit_batches
-        return islice(batches, len(self) if isinstance(limit, float) else limit)
+        self._share_iterable()
+        batches, limit = DataLoader.__iter__(self), self.limit_batches
+        if limit is None:
+            return batches
+        return First(batches, len(self) if isinstance(limit, float) else limit)
+
+    def _share_iterable(self) -> None:
+        """Have this rank, and each of its workers, read a part of its own; or refuse."""
+        if isinstance(self._given, IterableDataset):
+            check_workers(self._given, self.num_workers, self.worker_init_fn)
+            share = share_of_rank(self._given, current_topology(None, None))
+            if share is not self._given:
+                object.__setattr__(self, "dataset", share)  # torch's own setter refuses it
 
     def __len__(self) -> int:
         """Batches of the current chunk (epoch) on this rank, the same all through it."""
@@ -166,7 +205,61 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
                 f"this loader has no state: {self._passes_through} is torch's own, and its order "
                 "cannot be known in advance; leave it out, and use seed= and order= instead"
             )
+        if not self._planned.iterating:  # an epoch keeps the size it began with
+            self._follow_dataset()
         return self._planned
+
+    # -- the dataset, which may change between epochs
+
+    def _follow_dataset(self) -> None:
+        """Order the samples there are now, where the next ``iter()`` begins an epoch."""
+        size, changes = len(self.dataset), self._order_given is None
+        if size != self._order.size and changes and self._planned.start.position == 0:
+            self._held.order = self._order_of(size)
+            self._planned.reorder()
+
+    def _order_of(self, size: int) -> Order:
+        return make_order(size, self._order.seed, shuffle=self._order.kind == "shuffled")
+
+    def _check_size(self) -> None:
+        """Refuse a dataset that has another size than the rest of its epoch."""
+        size, epoch = len(self.dataset), self._planned.cursor.epoch
+        if size == self._order.size:
+            return
+        if self._order_given is not None:
+            raise PlanError(
+                f"the dataset has {size:,} samples now, the order has {self._order.size:,}: "
+                f"build the loader again, with an order of {size:,} samples"
+            )
+        raise PlanError(
+            f"the dataset has {size:,} samples now, but epoch {epoch} began with "
+            f"{self._order.size:,}: restore it to finish the epoch, or begin an epoch of the new "
+            f"size with loader.seek({epoch + 1})"
+        )
+
+    def _begin(self) -> None:
+        """Look at the dataset and the settings again, as torch's loader does."""
+        self._follow_dataset()
+        self._check_size()
+        seen, before = self._settings(), self._seen
+        if before is not None and [*map(id, seen)] != [*map(id, before)]:
+            self.close()  # what was read ahead, and workers, are of what was replaced
+            self._planned.forget_fingerprint()
+        elif self.executor != "threads" and self.num_workers == 0 and not self._pins:
+            self._drop_stream()  # nothing is read ahead
+        self._seen = seen
+
+    def _settings(self) -> tuple[Any, ...]:
+        """The objects that batches are made of and with; each may be replaced by another."""
+        workers = self.num_workers, self.prefetch_factor, self.multiprocessing_context
+        return (
+            *(self.collate_fn, self.worker_init_fn, self.pin_memory, self.timeout, *workers),
+            *(self._order, *parts_of(self.dataset)),
+        )
+
+    @property
+    def _keeps_stream(self) -> bool:
+        return self.num_workers == 0 or self.persistent_workers
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -208,22 +301,37 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
         if self._passes_through is None:
             super().set_epoch(epoch)
         else:
-            getattr(self.sampler, "set_epoch", lambda _: None)(epoch)
+            getattr(self.sampler, "set_epoch", lambda _: None)(check_epoch(epoch))
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Another batch size from the next ``iter()`` on; the position stays."""
-        self._course.set_batch_size(check_batch_size(batch_size))
+        """Use another batch size from the next ``iter()`` on, which continues at the position.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+        """
+        super().set_batch_size(batch_size)
+        batch_size = self._planned.batch
         object.__setattr__(self, "batch_size", batch_size)  # torch's own setter refuses it
         self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
 
-    def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
-        """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1)."""
-        before = self._course.plan.order  # refused where the order is torch's own
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_changed_data: bool = False
+    ) -> None:
+        """Continue exactly where a state was taken, from the next ``iter()`` on; takes O(1).
+
+        Args:
+            state_dict: What `state_dict` returned.
+            allow_changed_data: Accept a state of data that has another fingerprint.
+        """
+        _ = self._course  # refused where the order is torch's own
+        before = self._order
         if not self._seed_given:
-            self._adopt_seed(state)
+            self._adopt_seed(state_dict)
         try:
-            super().load_state_dict(state, allow_changed_data=allow_changed_data)
-        except StateError:
+            if self._order_given is None and len(self.dataset) != self._order.size:
+                self._use(self._order_of(len(self.dataset)))
+            super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
+        except (PlanError, StateError):
             self._use(before)
             raise
 
@@ -243,8 +351,10 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         if self.executor == "threads":
-            read, threads = self._read, self.threads or max(2, this_machine().cores)
-            return ThreadStream(plan, cursor, self._batches(plan, cursor), read, threads=threads)
+            left = plan.steps.left_in_chunk if self._planned.evaluation else plan.steps.steps_from
+            batches = islice(self._batches(plan, cursor), left(cursor.position))
+            threads = self.threads or max(2, this_machine().cores)
+            return ThreadStream(plan, cursor, batches, self._read, threads=threads)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:
@@ -260,21 +370,23 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         """What is read from ``cursor`` on, without end."""
-        return self._course.walk(plan, cursor)
+        return self._planned.walk(plan, cursor)
 
-    def peek(self) -> Any:
+    def peek(self) -> Batch:
         """The batch the next ``iter()`` begins with, read here and apart: nothing moves."""
         if self._passes_through is not None:
-            return first_of_torch(self)
+            self._share_iterable()
+            return first_of_torch(self)  # type: ignore[no-any-return]
         course = self._course
+        self._check_size()
         if not course.remaining:
             return super().peek()
         with undisturbed():  # a dataset of the user's own may draw from ambient generators
-            return next(self._open_inline(course.plan, course.start))[1]
+            return next(self._open_inline(course.plan, course.start))[1]  # type: ignore[no-any-return]
 
     @property
     def _gather(self) -> Any:
-        """The vectorised batch, where the dataset has one and nobody collates otherwise."""
+        """The vectorised batch, where the dataset has one and the collation is torch's default."""
         return gather_of(self.dataset) if self.collate_fn is default_collate else None
 
     @property
@@ -284,9 +396,10 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
     def _start_workers(self, seed: int) -> Workers:
         gather = self._gather
         options: dict[str, Any] = {"dataset": self.dataset, "collate_fn": self.collate_fn}
+        options["worker_init_fn"] = self.worker_init_fn
         if gather is not None:
-            dataset = GatheredDataset(gather, self._order.size)
-            options = {"dataset": dataset, "collate_fn": hand_over}
+            options = {"dataset": GatheredDataset(self.dataset), "collate_fn": hand_over}
+            options["worker_init_fn"] = partial(begin_with_own_dataset, self.worker_init_fn)
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
@@ -296,7 +409,6 @@ class ChunkedDataLoader(Loader, DataLoader[Any]):
             num_workers=self.num_workers,
             pin_memory=self._pins,
             timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
             multiprocessing_context=safe_context(self.multiprocessing_context, self.num_workers),
         )
 

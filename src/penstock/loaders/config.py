@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from penstock.arguments import choice, flag, function, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.options import EXECUTORS
 
@@ -17,9 +19,14 @@ class DataLoaderConfig:
     """What a loader over any dataset is built with.
 
     Args:
-        num_workers: Worker processes; of no account where the executor is another one.
+        batch_size: Samples of this rank's batch.
+        shuffle: Another order in every epoch; False for the dataset's own.
+        num_workers: Worker processes; not used where the executor is another one.
         pin_memory: None: where there is an accelerator.
+        prefetch_factor: Batches that each worker reads ahead; None for torch's 2.
         persistent_workers: None: where there are workers.
+        drop_last: Drop the last batch of an epoch if it is not full.
+        seed: For the shuffle; None draws one and logs it.
         collate_fn: None: torch's default, or what the task says.
         executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers.
         threads: Of the executor ``threads``; None: as many as there are cores.
@@ -41,12 +48,26 @@ class DataLoaderConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+        whole = partial(whole_number, error=ConfigError)
+        checks: dict[str, Callable[[str, Any], Any]] = {
+            "batch_size": partial(whole, minimum=1, unit="sample"),
+            "num_workers": partial(whole, minimum=0),
+            "shuffle": partial(flag, error=ConfigError),
+            "drop_last": partial(flag, error=ConfigError),
+        }
+        optional: dict[str, Callable[[str, Any], Any]] = {
+            "prefetch_factor": partial(whole, minimum=1, unit="batch"),
+            "threads": partial(whole, minimum=1),
+            "seed": partial(whole, minimum=0, maximum=(1 << 64) - 1),
+            "pin_memory": partial(flag, error=ConfigError),
+            "persistent_workers": partial(flag, error=ConfigError),
+            "executor": partial(choice, allowed=EXECUTORS, error=ConfigError),
+            "collate_fn": partial(function, error=ConfigError),
+        }
+        for name, check in (checks | optional).items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be {least} or more, got {value!r}")
-        if self.executor not in (None, *EXECUTORS):
-            raise ConfigError(f"executor must be one of {EXECUTORS}, got {self.executor!r}")
+            if value is not None or name in checks:
+                object.__setattr__(self, name, check(name, value))
         if self.executor == "processes" and not self.num_workers:
             raise ConfigError("executor='processes' needs workers, got num_workers=0: give some")
 

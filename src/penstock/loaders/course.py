@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
+import numpy as np
+
+from penstock.arguments import flag, real_number, whole_number
 from penstock.errors import PlanError
-from penstock.order import LARGEST, Cursor, Order, Plan, PlannedBatch, Steps, Topology
+from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch, Steps, Topology
 from penstock.order.state import check_data, check_format, check_identity, cursor_of, to_state
 
 log = logging.getLogger("penstock")
+
+_turns = count(1)  # one for every iteration of every loader: none is ever used twice
+_PLACE: Final = ("cursor", "turn", "failed", "_exact", "_resized", "_live", "_origin")
 
 
 class Course:
@@ -24,8 +31,12 @@ class Course:
     Args:
         order: The order for a topology (the lanes of a block order may follow the world).
         topology: Asked at every use; ranks may appear later.
+        batch: Samples of a rank's batch.
+        drop_last: Drop the incomplete last step of an epoch.
+        chunk: Batches of a chunk; None for whole epochs.
         limit: Batches an epoch (an int), or a share of it (a float), as Lightning has it.
         evaluation: Every iteration is epoch 0 from its start, nothing dropped.
+        fingerprint: Identity of the data, asked when a state is taken or loaded.
     """
 
     def __init__(
@@ -41,15 +52,25 @@ class Course:
         fingerprint: Callable[[], str | None],
     ) -> None:
         self._order, self._topology, self._fingerprint = order, topology, fingerprint
-        self.batch, self.chunk, self.limit = batch, chunk, limit
-        self.drop_last = drop_last and not evaluation
-        self.evaluation = evaluation
+        self.batch = check_batch_size(batch)
+        self.chunk = None if chunk is None else check_chunk_size(chunk)
+        self.limit = None if limit is None else check_limit(limit)
+        self.evaluation = flag("evaluation", evaluation)
+        self.drop_last = flag("drop_last", drop_last) and not evaluation
         self.cursor = Cursor()
         self.turn = 0  # of the iterator that may move the cursor
-        self._exact = True  # the cursor was set, not left behind by an abandoned epoch
-        self._iterated = False  # right now, by the iterator whose turn it is
+        self.failed: Cursor | None = None  # the place after a batch that raised, until it is passed
+        self._exact = True  # the next iteration continues here, and does not begin an epoch
+        self._resized = False  # since the iteration began: what it leaves is continued
+        self._live: Plan | None = None  # what is iterated right now, by the iterator of this turn
+        self._origin = Cursor(), 0  # where this epoch's steps are counted from, and their size
         self._cached: tuple[Topology, Plan] | None = None
         self._known: tuple[str | None] | None = None  # the fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy continues at the position, as if it had been loaded from a state."""
+        here = {"turn": 0, "failed": None, "_exact": True, "_resized": False, "_live": None}
+        return {**vars(self), **here, "_cached": None}
 
     # -- the plan
 
@@ -77,9 +98,18 @@ class Course:
         return Plan(order, steps, topology.rank)
 
     def replan(self) -> Plan:
-        """The plan, made anew of what changed; the cursor stays."""
+        """The plan, made again of what changed; the cursor stays."""
         self._cached = None
         return self.plan
+
+    def reorder(self) -> None:
+        """Make the plan again for data that changed, where an epoch is about to begin."""
+        self.cursor, self._exact, self._known = self.start, True, None
+        self.replan()
+
+    def forget_fingerprint(self) -> None:
+        """The data may have changed: it is asked again."""
+        self._known = None
 
     # -- the next iteration
 
@@ -105,20 +135,36 @@ class Course:
         here = Cursor() if self.evaluation else self.cursor.normal(steps)
         return steps.chunk_length(here.position)
 
-    def take_turn(self) -> int:
-        """A new iterator begins: the cursor is its own from now on."""
-        self.cursor, self._exact, self._iterated = self.start, True, True
-        self.turn += 1
-        return self.turn
+    @property
+    def iterating(self) -> bool:
+        """Is there an iterator whose turn it is?"""
+        return self._live is not None
 
-    def end_turn(self, turn: int) -> None:
-        """That iterator is done, or was left."""
-        if turn == self.turn:
-            self._iterated = False
+    def begin_iteration(self) -> tuple[int, Plan]:
+        """Its turn and its plan: the cursor belongs to this iterator from now on."""
+        plan = self.plan
+        self.cursor, self._exact, self._resized = self.start, True, False
+        self.failed, self.turn, self._live = None, next(_turns), plan
+        self._origin = self._origin_in(plan, self.cursor)
+        return self.turn, plan
+
+    def end_iteration(self) -> None:
+        """The iterator is exhausted, or gone."""
+        self._live = None
 
     def delivered(self, after: Cursor) -> None:
-        """A batch was handed to the training loop."""
-        self.cursor, self._exact = after, False
+        """A batch was handed to the training loop, or given up by it."""
+        self.cursor, self._exact, self.failed = after, self._resized, None
+
+    def keep_position(self) -> None:
+        """The next ``iter()`` continues at the cursor, also without a chunk size."""
+        self._exact = True
+
+    def fail(self, plan: Plan) -> None:
+        """The batch at the cursor raised: `failed` is the place after it."""
+        self.keep_position()
+        last = self.evaluation and plan.steps.left_in_chunk(self.cursor.position) == 1
+        self.failed = Cursor() if last else self.cursor.advance(plan.steps)
 
     def walk(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         """Batches from ``cursor`` on, without end: through the epochs, or the same one again."""
@@ -130,63 +176,82 @@ class Course:
                 yield batch if left else replace(batch, after=Cursor())
             cursor = Cursor()
 
+    # -- steps
+
+    def locate(self, step: int, epoch: int | None) -> tuple[Plan, int, Indices]:
+        """The plan, the epoch (of the iteration, or of the cursor) and the positions of a step."""
+        plan = self._live or self.plan
+        here = Cursor() if self.evaluation else self.cursor
+        origin, _ = self._origin if self.iterating else self._origin_in(plan, here)
+        epoch = origin.epoch if epoch is None else check_epoch(epoch)
+        begin, stop = plan.steps.span(
+            whole_number("step", step), origin.position if epoch == origin.epoch else 0
+        )
+        return plan, epoch, plan.steps.rank_positions(begin, plan.rank, stop)
+
+    def _origin_in(self, plan: Plan, here: Cursor) -> tuple[Cursor, int]:
+        """A place on the grid of steps that the epoch of ``here`` is read in, and their size."""
+        origin, whole = self._origin
+        same = origin.epoch == here.epoch and whole == plan.steps.whole and not self.evaluation
+        return self._origin if same else (here, plan.steps.whole)
+
     # -- moving
 
     def move(self, cursor: Cursor) -> None:
         """Go there; live iterators lose their turn."""
-        self.cursor, self._exact = cursor.normal(self.plan.steps), True
-        self.turn += 1
-        self._iterated = False
+        steps = self.plan.steps
+        self.cursor, self._exact, self.failed = cursor.normal(steps), True, None
+        self._origin = self.cursor, steps.whole
+        self.turn, self._live = next(_turns), None
 
-    def save(self) -> tuple[Cursor, int, bool, bool]:
+    def save(self) -> tuple[Any, ...]:
         """Where it is, for `restore`."""
-        return self.cursor, self.turn, self._exact, self._iterated
+        return tuple(getattr(self, name) for name in _PLACE)
 
-    def restore(self, saved: tuple[Cursor, int, bool, bool]) -> None:
-        """Go back as if nothing had happened since; iterators of then go on."""
-        self.cursor, self.turn, self._exact, self._iterated = saved
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back as if nothing had happened since; iterators of then continue."""
+        for name, value in zip(_PLACE, saved, strict=True):
+            setattr(self, name, value)
 
     def seek(self, epoch: int, step: int) -> None:
         """Go to a step of an epoch."""
-        check_epoch(epoch)
-        if step < 0:
-            raise PlanError(f"step must be 0 or more, got {step!r}")
+        epoch, step = check_epoch(epoch), whole_number("step", step, minimum=0)
         self.move(Cursor(epoch, self.plan.steps.start(step) if step else 0))
 
     def set_epoch(self, epoch: int) -> None:
         """The start of that epoch; inside it already: nothing."""
-        check_epoch(epoch)
-        goes_on = (
-            self._iterated or self.start == self.cursor
-        )  # else the epoch was left, and is over
-        if epoch != self.cursor.epoch or not goes_on:
+        epoch = check_epoch(epoch)
+        # else the epoch was left, and is over
+        inside = self.iterating or self.start == self.cursor
+        if epoch != self.cursor.epoch or not inside:
             self.move(Cursor(epoch))
 
     def set_chunk(self, chunk: int) -> None:
         """The start of a chunk of this epoch; past the last one: of a later epoch."""
-        if chunk < 0:
-            raise PlanError(f"chunk_idx must be 0 or more, got {chunk!r}")
-        steps = self.plan.steps
+        chunk, steps = whole_number("chunk_idx", chunk, minimum=0), self.plan.steps
         further, chunk = divmod(chunk, steps.total_chunks)
         self.move(Cursor(self.cursor.epoch + further, steps.start(chunk * (self.chunk or 0))))
 
     def set_batch_size(self, batch: int) -> None:
-        """Another batch size from the next ``iter()`` on; the position stays."""
-        before, self.batch = self.batch, batch
+        """Another batch size from the next ``iter()`` on, which continues at the position."""
+        before, self.batch = self.batch, check_batch_size(batch)
         try:
             self.replan()
         except PlanError:
             self.batch = before
             raise
+        self._exact = self._resized = True
 
     def set_chunk_size(self, chunk: int) -> None:
         """Another chunk size from the next ``iter()`` on; it beats a limit, the position stays."""
-        before, self.chunk, self.limit = (self.chunk, self.limit), chunk, None
+        before = self.chunk, self.limit
+        self.chunk, self.limit = check_chunk_size(chunk), None
         try:
             self.replan()
         except PlanError:
             self.chunk, self.limit = before
             raise
+        self._exact = self._resized = True
 
     # -- state
 
@@ -212,14 +277,35 @@ class Course:
             )
 
 
-def check_epoch(epoch: int) -> None:
-    """Refuse an epoch that cannot be."""
-    if epoch < 0:
-        raise PlanError(f"epoch must be 0 or more, got {epoch!r}")
+def check_epoch(epoch: int) -> int:
+    """The epoch, refused below 0."""
+    return whole_number("epoch", epoch, minimum=0)
+
+
+def check_batch_size(batch_size: int | None) -> int:
+    """The batch size, refused below one sample."""
+    return whole_number("batch_size", batch_size, minimum=1, unit="sample")
+
+
+def check_chunk_size(chunk_size: int) -> int:
+    """The chunk size, refused below one batch."""
+    if isinstance(chunk_size, bool | np.bool_):  # third in torch's signature is shuffle
+        raise PlanError(
+            f"chunk_size must be a number of batches, got {chunk_size!r}: "
+            f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
+        )
+    return whole_number("chunk_size", chunk_size, minimum=1, unit="batch")
+
+
+def check_limit(limit: int | float) -> int | float:
+    """A number of batches, or a share of them (a float)."""
+    if isinstance(limit, float | np.floating):
+        return real_number("limit_batches", limit)
+    return whole_number("limit_batches", limit, minimum=0, unit="batch")
 
 
 def share_of(batches: int, share: float) -> int:
-    """So many batches are a share of them, as Lightning counts."""
+    """The number of batches that a share of them is, as Lightning counts."""
     if not 0 <= share <= 1:
         raise PlanError(f"limit_batches as a share must be in [0, 1], got {share!r}")
     limit = int(batches * share)

@@ -186,9 +186,15 @@ class WorkerStream:
         return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
-        with naming_the_dead(self._workers.processes):
-            batch = next(self._batches)
-        self._cursor = self._sent.popleft().after
+        sent = len(self._sent)
+        try:
+            with naming_the_dead(self._workers.processes):
+                batch = next(self._batches)
+        finally:
+            # torch asks for one batch more as soon as it takes a worker's result, be it an error:
+            # then only this batch failed, and the next one follows
+            if len(self._sent) > sent:
+                self._cursor = self._sent.popleft().after
         return self._cursor, batch
 
     def close(self) -> None:

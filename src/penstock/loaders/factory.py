@@ -6,11 +6,16 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from penstock.arguments import flag, whole_number
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
+from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.config import DataLoaderConfig
+from penstock.loaders.course import check_batch_size
 from penstock.loaders.fitting import build, fit, stacked
 from penstock.loaders.machine import Machine, this_machine
+from penstock.loaders.options import check_dataset
+from penstock.loaders.sharding import workers_for
 
 MOST_WORKERS = 16
 SMALL, LARGE = 1000, 10_000  # samples
@@ -39,9 +44,17 @@ class DataLoaderFactory:
 
         Costlier samples get more workers. ``prefetch_factor`` is absent without workers, and
         nothing is pinned without an accelerator.
+
+        Args:
+            dataset_size: Samples of the dataset.
+            has_augmentation: Samples are augmented as they are read.
+            has_standardization: Samples are standardized as they are read.
+            machine: None for this one.
         """
         machine = machine or this_machine()
-        costly = has_augmentation or has_standardization
+        dataset_size = whole_number("dataset_size", dataset_size, minimum=0, unit="sample")
+        augments = flag("has_augmentation", has_augmentation)
+        costly = flag("has_standardization", has_standardization) or augments
         workers = max(1, machine.cores * 3 // 8) if costly else machine.cores // 4
         if dataset_size < SMALL:
             workers = min(workers, 4)
@@ -60,16 +73,26 @@ class DataLoaderFactory:
 
     @staticmethod
     def create_training_loader(dataset: Any, batch_size: int, **kwargs: Any) -> ChunkedDataLoader:
-        """A shuffled, resumable loader that drops the short last batch, unless told otherwise.
+        """A shuffled, resumable loader that drops the short last batch by default.
 
-        ``has_augmentation`` and ``has_standardization`` are hints; ``memory_budget`` bounds what
-        workers read ahead (a quarter of the memory there is); all else goes to the loader.
+        Args:
+            dataset: Map-style, or an ``IterableDataset``.
+            batch_size: Samples of this rank's batch.
+            **kwargs: ``has_augmentation`` and ``has_standardization`` are hints; ``memory_budget``
+                bounds what workers read ahead (a quarter of the memory there is); all else goes to
+                the loader.
         """
         return _create(dataset, batch_size, kwargs, {"shuffle": True})
 
     @staticmethod
     def create_validation_loader(dataset: Any, batch_size: int, **kwargs: Any) -> ChunkedDataLoader:
-        """A loader in order that drops nothing and always begins at the beginning."""
+        """A loader in order that drops nothing and always begins at the beginning.
+
+        Args:
+            dataset: Map-style, or an ``IterableDataset``.
+            batch_size: Samples of this rank's batch.
+            **kwargs: As of `create_training_loader`.
+        """
         ours = {"shuffle": False, "drop_last": False, "evaluation": not kwargs.get("drop_last")}
         return _create(dataset, batch_size, {**kwargs, "has_augmentation": False}, ours)
 
@@ -86,7 +109,20 @@ class DataLoaderFactory:
         Samples are collated by ``data_collator``, else the configuration's ``collate_fn``, else
         what the task asks for, else torch's default. A list of equal tensors becomes one tensor
         (a batch of it has one element), unless a collator takes them as they are.
+
+        Args:
+            dataset: Map-style, an ``IterableDataset``, or a list of tensors.
+            config: The settings of the loader.
+            task_spec: What the samples are for.
+            tokenizer: For tasks on text.
+            data_collator: Makes a batch of a list of samples.
         """
+        check_dataset(dataset)
+        if not isinstance(config, DataLoaderConfig):
+            raise ConfigError(
+                f"config must be a DataLoaderConfig, got {type(config).__name__}: "
+                "pass DataLoaderConfig(batch_size=32, ...)"
+            )
         collate = data_collator or config.collate_fn
         if collate is None and task_spec is not None:
             registry = CollatorRegistry.get_instance()
@@ -95,6 +131,7 @@ class DataLoaderFactory:
         options = config.options() | {"collate_fn": collate}
         if isinstance(dataset, IterableDataset):  # its order is its own: the default cannot apply
             options["shuffle"] = None
+            options["num_workers"] = workers_for(dataset, options["num_workers"])
         return build(dataset, options, why="as configured")
 
 
@@ -104,8 +141,9 @@ OptimalDataLoaderFactory = DataLoaderFactory
 def _create(
     dataset: Any, batch_size: int, given: dict[str, Any], ours: dict[str, Any]
 ) -> ChunkedDataLoader:
-    given = dict(given)
-    hints = [bool(given.pop(name, False)) for name in ("has_augmentation", "has_standardization")]
+    check_dataset(dataset)
+    given, batch_size = dict(given), check_batch_size(batch_size)
+    hints = [given.pop(name, False) for name in ("has_augmentation", "has_standardization")]
     budget = given.pop("memory_budget", this_machine().memory_bytes // 4)
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL
     chosen = DataLoaderFactory.get_optimal_config(size, *hints) | ours

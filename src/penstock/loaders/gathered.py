@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
-from penstock.datasets.gather import Gather
+from penstock.datasets.reading import Reader
 from penstock.errors import WorkerError
 
 BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through memory of their own
@@ -28,14 +28,23 @@ class Gathered:
 class GatheredDataset(Dataset[Any]):
     """A dataset whose ``__getitems__`` gives a finished batch; for torch's worker processes."""
 
-    def __init__(self, gather: Gather, size: int) -> None:
-        self.gather, self.size = gather, size
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self._reader = dataset, Reader(dataset)
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.dataset)
 
     def __getitems__(self, indices: list[int]) -> Gathered:
-        return Gathered(self.gather(np.asarray(indices, np.int64)))
+        return Gathered(self._reader.batch(np.asarray(indices, np.int64)))
+
+
+def begin_with_own_dataset(own: Callable[[int], Any] | None, worker_id: int) -> None:
+    """The ``worker_init_fn`` of a `GatheredDataset`: the user's, which finds the user's dataset."""
+    info = get_worker_info()
+    assert info is not None  # torch calls this in a worker process
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+    if own is not None:
+        own(worker_id)
 
 
 def hand_over(gathered: Gathered) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.chunked import ChunkedDataLoader, HeldOrder
 from penstock.loaders.course import Course
 from penstock.loaders.seeds import resolve_seed
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, Topology
@@ -58,7 +58,7 @@ def validation_loader(
         return kind(dataset, batch_size, chunk_size, **options)
     loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
     course = loader._course
-    course._order = Choice(course, chunk_size, SequentialOrder(len(dataset), seed))
+    course._order = Choice(course, chunk_size, loader._held)
     course.replan()
     return loader
 
@@ -112,14 +112,13 @@ class ChosenOrder:
 
 
 class Choice:
-    """The samples that a loader validates on, for the ranks and the batch size it has now."""
+    """The samples that a loader validates on, for its ranks, batch size and partition now."""
 
-    def __init__(self, course: Course, chunk_batches: int, partition: Order) -> None:
-        self._course, self._chunk_batches, self._partition = course, chunk_batches, partition
+    def __init__(self, course: Course, chunk_batches: int, held: HeldOrder) -> None:
+        self._course, self._chunk_batches, self._held = course, chunk_batches, held
 
     def __call__(self, topology: Topology) -> Order:
         """The order of those samples; all of them where there are no more."""
+        partition = SequentialOrder(self._held.order.size, self._held.order.seed)
         size = self._chunk_batches * self._course.batch * topology.world
-        return (
-            self._partition if size >= self._partition.size else ChosenOrder(size, self._partition)
-        )
+        return partition if size >= partition.size else ChosenOrder(size, partition)

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
 
-from penstock.errors import PlanError
+from penstock.arguments import choice, flag, whole_number
 from penstock.loaders.course import Course, check_epoch
+from penstock.loaders.options import check_seed
 from penstock.loaders.seeds import resolve_seed
 from penstock.order import (
     BlockOrder,
@@ -34,7 +35,10 @@ class ChunkedSampler(Sampler[int]):
     ``current_chunk``; `set_chunk` does.
 
     Args:
-        chunk_size: Samples a chunk; the last one of an epoch may be shorter.
+        dataset_size: Samples of the dataset.
+        chunk_size: Samples of a chunk; the last one of an epoch may be shorter.
+        seed: For the shuffle; None draws one and logs it.
+        shuffle: False for the dataset's own order.
 
     >>> sampler = ChunkedSampler(10, chunk_size=4)
     >>> sampler.total_chunks, [len(sampler.get_chunk_indices(k)) for k in range(3)]
@@ -44,11 +48,11 @@ class ChunkedSampler(Sampler[int]):
     def __init__(
         self, dataset_size: int, chunk_size: int, seed: int | None = 42, *, shuffle: bool = True
     ) -> None:
-        if chunk_size < 1:
-            raise PlanError(f"chunk_size must be at least 1 sample, got {chunk_size!r}")
-        self.seed = resolve_seed(seed)
-        self._order = make_order(dataset_size, self.seed, shuffle=shuffle)
-        self.dataset_size, self.chunk_size, self.shuffle = dataset_size, chunk_size, shuffle
+        self.dataset_size = whole_number("dataset_size", dataset_size)
+        self.chunk_size = whole_number("chunk_size", chunk_size, minimum=1, unit="sample")
+        self.shuffle = flag("shuffle", shuffle)
+        self.seed = resolve_seed(check_seed(seed))
+        self._order = make_order(self.dataset_size, self.seed, shuffle=self.shuffle)
         self.epoch = self.current_chunk = 0
 
     @property
@@ -59,27 +63,24 @@ class ChunkedSampler(Sampler[int]):
     def get_chunk_indices(self, chunk_idx: int) -> Indices:
         """The samples of a chunk, the same however often and in whatever order it is asked.
 
-        Past the last chunk the cycle goes on: chunk ``total_chunks`` is the next epoch's first.
+        Past the last chunk the cycle continues: chunk ``total_chunks`` is the next epoch's first.
         """
         epoch, begin, end = self._span(chunk_idx)
         return self._order.at(epoch, np.arange(begin, end))
 
     def _span(self, chunk: int) -> tuple[int, int, int]:
-        if chunk < 0:
-            raise PlanError(f"chunk_idx must be 0 or more, got {chunk!r}")
+        chunk = whole_number("chunk_idx", chunk, minimum=0)
         further, chunk = divmod(chunk, self.total_chunks)
         begin = chunk * self.chunk_size
         return self.epoch + further, begin, min(begin + self.chunk_size, self.dataset_size)
 
     def set_chunk(self, chunk_idx: int) -> None:
         """The chunk the next iterations give."""
-        self._span(chunk_idx)
-        self.current_chunk = chunk_idx
+        self.current_chunk = whole_number("chunk_idx", chunk_idx, minimum=0)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch whose shuffle the chunks are cut from."""
-        check_epoch(epoch)
-        self.epoch = epoch
+        self.epoch = check_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         epoch, begin, end = self._span(self.current_chunk)
@@ -95,11 +96,15 @@ class ChunkedSampler(Sampler[int]):
         epoch, begin, _ = self._span(self.current_chunk)
         return to_state(Cursor(epoch, begin), self._order)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the chunk a state was taken at (the one that holds its position)."""
-        check_format(state)
-        check_identity(state, self._order)
-        cursor = cursor_of(state)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the chunk a state was taken at (the one that holds its position).
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        check_format(state_dict)
+        check_identity(state_dict, self._order)
+        cursor = cursor_of(state_dict)
         self.epoch, self.current_chunk = cursor.epoch, cursor.position // self.chunk_size
 
 
@@ -114,7 +119,7 @@ def order_named(kind: str, size: int, seed: int) -> Order:
     >>> order_named("block", 1000, seed=42).block
     64
     """
-    if kind == "block":
+    if choice("order", kind, ORDERS) == "block":
         return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
     return make_order(size, seed, shuffle=kind == "shuffled")
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -223,16 +223,18 @@ class StreamLoader(Loader):
 
     # -- state
 
-    def load_state_dict(self, state: dict[str, Any], *, allow_changed_data: bool = False) -> None:
-        """Go on exactly where a state was taken, from the next ``iter()`` on; takes O(1).
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_changed_data: bool = False
+    ) -> None:
+        """Continue exactly where a state was taken, from the next ``iter()`` on; takes O(1).
 
         Block, window and lanes are adopted from it where none were given.
         """
-        check_format(state)
+        check_format(state_dict)
         before = self._adopted, self._seed
         try:
-            self._adopt(state)
-            super().load_state_dict(state, allow_changed_data=allow_changed_data)
+            self._adopt(state_dict)
+            super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
             self._adopted, self._seed = before
             self._placed.replan()
@@ -311,16 +313,23 @@ class StreamLoader(Loader):
         return page(self)
 
 
-def weakly(method: Callable[..., Result]) -> Callable[..., Result]:
-    """A method that does not keep its loader: dropped, it is gone at once, with its threads."""
-    ref = weakref.WeakMethod(method)
+class weakly(Generic[Result]):
+    """A weakly bound method, so that a loader and its threads end when it is dropped.
 
-    def call(*args: Any) -> Result:
-        found = ref()
-        assert found is not None  # who calls belongs to the loader
-        return found(*args)
+    Pickled and copied, it is bound to the copy of its loader.
+    """
 
-    return call
+    def __init__(self, method: Callable[..., Result]) -> None:
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *args: Any) -> Result:
+        """What the method returns."""
+        method = self._method()
+        assert method is not None  # the caller belongs to the loader
+        return method(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return weakly, (self._method(),)
 
 
 def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:

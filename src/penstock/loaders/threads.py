@@ -13,7 +13,11 @@ from penstock.order import Cursor, Plan, PlannedBatch
 
 
 class ThreadStream:
-    """Batches read by a pool of threads, in plan order, two a thread ahead."""
+    """Batches read by a pool of threads, in plan order, two a thread ahead.
+
+    ``batches`` may end, as it does with an epoch: nothing is read ahead of a dataset that the
+    caller may change between epochs.
+    """
 
     def __init__(
         self,
@@ -32,23 +36,25 @@ class ThreadStream:
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
-        return plan is self._plan and cursor == self._cursor
+        return bool(self._coming) and plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
         planned, coming = self._coming.popleft()
-        batch = coming.result()
-        self._send()
         self._cursor = planned.after
-        return planned.after, batch
+        try:
+            return planned.after, coming.result()
+        finally:
+            self._send()
 
     def close(self) -> None:
         """End the threads, each after the batch it is reading."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _send(self) -> None:
-        planned = next(self._batches)
-        reading = Reading(self._plan.order.seed, planned.epoch, planned.samples)
-        self._coming.append((planned, self._pool.submit(_read, self._read, planned, reading)))
+        planned = next(self._batches, None)
+        if planned is not None:
+            reading = Reading(self._plan.order.seed, planned.epoch, planned.samples)
+            self._coming.append((planned, self._pool.submit(_read, self._read, planned, reading)))
 
 
 def _read(read: Read, planned: PlannedBatch, reading: Reading) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from penstock.errors import StateError
-from penstock.extras import optional
 from penstock.keyed import Reading, announce, current_reading, keyed_generator
 from penstock.loaders.base import current_topology
 from penstock.loaders.processes import end_workers
+from penstock.loaders.sharding import share_of_rank, workers_for
 
 log = logging.getLogger("penstock")
 
@@ -43,8 +43,7 @@ class ReplayLoader:
         evaluation: bool = False,
     ) -> None:
         self.dataset, self.batch_size, self.evaluation = dataset, batch_size, evaluation
-        shards = getattr(dataset, "num_shards", num_workers)  # a worker without one has no work
-        self.num_workers = min(num_workers, shards)
+        self.num_workers = workers_for(dataset, num_workers)
         self._collate, self._seed = collate or default_collate, seed
         self._epoch = self._batches = self._turn = 0
         self._exact = True  # the place was set, not left behind by an abandoned epoch
@@ -81,11 +80,7 @@ class ReplayLoader:
         return self._reading
 
     def _share(self) -> Any:
-        ranks = current_topology(None, None)
-        if ranks.world == 1 or not hasattr(self.dataset, "num_shards"):
-            return self.dataset
-        by_node = optional("datasets.distributed", extra="arrow")
-        return by_node.split_dataset_by_node(self.dataset, ranks.rank, ranks.world)
+        return share_of_rank(self.dataset, current_topology(None, None))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; inside it already, nothing happens."""

@@ -98,7 +98,9 @@ def check_data(state: Mapping[str, Any], fingerprint: str | None) -> None:
 
 def _words(identity: Mapping[str, Any], names: list[str]) -> str:
     return ", ".join(
-        WORDS[name].format(identity[name]) if identity[name] is not None else f"no {name}"
+        WORDS.get(name, name + " {!r}").format(identity[name])
+        if identity[name] is not None
+        else f"no {name}"
         for name in names
     )
 

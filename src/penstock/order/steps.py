@@ -124,11 +124,28 @@ class Steps:
 
     def start(self, step: int) -> int:
         """Where step number ``step`` of an epoch begins."""
-        if not 0 <= step < self.count:
-            raise IndexError(f"step must be in [0, {self.count}), got {step!r}")
-        p = step * self.whole
-        short = not self.drop_last and 0 < self.size - p < self.world and step > 0
-        return self.size - self.world if short else p
+        return self.span(step)[0]
+
+    def span(self, step: int, origin: int = 0) -> tuple[int, int]:
+        """Where a step begins and ends, of the steps counted from ``origin``.
+
+        An epoch that is resumed at ``origin`` with another size of step is read in steps from
+        there on. The step there has number `step_of` ``(origin)``; before it the same steps are
+        counted backwards, so that the first one may be short.
+
+        >>> [Steps(size=20, batch=6, drop_last=False).span(step, 8) for step in range(4)]
+        [(0, 2), (2, 8), (8, 14), (14, 20)]
+        """
+        first = self.step_of(origin)
+        count = first + self.steps_from(origin)
+        if not 0 <= step < count:
+            raise IndexError(f"step must be in [0, {count}), got {step!r}")
+        begin = origin + (step - first) * self.whole
+        if step < first:
+            return max(0, begin), begin + self.whole
+        if step > first and 0 < self.size - begin < self.world and not self.drop_last:
+            begin = self.size - self.world  # the step before left enough for every rank
+        return begin, self.stop(begin)
 
     def step_of(self, p: int) -> int:
         """Number of the step at ``p``."""
@@ -160,9 +177,9 @@ class Steps:
 
     # -- ranks
 
-    def rank_positions(self, p: int, rank: int) -> Indices:
+    def rank_positions(self, p: int, rank: int, stop: int | None = None) -> Indices:
         """Positions of a rank's batch in the step at ``p``, in delivery order: O(batch)."""
-        m = self.stop(p) - p
+        m = (self.stop(p) if stop is None else stop) - p
         t = np.arange(rank * m // self.world, (rank + 1) * m // self.world, dtype=np.int64)
         if self.lanes == 1:
             return t + p

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from penstock.errors import BatchError, PlanError
 from penstock.loaders import ChunkedDataLoader
+from penstock.loaders.base import LoaderIterator
 from penstock.order import Cursor
 
 
@@ -60,24 +62,11 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """The pieces of the rest of the current chunk (or epoch), then stop."""
-        if self._passes_through is None:
-            return super().__iter__()
-        return (piece for batch in super().__iter__() for piece in self._cut(batch))
+        batches = super().__iter__()
+        return batches if self._passes_through is None else _Pieces(batches, self._cut)
 
     def _iterate(self) -> Iterator[Any]:
-        course = self._course
-        turn, plan = course.take_turn(), course.plan
-        try:
-            for _ in range(course.remaining):
-                after, batch = self._next(plan, turn)
-                *early, last = self._cut(batch)
-                yield from early
-                course.delivered(after)
-                yield last
-        finally:
-            course.end_turn(turn)
-            if not self._keeps_stream and course.turn == turn:
-                self._drop_stream()
+        return _CutIterator(self)
 
     def _cut(self, batch: Any) -> list[Any]:
         x, y, extras = batch
@@ -150,3 +139,41 @@ class TBPTTDataLoader(ChunkedDataLoader):
         if self._steps is None:
             self._steps = int(super().peek()[0].shape[1])
         return self._steps
+
+
+class _Pieces(Iterator[Any]):
+    """The pieces of batches, which continue after an error."""
+
+    def __init__(self, batches: Iterator[Any], cut: Callable[[Any], list[Any]]) -> None:
+        self._batches, self._cut = batches, cut
+        self._waiting: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        if not self._waiting:
+            self._waiting.extend(self._cut(next(self._batches)))
+        return self._waiting.popleft()
+
+
+class _CutIterator(LoaderIterator[Any]):
+    """One iteration, piece by piece: a batch is delivered with its last piece."""
+
+    def __init__(self, loader: TBPTTDataLoader) -> None:
+        super().__init__(loader)
+        self._tbptt = loader
+        self._waiting: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        if self._waiting:
+            self._check_turn()
+        else:
+            self._after, batch = self._fetch()
+            try:
+                self._waiting.extend(self._tbptt._cut(batch))
+            except BatchError:
+                self._left += 1  # not delivered
+                self._course.fail(self._plan)
+                raise
+        piece = self._waiting.popleft()
+        if not self._waiting:
+            self._course.delivered(self._after)
+        return piece
