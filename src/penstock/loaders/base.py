@@ -94,8 +94,7 @@ class Loader(Generic[Batch]):
             try:
                 return next(stream)
             except Exception as error:
-                course.fail(plan)
-                if not stream.continues(plan, course.failed):
+                if not stream.continues(plan, course.fail(plan)):
                     self.close()  # what is left of the stream is unknown; the cursor is not
                 if isinstance(error, StopIteration):  # would end the loop as an epoch's end does
                     raise RuntimeError("reading a batch raised StopIteration") from error
@@ -261,8 +260,9 @@ class LoaderIterator(Iterator[Batch]):
         self._turn = self._left = 0
 
     def __next__(self) -> Batch:
-        after, batch = self._fetch()
+        after, fetched = self._fetch()
         self._course.delivered(after)
+        batch: Batch = fetched
         return batch
 
     def _fetch(self) -> tuple[Cursor, Any]:

@@ -41,7 +41,15 @@ from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
 from penstock.loaders.sharding import check_workers, share_of_rank
 from penstock.loaders.threads import ThreadStream
-from penstock.order import Cursor, Order, Plan, PlannedBatch, Topology
+from penstock.order import (
+    Cursor,
+    Order,
+    Plan,
+    PlannedBatch,
+    SequentialOrder,
+    ShuffledOrder,
+    Topology,
+)
 from penstock.order.state import check_format
 
 
@@ -132,10 +140,12 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
             self._share_iterable()
             return
         size, seed = size_of(dataset), check_seed(seed)
-        self._seed_given, self._order_given = seed is not None or order is not None, order
+        self._seed_given = seed is not None or order is not None
         if order is None:
             order = make_order(size, resolve_seed(seed), shuffle=shuffle)
-        self._held = HeldOrder(check_order(order, size))
+        else:
+            check_order(order, size)
+        self._held = HeldOrder(order)
         self._planned = Course(
             self._held,
             topology=partial(current_topology, rank, world_size),
@@ -213,20 +223,29 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
 
     def _follow_dataset(self) -> None:
         """Order the samples there are now, where the next ``iter()`` begins an epoch."""
-        size, changes = len(self.dataset), self._order_given is None
-        if size != self._order.size and changes and self._planned.start.position == 0:
+        size = self._size
+        if size != self._order.size and self._resizes and self._planned.start.position == 0:
             self._held.order = self._order_of(size)
             self._planned.reorder()
+
+    @property
+    def _size(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def _resizes(self) -> bool:
+        """Is the order one of those that exist for every size?"""
+        return type(self._order) in (ShuffledOrder, SequentialOrder)
 
     def _order_of(self, size: int) -> Order:
         return make_order(size, self._order.seed, shuffle=self._order.kind == "shuffled")
 
     def _check_size(self) -> None:
         """Refuse a dataset that has another size than the rest of its epoch."""
-        size, epoch = len(self.dataset), self._planned.cursor.epoch
+        size, epoch = self._size, self._planned.cursor.epoch
         if size == self._order.size:
             return
-        if self._order_given is not None:
+        if not self._resizes:
             raise PlanError(
                 f"the dataset has {size:,} samples now, the order has {self._order.size:,}: "
                 f"build the loader again, with an order of {size:,} samples"
@@ -328,8 +347,8 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
         if not self._seed_given:
             self._adopt_seed(state_dict)
         try:
-            if self._order_given is None and len(self.dataset) != self._order.size:
-                self._use(self._order_of(len(self.dataset)))
+            if self._resizes and self._size != self._order.size:
+                self._use(self._order_of(self._size))
             super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError):
             self._use(before)

@@ -160,11 +160,12 @@ class Course:
         """The next ``iter()`` continues at the cursor, also without a chunk size."""
         self._exact = True
 
-    def fail(self, plan: Plan) -> None:
-        """The batch at the cursor raised: `failed` is the place after it."""
+    def fail(self, plan: Plan) -> Cursor:
+        """The batch at the cursor raised; returns the place after it, where `next` continues."""
         self.keep_position()
         last = self.evaluation and plan.steps.left_in_chunk(self.cursor.position) == 1
         self.failed = Cursor() if last else self.cursor.advance(plan.steps)
+        return self.failed
 
     def walk(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         """Batches from ``cursor`` on, without end: through the epochs, or the same one again."""

@@ -42,6 +42,7 @@ def begin_with_own_dataset(own: Callable[[int], Any] | None, worker_id: int) -> 
     """The ``worker_init_fn`` of a `GatheredDataset`: the user's, which finds the user's dataset."""
     info = get_worker_info()
     assert info is not None  # torch calls this in a worker process
+    assert isinstance(info.dataset, GatheredDataset)
     object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
     if own is not None:
         own(worker_id)

@@ -58,7 +58,7 @@ def validation_loader(
         return kind(dataset, batch_size, chunk_size, **options)
     loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
     course = loader._course
-    course._order = Choice(course, chunk_size, loader._held)
+    course._order = Choice(course, chunk_size, loader._held, seed)
     course.replan()
     return loader
 
@@ -114,11 +114,12 @@ class ChosenOrder:
 class Choice:
     """The samples that a loader validates on, for its ranks, batch size and partition now."""
 
-    def __init__(self, course: Course, chunk_batches: int, held: HeldOrder) -> None:
-        self._course, self._chunk_batches, self._held = course, chunk_batches, held
+    def __init__(self, course: Course, chunk_batches: int, held: HeldOrder, seed: int) -> None:
+        self._course, self._chunk_batches = course, chunk_batches
+        self._held, self._seed = held, seed  # the order held has the size of the partition
 
     def __call__(self, topology: Topology) -> Order:
         """The order of those samples; all of them where there are no more."""
-        partition = SequentialOrder(self._held.order.size, self._held.order.seed)
+        partition = SequentialOrder(self._held.order.size, self._seed)
         size = self._chunk_batches * self._course.batch * topology.world
         return partition if size >= partition.size else ChosenOrder(size, partition)

@@ -33,7 +33,7 @@ def check_workers(dataset: Any, num_workers: int, worker_init_fn: Any = None) ->
 def workers_for(dataset: Any, num_workers: int) -> int:
     """As many of the workers as there are parts to read: one for a dataset that does not split."""
     if _is_hugging_face(dataset):
-        return min(num_workers, dataset.num_shards)
+        return min(num_workers, int(dataset.num_shards))
     if num_workers > 1 and not splits_over_workers(dataset):
         log.warning(
             "num_workers=1 instead of %d, because each worker would read all of %s: set "

@@ -19,7 +19,6 @@ from penstock.loaders.base import current_topology
 from penstock.loaders.partition import Choice, FixedShuffle, validation_loader
 from penstock.loaders.seeds import resolve_seed
 from penstock.modules.chunk_settings import ChunkSettings
-from penstock.order import SequentialOrder
 
 COPIED = (
     "num_workers",
@@ -88,7 +87,7 @@ def choose(loader: Loader, size: int, seed: int, *, cycle: bool) -> None:
     if cycle:
         loader._held.order = FixedShuffle(samples, seed)
     else:
-        course._order = Choice(course, size, SequentialOrder(samples, seed))
+        course._order = Choice(course, size, loader._held, seed)
     loader.set_chunk_size(size)
 
 

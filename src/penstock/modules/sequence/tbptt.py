@@ -170,6 +170,7 @@ class _CutIterator(LoaderIterator[Any]):
             try:
                 self._waiting.extend(self._tbptt._cut(batch))
             except BatchError:
+                assert self._plan is not None
                 self._left += 1  # not delivered
                 self._course.fail(self._plan)
                 raise
