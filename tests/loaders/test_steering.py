@@ -425,7 +425,7 @@ def test_an_empty_loader_is_an_error_not_a_stop(directory):
         validate_first_batch(DataLoader(data, 1000, drop_last=True))
     with pytest.raises(BatchError, match="gives no batch"):
         validate_first_batch([])
-    with pytest.raises(BatchError, match="no batch to look at"):
+    with pytest.raises(BatchError, match="limit_batches=0 leaves no batches"):
         validate_first_batch(create_loader(directory, "train", 8, limit_batches=0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -233,6 +234,11 @@ class Loader(Generic[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: None if name in _NOT_COPIED else kept for name, kept in vars(self).items()}
+
+    def __copy__(self) -> Self:
+        """A loader of its own over the same data: two must not move one position."""
+        data = [getattr(self, name, None) for name in ("dataset", "source")]
+        return copy.deepcopy(self, {id(each): each for each in data})
 
     # -- the end
 

@@ -58,7 +58,7 @@ def validation_loader(
         return kind(dataset, batch_size, chunk_size, **options)
     loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
     course = loader._course
-    course._order = Choice(course, chunk_size, loader._held, seed)
+    course._order = Choice(course, int(chunk_size), loader._held, seed)
     course.replan()
     return loader
 
