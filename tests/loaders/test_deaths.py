@@ -75,7 +75,7 @@ def check_goes_on(loader, trap, came):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("exit", r"worker process \d+ exited with code 3: the state is at the last batch"),
+        ("exit", r"worker process \d+ exited with code 3: the position is at the last batch"),
         ("leave", r"worker process \d+ exited with code 0"),
         ("kill", r"worker process \d+ was killed by SIGKILL \(out of memory\?\)"),
     ],

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError, WorkerError
-from penstock.loaders import ChunkedDataLoader, processes
+from penstock.loaders import ChunkedDataLoader, worker_context
 from penstock.loaders.processes import safe_context
 from penstock.loaders.stream import StreamLoader
 from penstock.streaming.chunks import RandomChunkLoader
@@ -113,7 +113,7 @@ def standstill(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(processes, "BEGIN_SECONDS", 0.5)
+    monkeypatch.setattr(worker_context, "BEGIN_SECONDS", 0.5)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
@@ -128,7 +128,7 @@ def test_workers_that_stand_still_in_fork_are_started_again_and_nothing_is_lost(
     with loader:
         came = torch.cat([batch for _ in range(4) for batch in loader]).tolist()
     assert came == [i * i for i in range(64)] * 2
-    assert caplog.text.count("stood still as it was forked: all are started again") == 1
+    assert caplog.text.count("was stuck as it was forked: all are started again") == 1
     assert not halt.files[0].exists()
     assert not multiprocessing.active_children()
 
@@ -160,4 +160,4 @@ def test_loaders_that_begin_at_once_wait_for_their_own_workers_only(impatient, c
         loader.close()
     assert [len(each) for each in workers] == [2, 2, 2] and len(set.union(*workers)) == 6
     assert all(torch.equal(batch, batches[0]) for batch in batches)
-    assert "stood still" not in caplog.text
+    assert "stuck" not in caplog.text

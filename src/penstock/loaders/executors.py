@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-import multiprocessing
+import math
 import pickle
+import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from multiprocessing.process import BaseProcess
+from threading import main_thread
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -21,19 +25,22 @@ from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
 from penstock.loaders.gathered import collate_and_pack
 from penstock.loaders.processes import (
-    begin_worker,
-    came_through,
-    end_workers,
-    forks,
-    naming_the_dead,
+    POSITION,
+    TIMED_OUT,
+    describe_wait,
+    explain_worker_death,
     unpicklable,
 )
+from penstock.loaders.worker_context import END_SECONDS, WorkerContext, deferred_signals
 from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 
 log = logging.getLogger("penstock")
 
-STARTS = 3  # of workers, before they are given up
+STARTS = 3  # of workers, before an error
+EXIT_SECONDS = 1.0  # for workers to finish their batch when the interpreter exits
+SLICE_SECONDS = 5.0  # torch's interval of looking whether workers are alive
+REPORT_SECONDS = 30.0  # of waiting for one batch before that is logged, then twice as long
 
 
 class IndexBatch(list[int]):
@@ -96,60 +103,115 @@ def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], A
 class Workers:
     """One set of torch's worker processes, for all chunks and epochs of a loader.
 
-    Rides on torch's public seams: a batch sampler that goes on as the plan does, and a
-    ``DataLoader`` whose persistent workers are kept when the plan jumps.
+    Uses torch's public interfaces: a batch sampler that continues as the plan does, a
+    ``DataLoader`` whose persistent workers are kept when the plan jumps, and a multiprocessing
+    context that knows every process.
+
+    Args:
+        dataset: What the workers read.
+        seed: Of torch's own seeds for workers.
+        timeout: Seconds to wait for a batch before an error; 0 waits for ever and logs that.
+        **options: Of torch's ``DataLoader``.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, **options: Any) -> None:
+    def __init__(self, dataset: Any, *, seed: int, timeout: float = 0, **options: Any) -> None:
         self._feed = _Feed(inline=options.get("num_workers", 0) == 0)
         # torch seeds its workers from a generator of ours, not from the default one
         generator = torch.Generator().manual_seed(derive_key(seed, "workers"))
         self._options = {"dataset": dataset, "generator": generator, **options}
         self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
         self._persistent = bool(options.get("persistent_workers"))
+        self._timeout = timeout
+        # torch only notices between two waits that a worker died which is not its own child
+        self._slice = timeout / max(1, math.ceil(timeout / SLICE_SECONDS)) or SLICE_SECONDS
         self._batches: Iterator[Any] = iter(())
-        self.processes: list[BaseProcess] = []
+        self._context: WorkerContext | None = None
         self._make_loader()
+        _all_workers.add(self)
 
     def _make_loader(self) -> None:
-        options, self._begun = dict(self._options), None
+        options = dict(self._options)
         if options.get("num_workers", 0):
-            if forks(options.get("multiprocessing_context")):
-                self._begun = multiprocessing.get_context("fork").Semaphore(0)
-            own = options.get("worker_init_fn")
-            options["worker_init_fn"] = partial(begin_worker, self._begun, own)
+            self._context = WorkerContext(options.get("multiprocessing_context"))
+            options["multiprocessing_context"] = self._context
+            options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
             options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
+            options["timeout"] = self._slice
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
             self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The worker processes that were started and not yet ended by `close`."""
+        return [] if self._context is None or self._context.ended else self._context.started
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
         """A stream of batches from now on; what was in flight for an earlier one is discarded."""
         for _ in range(STARTS):
             self._feed.follow(plan.order.seed, batches)
-            if self._start():
+            stuck = self._start()
+            if stuck is None:
                 return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
-            log.warning("a worker process stood still as it was forked: all are started again")
+            log.warning("a worker process %s: all are started again", stuck)
             batches = chain(self._feed.sent, batches)
-            self.close()
-            self._make_loader()
+            self.close(seconds=0)  # it had its time
         raise WorkerError(
-            f"worker processes stood still as they were forked, {STARTS} times: "
+            f"worker processes were stuck as they were forked, {STARTS} times: "
             "use multiprocessing_context='forkserver', or num_workers=0"
         )
 
-    def _start(self) -> bool:
-        """Have torch's workers, new or waiting ones, read what is fed; False: one stands still."""
+    def _start(self) -> str | None:
+        """Have workers, new or waiting ones, read what is fed; return what one is stuck in."""
+        if self._context is not None and self._context.ended:
+            self._make_loader()
+        context, waiting = self._context, bool(self.processes)
+        # a new iterator that is interrupted is lost, with what it started
+        deferred = () if waiting else (signal.SIGINT, signal.SIGTERM)
         try:
-            with naming_the_dead(self.processes), warnings.catch_warnings():
+            with explain_worker_death(context), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
-                self._batches = iter(self._loader)
+                with deferred_signals(*deferred):
+                    self._batches = iter(self._loader)
+                if waiting or context is None or context.get_start_method() != "fork":
+                    return None
+                return None if context.all_begin() else "was stuck as it was forked"
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
-        started = [p for p in getattr(self._batches, "_workers", ()) if p not in self.processes]
-        self.processes += started
-        with naming_the_dead(self.processes):
-            return self._begun is None or came_through(self._begun, started)
+        except RuntimeError as error:
+            if not str(error).startswith(TIMED_OUT):
+                raise
+            return f"was busy for {self._slice:g} s with a batch that is no longer needed"
+
+    def receive(self, batches: Iterator[Any], count: int, sent: deque[PlannedBatch]) -> Any:
+        """The next batch, waited for as long as the timeout says.
+
+        Args:
+            batches: torch's iterator.
+            count: Batches that came from it before: torch's workers take turns.
+            sent: The batches asked for, from this one on.
+        """
+        waited, report = 0.0, REPORT_SECONDS
+        while True:
+            try:
+                with explain_worker_death(self._context):
+                    return next(batches)
+            except RuntimeError as error:
+                if self._context is None or not str(error).startswith(TIMED_OUT):
+                    raise
+                waited += self._slice
+                worker_id = count % len(self._context.processes)
+                what = describe_wait(self._context, worker_id, sent[0].samples)
+                if self._timeout and waited >= self._timeout * 0.999:  # a sum of parts of it
+                    raise WorkerError(
+                        f"waited timeout={self._timeout:g} s for {what}: {POSITION}, "
+                        "or pass a longer timeout"
+                    ) from error
+                if not getattr(batches, "_pin_memory_thread", main_thread()).is_alive():
+                    raise WorkerError(f"the thread that pins memory ended: {POSITION}") from error
+            if waited >= report:
+                report *= 2
+                log.warning("waiting since %.0f s for %s; timeout= ends this", waited, what)
 
     @property
     def alive(self) -> bool:
@@ -161,10 +223,24 @@ class Workers:
         if not self._persistent:
             self.close()
 
-    def close(self) -> None:
-        """End the worker processes."""
-        end_workers(self._batches, self.processes)
-        self._batches, self.processes = iter(()), []
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End the worker processes.
+
+        Args:
+            seconds: For them to finish what they are reading; then they are killed.
+        """
+        if self._context is not None:
+            self._context.end(self._batches, seconds)
+        self._batches = iter(())
+
+
+_all_workers: WeakSet[Workers] = WeakSet()
+
+
+@atexit.register  # before multiprocessing's own function, which waits until workers end
+def _close_all() -> None:
+    for workers in list(_all_workers):
+        workers.close(EXIT_SECONDS)
 
 
 class WorkerStream:
@@ -179,7 +255,7 @@ class WorkerStream:
         workers: Workers,
     ) -> None:
         self._plan, self._cursor, self._batches, self._sent = plan, cursor, batches, sent
-        self._workers = workers
+        self._workers, self._count = workers, 0
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
@@ -188,13 +264,13 @@ class WorkerStream:
     def __next__(self) -> tuple[Cursor, Any]:
         sent = len(self._sent)
         try:
-            with naming_the_dead(self._workers.processes):
-                batch = next(self._batches)
+            batch = self._workers.receive(self._batches, self._count, self._sent)
         finally:
             # torch asks for one batch more as soon as it takes a worker's result, be it an error:
             # then only this batch failed, and the next one follows
             if len(self._sent) > sent:
                 self._cursor = self._sent.popleft().after
+                self._count += 1
         return self._cursor, batch
 
     def close(self) -> None:

@@ -1,133 +1,128 @@
-"""Worker processes: what can go to them, how they start, what they die of."""
+"""Worker processes: what can be sent to them, how they start, and how they ended."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Semaphore
-from types import FrameType
 from typing import Any, Final
+
+import numpy as np
 
 from penstock.errors import PlanError, WorkerError
 from penstock.loaders.pickling import unpicklable_part
+from penstock.loaders.worker_context import (
+    UNGUARDED,
+    WorkerContext,
+    shut_down,
+    start_context,
+    state_of_process,
+)
 
 log = logging.getLogger("penstock")
 
-READERS: Final = "penstock-"  # ours; zarr makes its own anew in a forked child
+READERS: Final = "penstock-"  # our threads; zarr starts its own again in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
-NOTICE_SECONDS: Final = 20.0  # from a first SIGTERM to a worker's end, unless it is ended before
-BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or for ever
-NOTICED_SECONDS: Final = 1.0  # until one that died before that is noticed
-PATIENCE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of who held its other end
-
-
-def begin_worker(begun: Semaphore | None, own: Callable[[int], Any] | None, worker_id: int) -> None:
-    """The first call in a worker process: then the user's own one.
-
-    A terminal's Ctrl-C, and what a cluster sends to end a job, reaches workers too. But it is for
-    whoever iterates: he may want another batch before the end, and ends them himself.
-    """
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    if begun is not None:
-        begun.release()
-    signal.signal(signal.SIGTERM, _end_later)  # not ignored: programs it starts would inherit that
-    if own is not None:
-        own(worker_id)
-
-
-def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    end = threading.Timer(NOTICE_SECONDS, os._exit, (0,))
-    end.daemon = True
-    end.start()
-
-
-def forks(context: Any) -> bool:
-    """Do workers of this context, as torch takes it, start by ``fork``?"""
-    method = context if isinstance(context, str) else getattr(context, "_name", None)
-    return (method or multiprocessing.get_start_method()) == "fork"
-
-
-def came_through(begun: Semaphore, workers: Sequence[BaseProcess]) -> bool:
-    """Did all of these forked workers begin? False of one that stands still inside of ``fork``.
-
-    Seen in Python 3.11, right after collectives of gloo: a library's thread held a lock of the
-    interpreter while another one forked, and the child waited for it for ever.
-    """
-    deadline = time.monotonic() + BEGIN_SECONDS
-    for _ in workers:
-        while not begun.acquire(timeout=NOTICED_SECONDS):
-            if not all(worker.is_alive() for worker in workers):
-                return True  # whoever asks for a batch is told how it died
-            if time.monotonic() > deadline:
-                return False
-    return True
+TIMED_OUT: Final = "DataLoader timed out"  # how torch's error about that begins
+EXIT_CODE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of the process behind it
+POSITION: Final = (
+    "the position is at the last batch delivered; iterate again to continue there, "
+    "or use num_workers=0 to see where it happens"
+)
 
 
 @contextmanager
-def naming_the_dead(workers: list[BaseProcess]) -> Iterator[None]:
-    """What goes wrong in here because a worker died is said so, with its name and how."""
+def explain_worker_death(context: WorkerContext | None) -> Iterator[None]:
+    """Turn an error raised because a worker died into a `WorkerError` that names it and the cause.
+
+    Args:
+        context: The workers; None where there are none.
+    """
     try:
         yield
     except (RuntimeError, OSError, EOFError) as error:
-        dead = [] if RAISED_THERE in str(error) else _dead(workers)
+        if context is None or RAISED_THERE in str(error):
+            raise
+        dead = _dead(context.started)
+        if any(worker.exitcode == UNGUARDED for worker in dead):
+            raise WorkerError(_unguarded(context.get_start_method())) from None
         if not dead:
             raise
-        raise WorkerError(
-            f"{', '.join(map(_obituary, dead))}: the state is at the last batch delivered; "
-            "iterate again, or use num_workers=0 to see where it happens"
-        ) from error
+        exits = [describe_exit(worker, context) for worker in dead]
+        raise WorkerError(f"{', '.join(exits)}: {POSITION}") from error
 
 
 def _dead(workers: list[BaseProcess]) -> list[BaseProcess]:
     with suppress(RuntimeError):  # torch's signal handler raises in the midst of whatever runs
-        gone = wait([worker.sentinel for worker in workers], timeout=PATIENCE_SECONDS)
+        gone = wait([worker.sentinel for worker in workers], timeout=EXIT_CODE_SECONDS)
         for worker in workers:
             if worker.sentinel in gone:  # its pipes closed; its exit code comes a moment later
-                worker.join(PATIENCE_SECONDS)
+                worker.join(EXIT_CODE_SECONDS)
     return [worker for worker in workers if worker.exitcode is not None]
 
 
-def _obituary(worker: BaseProcess) -> str:
+def describe_exit(worker: BaseProcess, context: WorkerContext) -> str:
+    """Return which worker ended, when and how, in a few words."""
     code = worker.exitcode or 0
+    name = f"worker process {worker.pid}"
+    if not context.has_begun(context.processes.index(worker)):
+        name += f" (starting by {context.get_start_method()}; its own error is printed above)"
     if code >= 0:
-        return f"worker process {worker.pid} exited with code {code}"
+        return f"{name} exited with code {code}"
     memory = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"worker process {worker.pid} was killed by {signal.Signals(-code).name}{memory}"
+    return f"{name} was killed by {signal.Signals(-code).name}{memory}"
 
 
-def end_workers(batches: Any, workers: Sequence[BaseProcess] = ()) -> None:
-    """End the processes behind an iterator of torch's loader, now.
+def describe_wait(context: WorkerContext, worker_id: int, samples: Any) -> str:
+    """Return which worker is waited for, what it is doing and what it reads, in a few words."""
+    worker = context.processes[worker_id]
+    starting = "" if context.has_begun(worker_id) else ", still starting"
+    listed = np.array2string(np.asarray(samples), separator=", ", threshold=8, edgeitems=4)
+    return (
+        f"worker process {worker.pid} ({state_of_process(worker.pid)}{starting}) "
+        f"to deliver samples {listed}"
+    )
+
+
+def _unguarded(method: str) -> str:
+    closing = ""
+    if reader_threads():
+        closing = (
+            "close the loaders that read in threads before workers start "
+            "and leave out multiprocessing_context, or "
+        )
+    return (
+        f"worker processes start by {method} here, which imports the main script again, and the "
+        'script starts workers as it is imported: put what it runs under `if __name__ == "__main__"'
+        f":`, or {closing}use num_workers=0 (with executor='threads' to read in parallel)"
+    )
+
+
+def reader_threads() -> list[str]:
+    """Return the names of our threads that run now."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith(READERS))
+
+
+def end_workers(batches: Any) -> None:
+    """End the processes behind an iterator of torch's own loader now.
 
     torch does so when nobody holds the iterator any more; but an error's traceback may hold it.
     """
-    end = getattr(batches, "_shutdown_workers", None)
-    if end is not None:
-        with suppress(RuntimeError):  # of torch's signal handler: that a worker is gone is fine
-            end()
-    for worker in workers:
-        if worker.is_alive():  # torch waited for it, and asked it to end
-            worker.kill()
-            worker.join()
+    shut_down(batches)
 
 
 def safe_context(context: Any, num_workers: int) -> Any:
     """A start method that cannot deadlock: reader threads and ``fork`` do not mix."""
     if num_workers == 0:
         return context
-    threads = sorted(t.name for t in threading.enumerate() if t.name.startswith(READERS))
-    if not threads:
-        return context
-    if not forks(context):
+    threads = reader_threads()
+    method = context if isinstance(context, BaseContext) else start_context(context)
+    if not threads or method.get_start_method() != "fork":
         return context
     if context is not None:
         raise PlanError(
