@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import pickle
 import signal
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from multiprocessing.process import BaseProcess
-from threading import main_thread
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -24,13 +22,8 @@ from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
 from penstock.loaders.gathered import collate_and_pack
-from penstock.loaders.processes import (
-    POSITION,
-    TIMED_OUT,
-    describe_wait,
-    explain_worker_death,
-    unpicklable,
-)
+from penstock.loaders.processes import explain_worker_death, unpicklable
+from penstock.loaders.waiting import LOOK_SECONDS, WorkerTimeoutError, WorkerWatch, describe_wait
 from penstock.loaders.worker_context import END_SECONDS, WorkerContext, deferred_signals
 from penstock.loaders.worker_init import reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
@@ -39,8 +32,6 @@ log = logging.getLogger("penstock")
 
 STARTS = 3  # of workers, before an error
 EXIT_SECONDS = 1.0  # for workers to finish their batch when the interpreter exits
-SLICE_SECONDS = 5.0  # torch's interval of looking whether workers are alive
-REPORT_SECONDS = 30.0  # of waiting for one batch before that is logged, then twice as long
 
 
 class IndexBatch(list[int]):
@@ -122,10 +113,9 @@ class Workers:
         self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
         self._persistent = bool(options.get("persistent_workers"))
         self._timeout = timeout
-        # torch only notices between two waits that a worker died which is not its own child
-        self._slice = timeout / max(1, math.ceil(timeout / SLICE_SECONDS)) or SLICE_SECONDS
         self._batches: Iterator[Any] = iter(())
         self._context: WorkerContext | None = None
+        self._watch: WorkerWatch | None = None
         self._make_loader()
         _all_workers.add(self)
 
@@ -136,7 +126,6 @@ class Workers:
             options["multiprocessing_context"] = self._context
             options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
             options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
-            options["timeout"] = self._slice
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
             self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)
@@ -163,25 +152,37 @@ class Workers:
 
     def _start(self) -> str | None:
         """Have workers, new or waiting ones, read what is fed; return what one is stuck in."""
-        if self._context is not None and self._context.ended:
+        if self._context is None:  # memory is pinned, without workers
+            self._batches = iter(self._loader)
+            return None
+        if self._watch is not None and not self._context.ended:
+            return self._start_again(self._watch)
+        if self._context.ended:
             self._make_loader()
-        context, waiting = self._context, bool(self.processes)
-        # a new iterator that is interrupted is lost, with what it started
-        deferred = () if waiting else (signal.SIGINT, signal.SIGTERM)
+        context = self._context
         try:
             with explain_worker_death(context), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
-                with deferred_signals(*deferred):
+                # an iterator that is interrupted as it is made is lost, with what it started
+                with deferred_signals(signal.SIGINT, signal.SIGTERM):
                     self._batches = iter(self._loader)
-                if waiting or context is None or context.get_start_method() != "fork":
-                    return None
-                return None if context.all_begin() else "was stuck as it was forked"
+                if context.get_start_method() == "fork" and not context.all_begin():
+                    return "was stuck as it was forked"
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
-        except RuntimeError as error:
-            if not str(error).startswith(TIMED_OUT):
-                raise
-            return f"was busy for {self._slice:g} s with a batch that is no longer needed"
+        look = min(self._timeout / 4 or LOOK_SECONDS, LOOK_SECONDS)
+        self._watch = WorkerWatch(context, look)
+        weakref.finalize(self, self._watch.request_stop)
+        self._watch.start()
+        return None
+
+    def _start_again(self, watch: WorkerWatch) -> str | None:
+        try:
+            with watch.waiting(lambda: "workers to finish", END_SECONDS):
+                self._batches = iter(self._loader)
+        except WorkerTimeoutError:
+            return f"was busy for {END_SECONDS:g} s with a batch that is no longer needed"
+        return None
 
     def receive(self, batches: Iterator[Any], count: int, sent: deque[PlannedBatch]) -> Any:
         """The next batch, waited for as long as the timeout says.
@@ -191,27 +192,15 @@ class Workers:
             count: Batches that came from it before: torch's workers take turns.
             sent: The batches asked for, from this one on.
         """
-        waited, report = 0.0, REPORT_SECONDS
-        while True:
-            try:
-                with explain_worker_death(self._context):
-                    return next(batches)
-            except RuntimeError as error:
-                if self._context is None or not str(error).startswith(TIMED_OUT):
-                    raise
-                waited += self._slice
-                worker_id = count % len(self._context.processes)
-                what = describe_wait(self._context, worker_id, sent[0].samples)
-                if self._timeout and waited >= self._timeout * 0.999:  # a sum of parts of it
-                    raise WorkerError(
-                        f"waited timeout={self._timeout:g} s for {what}: {POSITION}, "
-                        "or pass a longer timeout"
-                    ) from error
-                if not getattr(batches, "_pin_memory_thread", main_thread()).is_alive():
-                    raise WorkerError(f"the thread that pins memory ended: {POSITION}") from error
-            if waited >= report:
-                report *= 2
-                log.warning("waiting since %.0f s for %s; timeout= ends this", waited, what)
+        context, watch = self._context, self._watch
+        if context is None or watch is None:
+            return next(batches)
+
+        def what() -> str:
+            return describe_wait(context, count % len(context.processes), sent[0].samples)
+
+        with watch.waiting(what, self._timeout):
+            return next(batches)
 
     @property
     def alive(self) -> bool:
@@ -229,12 +218,15 @@ class Workers:
         Args:
             seconds: For them to finish what they are reading; then they are killed.
         """
-        if self._context is not None:
-            self._context.end(self._batches, seconds)
-        self._batches = iter(())
+        with deferred_signals(signal.SIGINT, signal.SIGTERM):
+            if self._watch is not None:
+                self._watch.stop()
+            if self._context is not None:
+                self._context.end(self._batches, seconds)
+            self._batches, self._watch = iter(()), None
 
 
-_all_workers: WeakSet[Workers] = WeakSet()
+_all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 @atexit.register  # before multiprocessing's own function, which waits until workers end

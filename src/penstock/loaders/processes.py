@@ -12,8 +12,6 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-import numpy as np
-
 from penstock.errors import PlanError, WorkerError
 from penstock.loaders.pickling import unpicklable_part
 from penstock.loaders.worker_context import (
@@ -21,14 +19,12 @@ from penstock.loaders.worker_context import (
     WorkerContext,
     shut_down,
     start_context,
-    state_of_process,
 )
 
 log = logging.getLogger("penstock")
 
 READERS: Final = "penstock-"  # our threads; zarr starts its own again in a forked child
 RAISED_THERE: Final = "in DataLoader worker process"  # in what torch raises for a dataset's error
-TIMED_OUT: Final = "DataLoader timed out"  # how torch's error about that begins
 EXIT_CODE_SECONDS: Final = 2.0  # between a broken pipe and the exit code of the process behind it
 POSITION: Final = (
     "the position is at the last batch delivered; iterate again to continue there, "
@@ -76,17 +72,6 @@ def describe_exit(worker: BaseProcess, context: WorkerContext) -> str:
         return f"{name} exited with code {code}"
     memory = " (out of memory?)" if -code == signal.SIGKILL else ""
     return f"{name} was killed by {signal.Signals(-code).name}{memory}"
-
-
-def describe_wait(context: WorkerContext, worker_id: int, samples: Any) -> str:
-    """Return which worker is waited for, what it is doing and what it reads, in a few words."""
-    worker = context.processes[worker_id]
-    starting = "" if context.has_begun(worker_id) else ", still starting"
-    listed = np.array2string(np.asarray(samples), separator=", ", threshold=8, edgeitems=4)
-    return (
-        f"worker process {worker.pid} ({state_of_process(worker.pid)}{starting}) "
-        f"to deliver samples {listed}"
-    )
 
 
 def _unguarded(method: str) -> str:

@@ -108,6 +108,12 @@ class WorkerContext(BaseContext):
 
     # -- the end
 
+    def kill(self) -> None:
+        """Kill the workers, and break off a read of what they sent, from any thread."""
+        for process in self.started:
+            process.kill()
+        self._queues[0]._writer.close()  # the end of the pipe, once the workers are gone
+
     def end(self, batches: Any = None, seconds: float = END_SECONDS) -> None:
         """End all processes, feeder threads and pipes; an interrupt waits for that, not long.
 
@@ -319,3 +325,6 @@ def _close(queue: Any) -> None:
             if wait([queue._reader], POLL_SECONDS):
                 os.read(queue._reader.fileno(), 1 << 20)
         feeder.join(0.001)
+    if feeder is None or not feeder.is_alive():
+        queue._reader.close()
+        queue._writer.close()
