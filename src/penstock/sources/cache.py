@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.arguments import whole_number
 from penstock.errors import SourceError
+from penstock.sources.requests import checked_path
 from penstock.sources.scratch import Bytes
 
 TRAILER_BYTES = 12  # crc32 and length: a file cut short by a crash is noticed and dropped
@@ -32,9 +34,10 @@ class BlockCache:
     """
 
     def __init__(self, directory: str | os.PathLike[str], limit_bytes: int) -> None:
-        if limit_bytes < 1:
-            raise SourceError(f"cache_bytes must be at least 1 byte, got {limit_bytes}")
-        self.directory, self.limit_bytes = Path(directory), limit_bytes
+        self.directory = checked_path(directory)
+        self.limit_bytes = whole_number(
+            "cache_bytes", limit_bytes, minimum=1, unit="byte", error=SourceError
+        )
         self._unscanned_bytes = limit_bytes  # what is there already is counted at the first write
         try:
             self.directory.mkdir(parents=True, exist_ok=True)

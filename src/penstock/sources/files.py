@@ -30,8 +30,12 @@ def fill_from(handle: int, into: Bytes, offset: int, *, name: Path | str) -> Non
         except OSError as error:
             raise SourceError(f"cannot read {name}: {error.strerror}") from error
         if count == 0:
-            raise SourceError(
-                f"{name} ends {into.size - done} bytes too early: it is truncated; "
-                "write or copy it again"
-            )
+            raise truncated(name, into.size - done)
         done += count
+
+
+def truncated(name: Path | str, missing_bytes: int) -> SourceError:
+    """The error about a file that is shorter than it must be."""
+    return SourceError(
+        f"{name} ends {missing_bytes} bytes too early: it is truncated; write or copy it again"
+    )

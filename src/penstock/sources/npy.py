@@ -17,14 +17,18 @@ from penstock.sources.files import read_exactly
 from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.memory import samples_per_block
 from penstock.sources.npy_header import NpyHeader, read_header
-from penstock.sources.requests import check_range, checked_indices, destinations
+from penstock.sources.requests import check_range, checked_indices, checked_path, destinations
 
 
 class NpySource:
     """One array in a ``.npy`` file: ranges are read, single samples gathered from mapped pages.
 
     Big-endian data and Fortran order are read too, by a converting copy; only what is stored as
-    it is used can be looked at in place. The file may not shrink while it is read.
+    it is used can be looked at in place. A file that has shrunk is an error at the next access;
+    one that shrinks during an access to its mapped pages ends the process (SIGBUS).
+
+    Args:
+        path: The file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +38,7 @@ class NpySource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = checked_path(path)
         self._header = read_header(self._path)
         shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
         self._fields = {"": Field(shape[1:], dtype)}
@@ -63,10 +67,9 @@ class NpySource:
         """Identity of the data: shape, dtype, order and the bytes of a few blocks."""
         block = self.block_samples
         starts = [i * block for i in sampled_blocks(-(-len(self) // block))]
-        stored = self._mapped()
         head = self._header
         facts = [list(head.shape), head.dtype.str, head.fortran]
-        return digest(facts, (row_bytes(stored[s : s + block]) for s in starts))
+        return digest(facts, (row_bytes(self._mapped()[s : s + block]) for s in starts))
 
     def read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out[""][: stop - start]`` with samples ``start:stop``."""

@@ -13,13 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock.arguments import real_number
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.scratch import Bytes
+from penstock.sources.urls import redacted
 
 Answer = TypeVar("Answer")
 
 LASTING = re.compile(r"status code: 4\d\d|builder error|error parsing|not supported", re.I)
+MOST_SECONDS = 10.0 * 365 * 24 * 3600
 NO_RANGES = "non-partial response"
 
 
@@ -31,11 +34,9 @@ class Patience:
     timeout_seconds: float
 
     def __post_init__(self) -> None:
-        if self.retry_seconds < 0 or self.timeout_seconds <= 0:
-            raise SourceError(
-                "retry_seconds must be 0 or more and timeout_seconds above 0, "
-                f"got {self.retry_seconds} and {self.timeout_seconds}"
-            )
+        for name, least in (("retry_seconds", 0.0), ("timeout_seconds", 0.001)):
+            value = getattr(self, name)
+            real_number(name, value, minimum=least, maximum=MOST_SECONDS, error=SourceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class _FirstProcess:
         cls.pid = cls.pid or os.getpid()
         if cls.pid != os.getpid():
             raise SourceError(
-                f"{url} cannot be read in a forked process after its parent has: "
+                f"{redacted(url)} cannot be read in a forked process after its parent has: "
                 "start workers with 'spawn' or 'forkserver', or read with threads"
             )
 
@@ -68,7 +69,7 @@ class ObjectClient:
         self, url: str, concurrency: int, patience: Patience, options: dict[str, Any]
     ) -> None:
         _FirstProcess.check(url)
-        self._url, self._patience = url, patience
+        self._shown, self._patience = redacted(url), patience
         self._api = optional("obstore", extra="remote")
         self._slots = threading.BoundedSemaphore(concurrency)
         self._gives_ranges = True
@@ -92,7 +93,9 @@ class ObjectClient:
         last = len(fetched.content) if nbytes is None else first + nbytes
         content = fetched.content[first:last]
         if nbytes is not None and content.size != nbytes:
-            raise SourceError(f"{self._url}/{key} is shorter than its index says: upload it again")
+            raise SourceError(
+                f"{self._shown}/{key} is shorter than its index says: upload it again"
+            )
         return Fetched(content, fetched.version)
 
     def children(self, key: str) -> list[str]:
@@ -116,18 +119,19 @@ class ObjectClient:
         deadline = time.monotonic() + self._patience.retry_seconds
         pause = 0.1
         while True:
-            _FirstProcess.check(self._url)
+            _FirstProcess.check(self._shown)
             try:
                 with self._slots:
                     return request()
             except FileNotFoundError:
                 return None
             except (OSError, self._api.exceptions.BaseError) as error:
-                problem = _problem(f"{self._url}/{key}", error)
+                # not "from error": its text may hold credentials of the URL
+                problem = _problem(f"{self._shown}/{key}", error)
                 if problem is not None:
-                    raise problem from error
+                    raise problem from None
                 if time.monotonic() + pause > deadline:
-                    raise _gone(f"{self._url}/{key}", error, self._patience) from error
+                    raise _gone(f"{self._shown}/{key}", error, self._patience) from None
             self._never.wait(pause)
             pause = min(2 * pause, 5.0)
 
@@ -165,7 +169,7 @@ def _opened(url: str, patience: Patience, options: dict[str, Any]) -> Any:
     try:
         return stores.from_url(url, client_options=client, retry_config=retry, **rest)
     except (OSError, ValueError, TypeError, stores.BaseError) as error:
-        raise SourceError(f"cannot open {url}: {_first_line(error)}") from error
+        raise SourceError(f"cannot open {redacted(url)}: {_first_line(error)}") from None
 
 
 def _problem(name: str, error: Exception) -> Exception | None:
@@ -193,8 +197,9 @@ def _gone(name: str, error: Exception, patience: Patience) -> SourceError:
 def _reason(text: str) -> str:
     code = re.search(r"<Code>(.*?)</Code>", text)
     status = re.search(r"status code: (\d+ [\w ]+)", text)
-    return code.group(1) if code else status.group(1) if status else text.split("\n", 1)[0]
+    first_line = text.split("\n", 1)[0]
+    return redacted(code.group(1) if code else status.group(1) if status else first_line)
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0].strip()
+    return redacted(str(error).split("\n", 1)[0].strip())

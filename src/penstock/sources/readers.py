@@ -55,8 +55,8 @@ class ReaderSource:
         lengths = {field: reader.samples for field, reader in readers.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(
-                f"arrays of {name} have different lengths {lengths}: "
-                "choose those that belong together with fields=[...]"
+                f"arrays of {name} have different lengths {lengths}: choose those that belong "
+                f"together, such as open_source({name!r}, fields={_largest(readers)})"
             )
         self._readers = dict(readers)
         self._length = next(iter(lengths.values()))
@@ -104,3 +104,13 @@ class ReaderSource:
                 return None
             views[name] = rows
         return views
+
+
+def _largest(readers: Mapping[str, ArrayReader]) -> list[str]:
+    """Names of the arrays of one length that hold the most bytes."""
+    sizes: dict[int, int] = {}
+    for reader in readers.values():
+        size = reader.samples * reader.field.nbytes
+        sizes[reader.samples] = sizes.get(reader.samples, 0) + size
+    length = max(sizes, key=sizes.__getitem__)
+    return [name for name, reader in readers.items() if reader.samples == length]

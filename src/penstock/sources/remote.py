@@ -6,25 +6,18 @@ import mmap
 import os
 from typing import Any
 
+from penstock.arguments import whole_number
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.cache import BlockCache
 from penstock.sources.object_requests import ObjectClient, Patience
 from penstock.sources.scratch import Bytes
+from penstock.sources.urls import is_url, redacted
 from penstock.sources.zarr.source import ZarrSource
 from penstock.sources.zarr.stored import Room
 
-SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "http", "https")
+MOST_REQUESTS = 1024  # in flight: each has a thread
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-
-
-def is_url(where: str) -> bool:
-    """Whether ``where`` is an address on object storage.
-
-    >>> is_url("s3://bucket/data.zarr"), is_url("/data.zarr")
-    (True, False)
-    """
-    return where.partition("://")[0] in SCHEMES and "://" in where
 
 
 class Bucket:
@@ -47,22 +40,26 @@ class Bucket:
         cache: BlockCache | None,
         options: dict[str, Any],
     ) -> None:
-        if concurrency < 1:
-            raise SourceError(f"concurrency must be at least 1 request, got {concurrency}")
-        self.url, self.concurrency = url.rstrip("/"), concurrency
+        if not isinstance(url, str) or not is_url(url):
+            raise SourceError(f"{redacted(str(url))} is not a URL of object storage")
+        self.url = url.rstrip("/")
+        self._shown = redacted(self.url)
+        self.concurrency = whole_number(
+            "concurrency", concurrency, minimum=1, maximum=MOST_REQUESTS, error=SourceError
+        )
         self._patience, self._cache, self._options = patience, cache, options
         self._versions: dict[str, str] = {}
         self._clients: dict[int, ObjectClient] = {}
 
     def __repr__(self) -> str:
-        return f"Bucket({self.url!r})"
+        return f"Bucket({self._shown!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": {}}
 
     def name(self, key: str) -> str:
-        """The address of the object."""
-        return f"{self.url}/{key}"
+        """The address of the object, without credentials that the URL may hold."""
+        return f"{self._shown}/{key}" if key else self._shown
 
     def fetch(
         self, key: str, room: Room, offset: int = 0, nbytes: int | None = None
@@ -119,8 +116,11 @@ def open_remote(
     url: str,
     *,
     fields: list[str] | None = None,
-    axis: int = 0,
+    axis: int | str = 0,
     direct: bool = True,
+    along: int | str | None = None,
+    decode: bool = True,
+    missing: str = "fill",
     concurrency: int = 8,
     retry_seconds: float = 60.0,
     timeout_seconds: float = 30.0,
@@ -135,6 +135,9 @@ def open_remote(
         fields: As for ``ZarrSource``.
         axis: As for ``ZarrSource``.
         direct: As for ``ZarrSource``.
+        along: As for ``ZarrSource``.
+        decode: As for ``ZarrSource``.
+        missing: As for ``ZarrSource``.
         concurrency: Requests in flight at once, over all threads of a process.
         retry_seconds: How long to try again when the server is gone or overloaded.
         timeout_seconds: How long one request may take.
@@ -146,4 +149,12 @@ def open_remote(
     cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
     patience = Patience(retry_seconds=retry_seconds, timeout_seconds=timeout_seconds)
     bucket = Bucket(url, concurrency=concurrency, patience=patience, cache=cache, options=options)
-    return ZarrSource(bucket, fields=fields, axis=axis, direct=direct)
+    return ZarrSource(
+        bucket,
+        fields=fields,
+        axis=axis,
+        direct=direct,
+        along=along,
+        decode=decode,
+        missing=missing,
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PlanError
+from penstock.arguments import whole_number
+from penstock.errors import PlanError, SourceError
 from penstock.sources.base import Arrays, Field
 
 
@@ -21,11 +24,24 @@ def check_range(length: int, start: int, stop: int) -> None:
     ...
     penstock.errors.PlanError: cannot read samples 3:11 of a source of 10 samples: ...
     """
+    if type(start) is not int or type(stop) is not int:  # the usual case costs nothing
+        start, stop = whole_number("start", start), whole_number("stop", stop)
     if not 0 <= start <= stop <= length:
         raise PlanError(
             f"cannot read samples {start}:{stop} of a source of {length} samples: "
             f"ask for 0 <= start <= stop <= {length}"
         )
+
+
+def checked_path(path: object, *, error: type[Exception] = SourceError) -> Path:
+    """The path, if it is one.
+
+    >>> checked_path("data.npy").name
+    'data.npy'
+    """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise error(f"a file is given by its path, got {path!r} ({type(path).__name__})")
+    return Path(path)
 
 
 def checked_indices(length: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -70,7 +86,12 @@ def _check_buffer(
     field = fields.get(name)
     if field is None:
         raise PlanError(f"no field {name!r} in this source{did_you_mean(name, fields)}")
-    if buffer.dtype != field.dtype or buffer.shape[1:] != field.shape or len(buffer) < samples:
+    if not isinstance(buffer, np.ndarray):
+        raise PlanError(
+            f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
+        )
+    fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
+    if not fits or len(buffer) < samples:
         raise PlanError(
             f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
             f"reading {samples} samples needs ({samples} or more, *{field.shape}) of {field.dtype}"
@@ -83,7 +104,7 @@ def did_you_mean(name: str, known: Mapping[str, object] | list[str]) -> str:
     >>> did_you_mean("voltge", ["voltage", "stimulus"])
     ": did you mean 'voltage'?"
     """
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(str(name), list(known), n=1)
     if near:
         return f": did you mean {near[0]!r}?"
     return f": it has {', '.join(repr(each) for each in known) or 'none'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from penstock.sources.zarr.codecs import BadChunk
 from penstock.sources.zarr.grid import ChunkRead, Crop, Grid, sample_shape
 from penstock.sources.zarr.layout import ArrayLayout
 from penstock.sources.zarr.locate import ChunkLocator, Location
+from penstock.sources.zarr.missing import MissingChunks
 from penstock.sources.zarr.slots import Slots
 from penstock.sources.zarr.stored import StoredBytes, new_memory
 
@@ -48,9 +50,11 @@ class DirectArray:
         prefix: str,
         layout: ArrayLayout,
         axis: int,
+        missing: MissingChunks,
         crop: Crop | None = None,
     ) -> None:
         self._stored, self._layout, self._axis, self._crop = stored, layout, axis, crop
+        self._name, self._missing = stored.name(prefix.rstrip("/")), missing
         self._grid = Grid(layout.shape, layout.chunks, axis, crop)
         self.samples = layout.shape[axis]
         self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
@@ -64,13 +68,17 @@ class DirectArray:
         reads = list(self._grid.reads(start, stop))
         threads = min(self._stored.concurrency, len(reads))
         if threads < 2:
-            for read in reads:
-                self._place(read, target)
-            return
+            found = [self._place(read, target) for read in reads]
+        else:
+            found = self._place_all(reads, target, threads)
+        if not all(found):
+            self._missing.verify()
+
+    def _place_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
         with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
             try:
-                for done in [pool.submit(self._place, read, target) for read in reads]:
-                    done.result()
+                placed = [pool.submit(self._place, read, target) for read in reads]
+                return [one.result() for one in placed]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # do not fetch what nobody wants
                 raise
@@ -91,50 +99,64 @@ class DirectArray:
         return digest(facts, self._sampled_bytes())
 
     def _sampled_bytes(self) -> Iterator[bytes | Bytes]:
-        counts = self._grid.chunk_counts
-        for number in sampled_blocks(int(np.prod(counts))):
-            where = self._locate(tuple(int(i) for i in np.unravel_index(number, counts)))
+        for number in sampled_blocks(prod(self._grid.chunk_counts)):
+            where = self._locate(self._grid.place(number))
             stored = None
             if where is not None:
                 stored = self._stored.fetch(where.key, new_memory, where.offset, where.nbytes)
+            if stored is None:
+                self._missing.verify()
             yield b"missing" if stored is None else stored
 
-    def _place(self, read: ChunkRead, target: Rows) -> None:
+    def _place(self, read: ChunkRead, target: Rows) -> bool:
+        """Fill the part of ``target`` that one chunk has; False where no such chunk is stored."""
         part = target[read.target]
         if read.whole and part.flags.c_contiguous:
-            if not self._decode(read.place, part.reshape(-1).view(np.uint8)):
-                part[...] = self._layout.fill
-            return
-        chunk = self._mapped_chunk(read.place)
-        if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
-            part[...] = chunk[read.inside]
-            return
-        decoded = scratch("decoded", self._layout.chunk_bytes)
-        if self._decode(read.place, decoded):
-            part[...] = self._shaped(decoded)[read.inside]
+            found = self._decode(read.place, part.reshape(-1).view(np.uint8))
         else:
+            chunk = self._mapped_chunk(read.place)
+            if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
+                part[...] = chunk[read.inside]
+                return True
+            decoded = self._room(read.place)
+            found = self._decode(read.place, decoded)
+            if found:
+                part[...] = self._shaped(decoded)[read.inside]
+        if not found:
             part[...] = self._layout.fill
+        return found
+
+    def _room(self, place: tuple[int, ...]) -> Bytes:
+        try:
+            return scratch("decoded", self._layout.chunk_bytes)
+        except (MemoryError, ValueError) as error:
+            raise SourceError(
+                f"chunk {place} of array {self._name} has {self._layout.chunk_bytes:,} bytes, "
+                "more than there is memory for: write the array with smaller chunks"
+            ) from error
 
     def _decode(self, place: tuple[int, ...], into: Bytes) -> bool:
         """Whether the chunk is there; if so, ``into`` holds it."""
         where = self._locate(place)
-        if where is None:
-            return False
-        stored = self._fetch(where, into)
-        if stored is None:
+        stored = None if where is None else self._fetch(where, place, into)
+        if where is None or stored is None:
+            self._missing.report(self._locate.key(place))
+            if where is not None and where.nbytes is not None:
+                raise self._damaged(where, place, "its shard was deleted while it was read")
             return False
         try:
             self._layout.codecs.decode(stored, into)
-        except BadChunk as error:
-            raise self._damaged(where, str(error)) from error
+        except (BadChunk, MemoryError) as error:
+            why = str(error) or "there is not enough memory to decode it"
+            raise self._damaged(where, place, why) from error
         return True
 
-    def _fetch(self, where: Location, into: Bytes) -> Bytes | None:
+    def _fetch(self, where: Location, place: tuple[int, ...], into: Bytes) -> Bytes | None:
         def room(nbytes: int) -> Bytes:
             if self._layout.is_raw and nbytes == into.size:
                 return into
             if nbytes > self._layout.codecs.most_stored_bytes(self._layout.chunk_bytes):
-                raise self._damaged(where, f"{nbytes} bytes are more than a chunk can have")
+                raise self._damaged(where, place, f"{nbytes} bytes are more than a chunk can have")
             return scratch("stored", nbytes)
 
         return self._stored.fetch(where.key, room, where.offset, where.nbytes)
@@ -151,7 +173,7 @@ class DirectArray:
                 return None
             self._maps.put(number, kept)
         else:
-            self._check_size(kept.mapping, kept.where)
+            self._check_size(kept.mapping, kept.where, place)
         return kept.chunk
 
     def _map_chunk(self, place: tuple[int, ...]) -> _Mapped | None:
@@ -159,22 +181,23 @@ class DirectArray:
         mapping = None if where is None else self._stored.mapped(where.key)
         if where is None or mapping is None:
             return None
-        self._check_size(mapping, where)
+        self._check_size(mapping, where, place)
         stored = np.frombuffer(mapping, np.uint8, self._layout.chunk_bytes, where.offset)
         return _Mapped(where, mapping, self._shaped(stored))
 
-    def _check_size(self, mapping: mmap.mmap, where: Location) -> None:
+    def _check_size(self, mapping: mmap.mmap, where: Location, place: tuple[int, ...]) -> None:
         """At every look: pages past the end of a file that has shrunk would be SIGBUS."""
         size, expected = mapping.size(), self._layout.chunk_bytes
         found = size if where.nbytes is None else where.nbytes
         if found != expected or where.offset + expected > min(size, len(mapping)):
-            raise self._damaged(where, f"it holds {found} bytes where the chunk has {expected}")
+            why = f"it holds {found} bytes where the chunk has {expected}"
+            raise self._damaged(where, place, why)
 
     def _shaped(self, decoded: Bytes) -> Rows:
         return decoded.view(self._layout.dtype).reshape(self._layout.chunks)
 
-    def _damaged(self, where: Location, why: str) -> SourceError:
+    def _damaged(self, where: Location, place: tuple[int, ...], why: str) -> SourceError:
         return SourceError(
-            f"cannot decode chunk file {self._stored.name(where.key)}: {why}; "
-            f"restore it from a copy, or delete it to read {self._layout.fill!r} there"
+            f"chunk {place} of array {self._name} is damaged ({why}): restore the file "
+            f"{self._stored.name(where.key)} from a copy, or create the array again"
         )

@@ -7,6 +7,8 @@ import os
 import threading
 import warnings
 import zlib
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.base import Field
 from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
+from penstock.sources.urls import redacted
 from penstock.sources.zarr.grid import Crop, sample_shape
+from penstock.sources.zarr.missing import MissingChunks
 from penstock.sources.zarr.stored import Directory, StoredBytes
 
 Rows = npt.NDArray[np.generic]
@@ -28,18 +32,6 @@ UNREADABLE = (
 )
 
 _LOCKS: dict[int, threading.Lock] = {}
-
-
-def check_axis(shape: tuple[int, ...], axis: int, name: str) -> None:
-    """Refuse an axis of samples that the array does not have.
-
-    >>> check_axis((10, 3), 1, "images")
-    """
-    if not 0 <= axis < len(shape):
-        raise SourceError(
-            f"array {name} has shape {shape}: axis={axis} of samples must be one of its axes, "
-            f"from 0 to {len(shape) - 1}"
-        )
 
 
 class _RustThreads:
@@ -64,19 +56,30 @@ class GenericArray:
     reader = "zarr-python"
 
     def __init__(
-        self, stored: StoredBytes, key: str, axis: int, why: str, crop: Crop | None = None
+        self,
+        stored: StoredBytes,
+        key: str,
+        axis: int,
+        missing: MissingChunks,
+        why: str,
+        crop: Crop | None = None,
     ) -> None:
         self._stored, self._key, self._axis, self.why = stored, key, axis, why
-        self._opened: tuple[int, Any] | None = None
-        array = _open(stored, key, pipeline=None)
+        self._missing = missing
+        self._opened: tuple[int, Any, _Seen] | None = None
+        array, _ = _open(stored, key, pipeline=None)
         shape = tuple(array.shape)
-        check_axis(shape, axis, stored.name(key))
+        if missing.refused and array.shards is not None:
+            raise SourceError(
+                f"array {stored.name(key)} is read by zarr-python ({why}), which does not say "
+                "which chunks of a shard are missing: open it with missing='fill'"
+            )
         self._crop = crop or tuple((0, n) for n in shape)
         self._stored_dtype = np.dtype(array.dtype)
         if self._stored_dtype.hasobject or self._stored_dtype.kind == "T":
             raise SourceError(
-                f"array {stored.name(key)} holds items of variable size ({array.dtype}): "
-                "choose other arrays with fields=[...]"
+                f"array {stored.name(key)} holds items of variable size ({array.dtype}), which "
+                "cannot be samples: leave it out with open_source(..., fields=[...])"
             )
         self.samples = shape[axis]
         dtype = self._stored_dtype.newbyteorder("=")
@@ -102,13 +105,21 @@ class GenericArray:
         if not into.size:
             return
         buffer = optional("zarr.buffer", extra="zarr").cpu.NDBuffer(into)
+        array, seen = self._array()
+        before = seen.missing
         try:
-            self._array().get_basic_selection(chosen, out=buffer)
+            array.get_basic_selection(chosen, out=buffer)
         except UNREADABLE as error:
             name, samples = self._stored.name(self._key), chosen[self._axis]
             raise SourceError(
-                f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: {error}"
-            ) from error
+                f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: "
+                f"{redacted(str(error))}"
+            ) from None
+        if seen.missing != before:
+            self._missing.report(seen.last)
+            self._missing.verify()
+        elif not seen.complete:
+            self._missing.verify()
 
     def view(self, start: int, stop: int) -> Rows | None:
         """None: what zarr-python decodes cannot be looked at in place."""
@@ -124,15 +135,47 @@ class GenericArray:
             parts.append(row_bytes(row))
         return digest(facts, parts)
 
-    def _array(self) -> Any:
+    def _array(self) -> tuple[Any, _Seen]:
         if self._opened is None or self._opened[0] != os.getpid():
             dtype = self.field.dtype
-            # zarrs would open its own connections to a server, without our patience
-            local = isinstance(self._stored, Directory)
+            # zarrs would open its own connections to a server, without our retries, and it does
+            # not report chunks that are missing
+            local = isinstance(self._stored, Directory) and not self._missing.refused
             plain = local and dtype == self._stored_dtype and dtype.kind in "biufc"
             pipeline = _RustThreads.pipeline() if plain else None
-            self._opened = (os.getpid(), _open(self._stored, self._key, pipeline))
-        return self._opened[1]
+            self._opened = (os.getpid(), *_open(self._stored, self._key, pipeline))
+        return self._opened[1:]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Missing objects that zarr-python has met in one store; ``complete`` if it reports them."""
+
+    complete: bool
+    missing: int = 0
+    last: str = ""
+
+
+@cache
+def _watched() -> Any:
+    """The class of a store that notes which objects were asked for and are missing."""
+    wrapper: Any = optional("zarr.storage", extra="zarr").WrapperStore
+
+    class WatchedStore(wrapper):  # type: ignore[misc]
+        seen: _Seen
+
+        def _with_store(self, store: Any) -> Any:
+            other = type(self)(store)
+            other.seen = self.seen
+            return other
+
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            found = await self._store.get(key, prototype, byte_range)
+            if found is None:
+                self.seen.missing, self.seen.last = self.seen.missing + 1, key
+            return found
+
+    return WatchedStore
 
 
 def _opening() -> threading.Lock:
@@ -140,13 +183,20 @@ def _opening() -> threading.Lock:
     return _LOCKS.setdefault(os.getpid(), threading.Lock())
 
 
-def _open(stored: StoredBytes, key: str, pipeline: str | None) -> Any:
+def _open(stored: StoredBytes, key: str, pipeline: str | None) -> tuple[Any, _Seen]:
     zarr = optional("zarr", extra="zarr")
     settings = {} if pipeline is None else {"codec_pipeline.path": pipeline}
+    seen = _Seen(complete=pipeline is None)
     try:
+        store = stored.zarr_store()
+        if pipeline is None:
+            store = _watched()(store)
+            store.seen = seen
         # the pipeline is chosen when an array is opened; the setting is back at once
         with _opening(), zarr.config.set(settings), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # how zarrs would do something is nothing to act on
-            return zarr.open_array(stored.zarr_store(), path=key.strip("/"), mode="r")
+            return zarr.open_array(store, path=key.strip("/"), mode="r"), seen
     except UNREADABLE as error:
-        raise SourceError(f"zarr-python cannot open {stored.name(key)}: {error}") from error
+        raise SourceError(
+            f"zarr-python cannot open {stored.name(key)}: {redacted(str(error))}"
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Slices = tuple[slice, ...]
 Crop = tuple[tuple[int, int], ...]
@@ -16,6 +16,9 @@ class Span(NamedTuple):
     number: int
     inside: slice
     target: slice
+
+
+Spans = tuple[Span, ...]
 
 
 class ChunkRead(NamedTuple):
@@ -53,27 +56,53 @@ class Grid:
         self.samples_per_chunk = chunks[axis]
         self.chunk_counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
         self._chunks, self._axis = chunks, axis
-        wanted = crop or tuple((0, n) for n in shape)
-        spans = [spans_of(*part, c) for part, c in zip(wanted, chunks, strict=True)]
-        # the other axes are the same for every read: work them out once
-        self._before = list(product(*spans[:axis]))
-        self._after = list(product(*spans[axis + 1 :]))
+        self._wanted = crop or tuple((0, n) for n in shape)
+        # the other axes are the same for every read: the first one lists their chunks, once.
+        # Not here: opening an array must not cost more where it has more chunks.
+        self._others: tuple[list[Spans], list[Spans]] | None = None
+        self._one_per_sample = all(
+            first < last and first // chunk == (last - 1) // chunk
+            for (first, last), chunk in self._other_axes()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_others": None}
 
     def reads(self, start: int, stop: int) -> Iterator[ChunkRead]:
         """The chunks that hold samples ``start:stop``, in storage order."""
+        others = self._others
+        if others is None:
+            spans = [spans_of(*part, c) for part, c in self._other_axes()]
+            others = list(product(*spans[: self._axis])), list(product(*spans[self._axis :]))
+            self._others = others
         along = spans_of(start, stop, self.samples_per_chunk)
-        for before, middle, after in product(self._before, along, self._after):
+        for before, middle, after in product(others[0], along, others[1]):
             yield self._read((*before, middle, *after))
 
     def one_read(self, start: int, stop: int) -> ChunkRead | None:
         """The read of the one chunk that holds all of them; None where it takes several."""
         if (stop - 1) // self.samples_per_chunk != start // self.samples_per_chunk:
             return None
-        if len(self._before) * len(self._after) != 1:
-            return None
-        return next(self.reads(start, stop), None)
+        return next(self.reads(start, stop), None) if self._one_per_sample else None
 
-    def _read(self, spans: tuple[Span, ...]) -> ChunkRead:
+    def place(self, number: int) -> tuple[int, ...]:
+        """Where in the grid the chunk is that comes at ``number`` in storage order.
+
+        >>> Grid(shape=(10, 6), chunks=(4, 2), axis=0).place(4)
+        (1, 1)
+        """
+        place = []
+        for count in reversed(self.chunk_counts):  # numpy's unravel_index ends at 2**63
+            number, at = divmod(number, count)
+            place.append(at)
+        return tuple(reversed(place))
+
+    def _other_axes(self) -> list[tuple[tuple[int, int], int]]:
+        """What is wanted of each axis but that of samples, and its chunk length."""
+        axes = list(zip(self._wanted, self._chunks, strict=True))
+        return axes[: self._axis] + axes[self._axis + 1 :]
+
+    def _read(self, spans: Spans) -> ChunkRead:
         place, inside, target = zip(*spans, strict=True)
         sizes = zip(inside, self._chunks, strict=True)
         whole = all(part.stop - part.start == chunk for part, chunk in sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -76,24 +77,65 @@ def plain_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     return dtype
 
 
-def fill_value(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+def fill_value(stored: object, dtype: np.dtype[np.generic], *, version: int) -> np.generic:
     """The value of samples in missing chunks, from its JSON form.
 
-    >>> fill_value("NaN", np.dtype("f4")), fill_value(None, np.dtype("i2"))
+    Only the forms that every reader understands alike; zarr-python decides about the others.
+
+    >>> fill_value("NaN", np.dtype("f4"), version=3), fill_value(None, np.dtype("i2"), version=2)
     (np.float32(nan), np.int16(0))
     """
-    if stored is None:
-        stored = "NaT" if dtype.kind in "mM" else 0
-    if isinstance(stored, list) and dtype.kind == "c":
-        stored = complex(*(float(part) for part in stored))
-    if isinstance(stored, str) and stored not in ("NaN", "Infinity", "-Infinity", "NaT"):
-        raise NotDirect(f"fill value {stored!r}")
+    if stored is None and version == 2:
+        stored = {"m": "NaT", "M": "NaT", "b": False}.get(dtype.kind, 0)
     try:
-        if dtype.kind in "mM" and stored != "NaT":
-            stored = int(str(stored))
-        filled = np.zeros(1, np.int64).view(dtype) if dtype.kind in "mM" else np.empty(1, dtype)
-        filled[0] = stored
+        return _FILLS[dtype.kind](stored, dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise NotDirect(f"fill value {stored!r}") from error
-    value: np.generic = filled[0]
+        raise NotDirect(f"fill value {str(stored)[:60]!r}") from error
+
+
+def _bool_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if not isinstance(stored, bool):
+        raise TypeError
+    return np.bool_(stored)
+
+
+def _integer_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if isinstance(stored, bool) or not isinstance(stored, int):
+        raise TypeError
+    value: np.generic = np.array([stored], dtype)[0]  # OverflowError where it does not fit
     return value
+
+
+def _float_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if isinstance(stored, bool) or not isinstance(stored, int | float | str):
+        raise TypeError
+    if isinstance(stored, str) and stored not in ("NaN", "Infinity", "-Infinity"):
+        raise TypeError
+    with np.errstate(over="ignore"):  # infinity, as in zarr-python
+        value: np.generic = np.array([float(stored)]).astype(dtype)[0]
+    return value
+
+
+def _complex_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    parts = stored if isinstance(stored, list) else [stored, 0]
+    part = np.dtype(f"f{dtype.itemsize // 2}")
+    real, imaginary = (_float_fill(each, part) for each in parts)
+    value: np.generic = np.array([real, imaginary], part).view(dtype)[0]
+    return value
+
+
+def _time_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    ticks = np.iinfo(np.int64).min if stored == "NaT" else stored
+    value: np.generic = np.array([_integer_fill(ticks, np.dtype("i8"))]).view(dtype)[0]
+    return value
+
+
+_FILLS: dict[str, Callable[[object, np.dtype[np.generic]], np.generic]] = {
+    "b": _bool_fill,
+    "i": _integer_fill,
+    "u": _integer_fill,
+    "f": _float_fill,
+    "c": _complex_fill,
+    "m": _time_fill,
+    "M": _time_fill,
+}

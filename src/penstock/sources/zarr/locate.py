@@ -41,15 +41,18 @@ class ChunkLocator:
         """The chunks of an array, counted in storage order."""
         return _flat(place, self._chunk_counts)
 
+    def key(self, place: tuple[int, ...]) -> str:
+        """The file that holds the chunk at ``place``: its own, or that of its shard."""
+        return self._prefix + self._layout.keys(self._file(place))
+
     def __call__(self, place: tuple[int, ...]) -> Location | None:
-        """Where the chunk at ``place`` is; None where its shard says that it is missing."""
-        shards = self._layout.shards
+        """Where the chunk at ``place`` is; None where its shard is missing, or says that it is."""
+        shards, file = self._layout.shards, self._file(place)
+        key = self._prefix + self._layout.keys(file)
         if shards is None:
-            return Location(self._prefix + self._layout.keys(place))
+            return Location(key)
         per_shard = shards.chunks_per_shard
-        shard = tuple(p // n for p, n in zip(place, per_shard, strict=True))
-        key = self._prefix + self._layout.keys(shard)
-        index = self._index(shards, self.number(shard), key)
+        index = self._index(shards, self.number(file), key)
         if index is None:
             return None
         cell = _flat(tuple(p % n for p, n in zip(place, per_shard, strict=True)), per_shard)
@@ -61,6 +64,12 @@ class ChunkLocator:
         if offset >= 2**62:
             raise _damaged(self._stored.name(key), f"chunk {place} cannot be at byte {offset}")
         return Location(key, offset, nbytes)
+
+    def _file(self, place: tuple[int, ...]) -> tuple[int, ...]:
+        if self._layout.shards is None:
+            return place
+        per_shard = self._layout.shards.chunks_per_shard
+        return tuple(at // count for at, count in zip(place, per_shard, strict=True))
 
     def _index(self, shards: ShardLayout, number: int, key: str) -> Index | None:
         index = self._indexes.get(number)

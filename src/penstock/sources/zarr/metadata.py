@@ -1,12 +1,20 @@
-"""The metadata of a Zarr array, version 2 or 3, as a layout; or why zarr-python must read it."""
+"""The metadata of one Zarr array, version 2 or 3: checked, then turned into a layout.
+
+What both readers depend on (shape, chunks, names of chunk files) is checked here and refused with
+`BadMetadata`. What only the direct reader cannot do is a `NotDirect`, and zarr-python reads it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.arguments import whole_number
+from penstock.sources.zarr.attributes import Attributes, dimensions_v2
 from penstock.sources.zarr.codecs import CodecChain, NotDirect, compressor_named
 from penstock.sources.zarr.layout import (
     ArrayLayout,
@@ -18,104 +26,283 @@ from penstock.sources.zarr.layout import (
 
 Json = Mapping[str, Any]
 
+MOST_DIMENSIONS = 32  # of an array of numpy 1.26
+DTYPES_V2 = re.compile(r"[<>|]([biufc]\d{1,2}|[mM]8\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
+DTYPES_V3 = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+TIMES_V3 = {"numpy.datetime64": "<M8", "numpy.timedelta64": "<m8"}
+KNOWN_V3 = (
+    *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding"),
+    *("fill_value", "codecs", "attributes", "dimension_names", "storage_transformers"),
+    "consolidated_metadata",
+)
 
-def layout_v2(metadata: Json) -> ArrayLayout:
-    """The layout that a ``.zarray`` describes.
 
-    >>> layout_v2({"shape": [9, 2], "chunks": [4, 2], "dtype": "<f4", "order": "C",
-    ...            "fill_value": None, "filters": None, "compressor": None}).chunk_bytes
+class BadMetadata(ValueError):
+    """What is wrong with the metadata of an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayMetadata:
+    """What the metadata of one array say.
+
+    Attributes:
+        shape: Of the whole array.
+        layout: How its chunks are stored, or why the direct reader cannot read them.
+        fill_value: As in the JSON text.
+        dimensions: A name for each axis (None for an axis without), or None.
+        attributes: The user's attributes.
+        version: Of the Zarr format.
+    """
+
+    shape: tuple[int, ...]
+    layout: ArrayLayout | NotDirect
+    fill_value: object
+    dimensions: tuple[str | None, ...] | None
+    attributes: Attributes
+    version: int
+
+
+def metadata_v2(metadata: Json, attributes: Attributes) -> ArrayMetadata:
+    """What a ``.zarray`` and its ``.zattrs`` say.
+
+    >>> array = metadata_v2({"zarr_format": 2, "shape": [9, 2], "chunks": [4, 2], "dtype": "<f4",
+    ...     "order": "C", "fill_value": None, "filters": None, "compressor": None}, {})
+    >>> array.layout.chunk_bytes
     32
     """
-    if metadata["order"] != "C" and len(metadata["shape"]) > 1:
-        raise NotDirect("Fortran order")
-    if metadata.get("filters"):
-        raise NotDirect(f"filter {metadata['filters'][0].get('id')}")
-    if not isinstance(metadata["dtype"], str):
-        raise NotDirect("structured dtype")
-    dtype = plain_dtype(np.dtype(metadata["dtype"]))
+    _require(metadata, 2, "shape chunks dtype compressor fill_value order filters")
+    shape = _sizes("shape", metadata["shape"], minimum=0)
+    chunks = _chunks("chunks", metadata["chunks"], shape)
+    keys = ChunkKeys("", _separator(metadata.get("dimension_separator", ".")))
     compressor = metadata["compressor"]
-    return ArrayLayout(
-        shape=tuple(metadata["shape"]),
-        dtype=dtype,
-        chunks=tuple(metadata["chunks"]),
-        keys=ChunkKeys("", metadata.get("dimension_separator", ".")),
-        fill=fill_value(metadata["fill_value"], dtype),
-        codecs=CodecChain(compressor and compressor_named(compressor["id"]), checksum=False),
+    if compressor is not None and not isinstance(_section("compressor", compressor).get("id"), str):
+        raise BadMetadata(f"compressor must have an id, got {_short(compressor)}")
+    try:
+        layout: ArrayLayout | NotDirect = _layout_v2(metadata, shape, chunks, keys)
+    except NotDirect as reason:
+        layout = reason
+    dimensions = dimensions_v2(attributes, len(shape))
+    return ArrayMetadata(shape, layout, metadata["fill_value"], dimensions, attributes, 2)
+
+
+def metadata_v3(metadata: Json) -> ArrayMetadata:
+    """What the ``zarr.json`` of an array says."""
+    _require(metadata, 3, "shape data_type chunk_grid chunk_key_encoding fill_value codecs")
+    shape = _sizes("shape", metadata["shape"], minimum=0)
+    grid, options = _named("chunk_grid", metadata["chunk_grid"])
+    chunks = _chunks("chunk_shape", options.get("chunk_shape"), shape) if grid == "regular" else ()
+    keys = _keys_v3(*_named("chunk_key_encoding", metadata["chunk_key_encoding"]))
+    codecs = metadata["codecs"]
+    if not isinstance(codecs, list) or not codecs:
+        raise BadMetadata(f"codecs must be a list of codecs, got {_short(codecs)}")
+    chain = [_named("codecs", codec) for codec in codecs]
+    try:
+        if grid != "regular":
+            raise NotDirect(f"{grid} chunk grid")
+        if isinstance(keys, NotDirect):
+            raise keys
+        layout: ArrayLayout | NotDirect = _layout_v3(metadata, shape, chunks, keys, chain)
+    except NotDirect as reason:
+        layout = reason
+    attributes = _section("attributes", metadata.get("attributes") or {})
+    dimensions = _dimensions(metadata.get("dimension_names"), len(shape))
+    return ArrayMetadata(shape, layout, metadata["fill_value"], dimensions, attributes, 3)
+
+
+def _layout_v2(
+    metadata: Json, shape: tuple[int, ...], chunks: tuple[int, ...], keys: ChunkKeys
+) -> ArrayLayout:
+    if metadata["order"] not in ("C", "F"):
+        raise BadMetadata(f'order must be "C" or "F", got {_short(metadata["order"])}')
+    if metadata["order"] == "F" and len(shape) > 1:
+        raise NotDirect("Fortran order")
+    if metadata["filters"]:
+        raise NotDirect("filters")
+    if not isinstance(metadata["dtype"], str) or not DTYPES_V2.fullmatch(metadata["dtype"]):
+        raise NotDirect(f"dtype {_short(metadata['dtype'])}")
+    dtype = plain_dtype(_numpy_dtype(metadata["dtype"]))
+    compressor = metadata["compressor"]
+    return _checked(
+        ArrayLayout(
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            keys=keys,
+            fill=fill_value(metadata["fill_value"], dtype, version=2),
+            codecs=CodecChain(compressor and compressor_named(compressor["id"]), checksum=False),
+        )
     )
 
 
-def layout_v3(metadata: Json) -> ArrayLayout:
-    """The layout that a ``zarr.json`` describes."""
+def _layout_v3(
+    metadata: Json,
+    shape: tuple[int, ...],
+    outer: tuple[int, ...],
+    keys: ChunkKeys,
+    chain: Sequence[tuple[str, Json]],
+) -> ArrayLayout:
     if metadata.get("storage_transformers"):
         raise NotDirect("storage transformers")
-    if metadata["chunk_grid"]["name"] != "regular":
-        raise NotDirect(f"{metadata['chunk_grid']['name']} chunk grid")
+    unknown = sorted(set(metadata) - set(KNOWN_V3))
+    if unknown:  # an extension: zarr-python knows whether it may be ignored
+        raise NotDirect(f"metadata key {unknown[0]!r}")
     dtype = _dtype_v3(metadata["data_type"])
-    outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
-    shards, chunks, codecs = _unsharded(metadata["codecs"], outer)
-    return ArrayLayout(
-        shape=tuple(metadata["shape"]),
-        dtype=dtype,
-        chunks=chunks,
-        keys=_keys_v3(metadata["chunk_key_encoding"]),
-        fill=fill_value(metadata["fill_value"], dtype),
-        codecs=_chain(codecs, dtype),
-        shards=shards,
+    shards, chunks, inner = _unsharded(chain, outer)
+    return _checked(
+        ArrayLayout(
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            keys=keys,
+            fill=fill_value(metadata["fill_value"], dtype, version=3),
+            codecs=_chain(inner, dtype),
+            shards=shards,
+        )
     )
 
 
-def _dtype_v3(data_type: str | Json) -> np.dtype[np.generic]:
-    if isinstance(data_type, str):
-        try:
-            return plain_dtype(np.dtype(data_type))
-        except TypeError as error:
-            raise NotDirect(f"dtype {data_type}") from error
-    kinds = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
-    if data_type.get("name") not in kinds:
-        raise NotDirect(f"dtype {data_type.get('name')}")
-    unit = data_type["configuration"]
-    return np.dtype(f"{kinds[data_type['name']]}[{unit['scale_factor']}{unit['unit']}]")
+def _checked(layout: ArrayLayout) -> ArrayLayout:
+    whole_number("the size of a chunk in bytes", layout.chunk_bytes, error=BadMetadata)
+    if layout.shards is not None:
+        whole_number("the size of a shard's index", layout.shards.index_bytes, error=BadMetadata)
+    return layout
 
 
-def _keys_v3(encoding: Json) -> ChunkKeys:
-    name, options = encoding["name"], encoding.get("configuration", {})
+def _dtype_v3(data_type: object) -> np.dtype[np.generic]:
+    if isinstance(data_type, str) and DTYPES_V3.fullmatch(data_type):
+        return np.dtype(data_type)
+    name, options = _named("data_type", data_type)
+    unit, factor = options.get("unit"), options.get("scale_factor")
+    if name not in TIMES_V3 or not isinstance(factor, int) or isinstance(factor, bool):
+        raise NotDirect(f"dtype {name}")
+    text = f"{TIMES_V3[name]}[{factor}{unit}]"
+    if not DTYPES_V2.fullmatch(text):
+        raise NotDirect(f"dtype {text}")
+    return _numpy_dtype(text)
+
+
+def _numpy_dtype(text: str) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(text)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise NotDirect(f"dtype {text}") from error
+
+
+def _keys_v3(name: str, options: Json) -> ChunkKeys | NotDirect:
+    separator = _separator(options.get("separator", "." if name == "v2" else "/"))
     if name == "default":
-        separator = options.get("separator", "/")
         return ChunkKeys(f"c{separator}", separator)
     if name == "v2":
-        return ChunkKeys("", options.get("separator", "."))
-    raise NotDirect(f"chunk key encoding {name}")
+        return ChunkKeys("", separator)
+    return NotDirect(f"chunk key encoding {name}")
 
 
 def _unsharded(
-    codecs: Sequence[Json], outer: tuple[int, ...]
-) -> tuple[ShardLayout | None, tuple[int, ...], Sequence[Json]]:
+    chain: Sequence[tuple[str, Json]], outer: tuple[int, ...]
+) -> tuple[ShardLayout | None, tuple[int, ...], Sequence[tuple[str, Json]]]:
     """The sharding, the shape of the chunks that are decoded, and the codecs inside."""
-    if codecs[0]["name"] != "sharding_indexed":
-        return None, outer, codecs
-    options = codecs[0]["configuration"]
-    index = [codec["name"] for codec in options["index_codecs"]]
-    little = options["index_codecs"][0].get("configuration", {}).get("endian") == "little"
-    if len(codecs) > 1 or index not in (["bytes"], ["bytes", "crc32c"]) or not little:
+    name, options = chain[0]
+    if name != "sharding_indexed":
+        return None, outer, chain
+    inner = _chunks("chunk_shape of sharding_indexed", options.get("chunk_shape"), outer)
+    if any(a % b for a, b in zip(outer, inner, strict=True)):
+        raise BadMetadata(f"shards of shape {outer} cannot be divided into chunks of {inner}")
+    place = options.get("index_location", "end")
+    if place not in ("start", "end"):
+        raise BadMetadata(f'index_location must be "start" or "end", got {_short(place)}')
+    codecs, index = options.get("codecs"), options.get("index_codecs")
+    if not isinstance(codecs, list) or not isinstance(index, list) or not codecs or not index:
+        raise BadMetadata("sharding_indexed needs codecs and index_codecs")
+    index_chain = [_named("index_codecs", codec) for codec in index]
+    names = [codec for codec, _ in index_chain]
+    little = index_chain[0][1].get("endian") == "little"
+    if len(chain) > 1 or names not in (["bytes"], ["bytes", "crc32c"]) or not little:
         raise NotDirect("unusual sharding")
-    inner = tuple(options["chunk_shape"])
     shards = ShardLayout(
         chunks_per_shard=tuple(a // b for a, b in zip(outer, inner, strict=True)),
-        index_at_end=options.get("index_location", "end") == "end",
-        index_checksum=index[-1] == "crc32c",
+        index_at_end=place == "end",
+        index_checksum=names[-1] == "crc32c",
     )
-    return shards, inner, options["codecs"]
+    return shards, inner, [_named("codecs", codec) for codec in codecs]
 
 
-def _chain(codecs: Sequence[Json], dtype: np.dtype[np.generic]) -> CodecChain:
-    names = [codec["name"] for codec in codecs]
+def _chain(chain: Sequence[tuple[str, Json]], dtype: np.dtype[np.generic]) -> CodecChain:
+    names = [name for name, _ in chain]
     if names[0] != "bytes":
         raise NotDirect(f"codec {names[0]}")
-    endian = codecs[0].get("configuration", {}).get("endian", "little")
-    if dtype.itemsize > 1 and endian != "little":
+    if dtype.itemsize > 1 and chain[0][1].get("endian", "little") != "little":
         raise NotDirect("byte order")
     checksum = names[-1] == "crc32c"
     rest = names[1:-1] if checksum else names[1:]
     if len(rest) > 1:
         raise NotDirect(f"codecs {' + '.join(rest)}")
     return CodecChain(compressor_named(rest[0]) if rest else None, checksum)
+
+
+# -- single values, checked
+
+
+def _require(metadata: Json, version: int, names: str) -> None:
+    found = metadata.get("zarr_format")
+    if found != version or isinstance(found, bool):
+        raise BadMetadata(f"zarr_format must be {version}, got {_short(found)}")
+    missing = [name for name in names.split() if name not in metadata]
+    if missing:
+        raise BadMetadata(f"there is no {' and no '.join(missing)}")
+
+
+def _sizes(name: str, value: object, *, minimum: int) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise BadMetadata(f"{name} must be a list of integers, got {_short(value)}")
+    if len(value) > MOST_DIMENSIONS:
+        raise BadMetadata(f"{name} has {len(value)} dimensions, at most {MOST_DIMENSIONS} are read")
+    return tuple(
+        whole_number(f"{name}[{axis}]", size, minimum=minimum, error=BadMetadata)
+        for axis, size in enumerate(value)
+    )
+
+
+def _chunks(name: str, value: object, shape: tuple[int, ...]) -> tuple[int, ...]:
+    chunks = _sizes(name, value, minimum=1)
+    if len(chunks) != len(shape):
+        raise BadMetadata(f"{name} {list(chunks)} does not fit the shape {list(shape)}")
+    return chunks
+
+
+def _separator(value: object) -> str:
+    # anything else could name files outside of the store
+    if value not in (".", "/"):
+        raise BadMetadata(f'the separator of chunk names must be "." or "/", got {_short(value)}')
+    return str(value)
+
+
+def _named(key: str, value: object) -> tuple[str, Json]:
+    """Name and configuration of an extension point: an object, or only its name."""
+    if isinstance(value, str):
+        return value, {}
+    name = _section(key, value).get("name")
+    if not isinstance(name, str):
+        raise BadMetadata(f"{key} must have a name, got {_short(value)}")
+    return name, _section(
+        f"the configuration of {name}", _section(key, value).get("configuration", {})
+    )
+
+
+def _section(name: str, value: object) -> Json:
+    if not isinstance(value, Mapping):
+        raise BadMetadata(f"{name} must be a JSON object, got {_short(value)}")
+    return value
+
+
+def _dimensions(value: object, axes: int) -> tuple[str | None, ...] | None:
+    if value is None:
+        return None
+    names = value if isinstance(value, list) else [0]
+    if len(names) != axes or not all(name is None or isinstance(name, str) for name in names):
+        raise BadMetadata(f"dimension_names must name {axes} axes, got {_short(value)}")
+    return tuple(names)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

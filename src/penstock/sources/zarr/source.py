@@ -5,23 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from penstock.arguments import choice, flag, whole_number
+from penstock.errors import PlanError, SourceError
 from penstock.sources.readers import ReaderSource
-from penstock.sources.zarr.opening import ZarrArray, open_arrays
+from penstock.sources.zarr.opening import ReadSettings, ZarrArray, open_arrays
 from penstock.sources.zarr.stored import Directory, StoredBytes
 
 
 class ZarrSource(ReaderSource):
     """Samples along one axis of a Zarr array (version 2 or 3), or of all arrays of a group.
 
-    Chunks with common codecs are decoded straight into their place (``reader`` says "direct"),
-    anything else is read by zarr-python; both give equal arrays. Missing chunks are fill values,
-    damaged ones an error that names the file.
+    Arrays of subgroups are fields by their path, such as ``"images/raw"``; scalar arrays are left
+    out. Chunks with common codecs are decoded straight into their place (``reader`` says
+    "direct"), anything else is read by zarr-python; both give equal arrays. Damaged chunks are an
+    error that names the file.
 
     Args:
         path: A directory, or an object that gives stored bytes.
-        fields: Names of arrays in a group (paths such as ``"a/b"`` too); all of them if None.
-        axis: The axis of samples, in every array.
+        fields: Paths of arrays in a group; all of them if None.
+        axis: The axis of samples in every array, by number or by dimension name.
         direct: False leaves every array to zarr-python.
+        along: Another name for ``axis``.
+        decode: Refuse arrays whose stored values are not the data, because of the attributes
+            ``scale_factor``, ``add_offset``, ``_FillValue`` or ``missing_value``. False reads the
+            values as they are stored.
+        missing: What a chunk that is not stored means: ``"fill"``, the array's fill value, as in
+            every Zarr library, or ``"error"``. In an array that is gone as a whole, a missing
+            chunk is always an error.
     """
 
     def __init__(
@@ -29,15 +39,24 @@ class ZarrSource(ReaderSource):
         path: str | os.PathLike[str] | StoredBytes,
         *,
         fields: Sequence[str] | None = None,
-        axis: int = 0,
+        axis: int | str = 0,
         direct: bool = True,
+        along: int | str | None = None,
+        decode: bool = True,
+        missing: str = "fill",
     ) -> None:
-        stored = Directory(path) if isinstance(path, str | os.PathLike) else path
+        settings = ReadSettings(
+            along=checked_along(axis, along),
+            direct=flag("direct", direct),
+            decode=flag("decode", decode),
+            missing_refused=choice("missing", missing, ("fill", "error")) == "error",
+        )
+        stored = _stored(path)
         self._name = stored.name("")
         #: reads that storage likes at once; None where it is local, and cores are what counts
         self.in_flight: int | None = getattr(stored, "concurrency", None)
         self._arrays: Mapping[str, ZarrArray] = open_arrays(
-            stored, fields=fields, axis=axis, direct=direct
+            stored, fields=checked_fields(fields), settings=settings
         )
         super().__init__(self._arrays, self._name)
 
@@ -55,6 +74,44 @@ class ZarrSource(ReaderSource):
     def __repr__(self) -> str:
         readers = ", ".join(f"{name!r}: {reader}" for name, reader in self.readers.items())
         return f"ZarrSource({self._name!r}, {len(self)} samples, {{{readers}}})"
+
+
+def checked_along(axis: object, along: object) -> int | str:
+    """The axis of samples, which may be given by either of two names.
+
+    >>> checked_along(0, "time"), checked_along(2, None)
+    ('time', 2)
+    """
+    name, given = ("axis", axis) if along is None else ("along", along)
+    if along is not None and axis not in (0, along):
+        raise PlanError(f"axis={axis!r} and along={along!r} are the same argument: pass one")
+    if isinstance(given, str):
+        return given
+    return whole_number(name, given)
+
+
+def checked_fields(fields: object) -> list[str] | None:
+    """The names of fields, if they are a list of different names.
+
+    >>> checked_fields(("x", "y"))
+    ['x', 'y']
+    """
+    if fields is None:
+        return None
+    names = list(fields) if isinstance(fields, list | tuple) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise PlanError(f"fields must be a list of one or more names, got {fields!r}")
+    if len(set(names)) < len(names):
+        raise PlanError(f"fields names one of them twice, got {fields!r}")
+    return names
+
+
+def _stored(path: object) -> StoredBytes:
+    if isinstance(path, str | os.PathLike):
+        return Directory(path)
+    if isinstance(path, StoredBytes):
+        return path
+    raise SourceError(f"a Zarr store is given by its path, got {type(path).__name__}")
 
 
 def _reader(array: ZarrArray) -> str:

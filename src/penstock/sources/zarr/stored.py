@@ -6,18 +6,19 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.sources.files import fill_from
+from penstock.sources.files import fill_from, truncated
 from penstock.sources.scratch import Bytes
 
 Room: TypeAlias = Callable[[int], Bytes]
 
 
+@runtime_checkable
 class StoredBytes(Protocol):
     """Named byte strings. Picklable to an address; all methods may be called from any thread."""
 
@@ -74,7 +75,7 @@ class Directory:
 
     def name(self, key: str) -> str:
         """The path of the file."""
-        return f"{self.path}/{key}"
+        return f"{self.path}/{key}" if key else str(self.path)
 
     def fetch(
         self, key: str, room: Room, offset: int = 0, nbytes: int | None = None
@@ -86,7 +87,12 @@ class Directory:
         try:
             size = os.fstat(handle).st_size
             first = max(0, size + offset) if offset < 0 else offset
-            into = room(max(0, size - first) if nbytes is None else nbytes)
+            wanted = max(0, size - first) if nbytes is None else nbytes
+            if (
+                first + wanted > size
+            ):  # before memory is made for it: a damaged index may ask for any
+                raise truncated(self.name(key), first + wanted - size)
+            into = room(wanted)
             fill_from(handle, into, first, name=self.name(key))
         finally:
             os.close(handle)
@@ -107,7 +113,10 @@ class Directory:
     def children(self, key: str) -> list[str]:
         """Names of the directories below."""
         folder = self.path / key
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        try:
+            return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        except OSError as error:
+            raise SourceError(f"cannot list {folder}: {error.strerror}") from error
 
     def zarr_store(self) -> Any:
         """A read-only local store of zarr-python."""

@@ -1,0 +1,80 @@
+"""Attributes that change what stored values mean, as xarray and the CF conventions define them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Attributes = Mapping[str, Any]
+
+DIMENSIONS_V2 = "_ARRAY_DIMENSIONS"  # where xarray keeps dimension names in Zarr version 2
+NO_CHANGE = {"scale_factor": 1, "add_offset": 0, "_Unsigned": "false"}
+FILLS = ("_FillValue", "missing_value")
+
+
+def packing(
+    attributes: Attributes, dtype: np.dtype[np.generic], *, fill_value: object, version: int
+) -> dict[str, Any]:
+    """The attributes because of which stored values are not the data.
+
+    A NaN that marks missing floats changes nothing. In version 2, xarray keeps ``_FillValue`` in
+    the array's own ``fill_value``; 0 is zarr's default there and not taken for a mark.
+
+    >>> packing({"scale_factor": 0.1, "units": "K"}, np.dtype("i2"), fill_value=0, version=3)
+    {'scale_factor': 0.1}
+    >>> packing({"_FillValue": "NaN"}, np.dtype("f4"), fill_value=0, version=3)
+    {}
+    """
+    found = {
+        name: attributes[name]
+        for name, harmless in NO_CHANGE.items()
+        if name in attributes and attributes[name] != harmless
+    }
+    marks = {name: attributes[name] for name in FILLS if name in attributes}
+    if version == 2 and DIMENSIONS_V2 in attributes and fill_value not in (None, 0, ""):
+        marks.setdefault("_FillValue", fill_value)
+    harmless_nan = dtype.kind in "fc"
+    found.update(
+        {name: mark for name, mark in marks.items() if not (harmless_nan and _is_nan(mark))}
+    )
+    return found
+
+
+def dimensions_v2(attributes: Attributes, axes: int) -> tuple[str | None, ...] | None:
+    """Dimension names that xarray has written into a version 2 array; None where there are none.
+
+    >>> dimensions_v2({"_ARRAY_DIMENSIONS": ["time", "x"]}, 2)
+    ('time', 'x')
+    """
+    names = attributes.get(DIMENSIONS_V2)
+    if not isinstance(names, list) or len(names) != axes:
+        return None
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
+
+
+def encoded_fill(value: object) -> object:
+    """A fill value as xarray writes ``_FillValue`` into attributes of version 3.
+
+    >>> encoded_fill(-32767), _is_nan(encoded_fill(float("nan")))
+    (-32767, True)
+    """
+    number = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(str(value), value)
+    if not isinstance(number, float):
+        return number
+    return base64.standard_b64encode(struct.pack("<d", number)).decode()
+
+
+def _is_nan(mark: object) -> bool:
+    """Whether a mark is NaN: as a number, as text, or as xarray's base64 text of its bytes."""
+    if isinstance(mark, str):
+        try:
+            return mark == "NaN" or math.isnan(struct.unpack("<d", base64.b64decode(mark))[0])
+        except (struct.error, binascii.Error, ValueError):
+            return False
+    return isinstance(mark, float) and math.isnan(mark)
