@@ -94,9 +94,7 @@ def flag(name: str, value: Any, *, error: type[Exception] = PlanError) -> bool:
     return bool(value)
 
 
-def choice(
-    name: str, value: T, allowed: Collection[T], *, error: type[Exception] = PlanError
-) -> T:
+def choice(name: str, value: T, allowed: Collection[T], *, error: type[Exception] = PlanError) -> T:
     """Return ``value`` if it is one of ``allowed``."""
     if not any(type(value) is type(known) and value == known for known in allowed):
         options = ", ".join(repr(known) for known in allowed)

@@ -140,3 +140,68 @@ def test_the_command_converts_refuses_and_fails_by_its_exit_code(tmp_path, capsy
         with pytest.raises(SystemExit) as left:
             run_convert(tmp_path / source, tmp_path / target, chunk_rows=None)
         assert left.value.code == code and message in capsys.readouterr().err
+
+
+# -- what the copy keeps
+
+
+def packed(path, version, **options):
+    """An array as xarray writes packed data, with dimension names."""
+    data = np.arange(200, dtype="i2").reshape(50, 4)
+    array = zarr.create_array(
+        path, data=data, chunks=(10, 4), zarr_format=version, overwrite=True, **options
+    )
+    array.attrs.update(scale_factor=0.01, add_offset=280.0, units="K")
+    if version == 2:
+        array.attrs["_ARRAY_DIMENSIONS"] = ["time", "x"]
+    return data
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_attributes_dimension_names_and_fill_value_are_kept(tmp_path, version):
+    names = {"dimension_names": ["time", "x"]} if version == 3 else {}
+    # in version 2, xarray's _FillValue is the fill value of the array
+    data = packed(tmp_path / "p.zarr", version, fill_value=-32767 if version == 2 else 7, **names)
+    check_conversion(tmp_path / "p.zarr", tmp_path / "new.zarr")(quietly)
+    made = zarr.open_array(tmp_path / "new.zarr", mode="r")
+    assert made.metadata.dimension_names == ("time", "x")
+    kept = {"scale_factor": 0.01, "add_offset": 280.0, "units": "K"}
+    assert dict(made.attrs) == (kept | {"_FillValue": -32767} if version == 2 else kept)
+    assert made.fill_value == (-32767 if version == 2 else 7)
+    assert np.array_equal(made[...], data)
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+@pytest.mark.parametrize("version", [2, 3])
+def test_every_array_of_a_group_is_kept_whatever_its_length_and_kind(tmp_path, version):
+    group = zarr.create_group(tmp_path / "g.zarr", zarr_format=version, attributes={"title": "t"})
+    group.create_group("img", attributes={"camera": 3})
+    wanted = {
+        "img/raw": np.arange(100 * 4, dtype="u2").reshape(100, 2, 2),
+        "img/deep/mask": np.arange(100) % 2 == 0,
+        "label": np.arange(100),
+        "lat": np.linspace(-90, 90, 7),
+        "crs": np.array(4326, "i4"),
+        "empty": np.empty((0, 3), "f4"),
+    }
+    for name, data in wanted.items():
+        group.create_array(name, shape=data.shape, dtype=data.dtype)[...] = data
+        group[name].attrs["of"] = name
+    group.create_array("names", shape=(3,), dtype="str")[...] = np.array(["a", "bcd", ""], object)
+    check_conversion(tmp_path / "g.zarr", tmp_path / "new.zarr")(quietly)
+    made = zarr.open_group(tmp_path / "new.zarr", mode="r")
+    assert dict(made.attrs) == {"title": "t"} and dict(made["img"].attrs) == {"camera": 3}
+    for name, data in wanted.items():
+        assert made[name].dtype == data.dtype and np.array_equal(made[name][...], data), name
+        assert dict(made[name].attrs) == {"of": name}
+    assert made["names"][...].tolist() == ["a", "bcd", ""]
+
+
+def test_what_cannot_be_converted_is_refused_before_anything_is_written(tmp_path, capsys):
+    group = zarr.create_group(tmp_path / "g.zarr")
+    group.create_array("img/raw", data=np.arange(100))
+    (tmp_path / "g.zarr/img/raw/zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
+    with pytest.raises(SystemExit) as left:
+        run_convert(tmp_path / "g.zarr", tmp_path / "new.zarr", chunk_rows=None)
+    assert left.value.code == 2 and "img/raw" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.zarr"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,16 +17,21 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from penstock.arguments import whole_number
 from penstock.datasets import convert_to_hdf5
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import optional
-from penstock.sources import Source, open_source
+from penstock.sources import Source, ZarrSource, open_source
 from penstock.sources.base import Field
+from penstock.sources.zarr.attributes import DIMENSIONS_V2, encoded_mark, fill_mark_v2
+from penstock.sources.zarr.nodes import Node, array_paths, read_node
+from penstock.sources.zarr.opening import is_zarr
+from penstock.sources.zarr.stored import Directory
 
 CHUNK_BYTES = 1 << 20  # what a random block costs to read is little then, and windows mix many
 SHARD_CHUNKS = 64  # in a file, so that a terabyte is thousands of files and not millions
 
-Tell = Callable[[int, int], None]  # rows done, of so many
+Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
 def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoReturn:
@@ -50,8 +57,8 @@ def check_conversion(
     """What will convert ``source``; refused where it cannot be, before anything is written."""
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} is there already: remove it, or choose another name")
-    if chunk_rows is not None and chunk_rows < 1:
-        raise ConfigError(f"a chunk must have at least 1 row, got {chunk_rows}")
+    if chunk_rows is not None:
+        whole_number("chunk_rows", chunk_rows, minimum=1, unit="row", error=ConfigError)
     if (source / "config.json").is_file() and (source / "pair_index.pt").is_file():
         return partial(_convert_steering, source, target)
     if target.suffix not in ("", ".zarr"):
@@ -59,41 +66,86 @@ def check_conversion(
             f"{target.name!r} ends in {target.suffix!r}, and a Zarr directory is what is written: "
             "end it in '.zarr', or in nothing"
         )
-    return partial(write_zarr, _opened(source), target, chunk_rows)
+    return partial(write_parts, *_opened(source), target, chunk_rows)
 
 
 def write_zarr(source: Source, target: Path, chunk_rows: int | None, tell: Tell) -> None:
-    """Write a source as Zarr: one array, or a group with one for each field.
+    """Write a source as Zarr: one array, or a group with one for each field."""
+    write_parts([Part(name, source, name) for name in source.fields], {}, target, chunk_rows, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array to write.
+
+    Attributes:
+        path: Of the array in the target; ``""`` if it is the only one.
+        source: Where its rows are read; None if ``whole`` is given.
+        name: Of the field in the source.
+        whole: The array of zarr-python to copy at once: a scalar, or items of variable size.
+        options: Attributes, dimension names and fill value, as arguments of zarr-python.
+    """
+
+    path: str
+    source: Source | None
+    name: str = ""
+    whole: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_parts(
+    parts: Sequence[Part],
+    groups: Mapping[str, Mapping[str, Any]],
+    target: Path,
+    chunk_rows: int | None,
+    tell: Tell,
+) -> None:
+    """Write arrays, and groups with their attributes, into a new Zarr store.
 
     Rows are copied a shard at a time, so that memory does not grow with the data. The target
     appears when it is complete, never before.
     """
     zarr = optional("zarr", extra="zarr")
-    rows, done, total = len(source), 0, len(source) * len(source.fields)
+    done, total = 0, sum(len(part.source) for part in parts if part.source is not None)
     with unfinished(target) as beside:
-        if source.fields.keys() != {""}:
-            zarr.create_group(beside)
-        for name, field in source.fields.items():
-            chunk, shard = geometry(field, rows, chunk_rows)
-            array = zarr.create_array(
-                beside / name if name else beside,
-                shape=(rows, *field.shape),
-                dtype=field.dtype,
-                chunks=(chunk, *field.shape),
-                shards=(shard, *field.shape),
-                compressors=zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"),
-            )
-            held = np.empty((min(shard, rows), *field.shape), field.dtype)
-            for start in range(0, rows, shard):
-                stop = min(start + shard, rows)
-                source.read(start, stop, {name: held})
-                array[start:stop] = held[: stop - start]
-                done += stop - start
+        if [part.path for part in parts] != [""]:
+            root = zarr.create_group(beside, attributes=dict(groups.get("", {})))
+            for path in sorted(set(groups) - {""}):
+                root.create_group(path, attributes=dict(groups[path]))
+        for part in parts:
+            create = partial(zarr.create_array, beside, name=part.path or None, **part.options)
+            if part.source is None:
+                create(shape=part.whole.shape, dtype=part.whole.dtype)[...] = part.whole[...]
+                continue
+            for rows in _copied(part.source, part.name, create, chunk_rows):
+                done += rows
                 tell(done, total)
 
 
+def _copied(
+    source: Source, name: str, create: Callable[..., Any], chunk_rows: int | None
+) -> Iterator[int]:
+    """Copy one field a shard at a time; gives the number of rows after each."""
+    codecs = optional("zarr.codecs", extra="zarr")
+    shape, dtype, rows = source.fields[name].shape, source.fields[name].dtype, len(source)
+    chunk, shard = geometry(source.fields[name], rows, chunk_rows)
+    array = create(
+        shape=(rows, *shape),
+        dtype=dtype,
+        chunks=(chunk, *shape),
+        shards=(shard, *shape),
+        compressors=codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"),
+    )
+    held = np.empty((min(shard, rows), *shape), dtype)
+    for start in range(0, rows, shard):
+        stop = min(start + shard, rows)
+        source.read(start, stop, {name: held})
+        array[start:stop] = held[: stop - start]
+        yield stop - start
+
+
 def geometry(field: Field, rows: int, chunk_rows: int | None) -> tuple[int, int]:
-    """Rows of a chunk and of a shard: chunks of about a megabyte, unless told.
+    """Rows of a chunk and of a shard: chunks of about a megabyte, unless ``chunk_rows`` is given.
 
     >>> geometry(Field((256,), np.dtype("f4")), 10**9, None)
     (1024, 65536)
@@ -123,11 +175,57 @@ def unfinished(target: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _opened(source: Path) -> Source:
+def _opened(source: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
+    """What to write: arrays, and the attributes of groups by their path."""
+    stored = Directory(source)
+    if source.is_dir() and is_zarr(stored):
+        return _zarr_parts(stored)
     if (source / "state.json").is_file() and (source / "dataset_info.json").is_file():
         datasets: Any = optional("datasets", extra="arrow")
-        return open_source(datasets.load_from_disk(str(source)))  # of Hugging Face
-    return open_source(source)
+        found = open_source(datasets.load_from_disk(str(source)))  # of Hugging Face
+    else:
+        found = open_source(source)
+    return [Part(name, found, name) for name in found.fields], {}
+
+
+def _zarr_parts(stored: Directory) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
+    """Every array of a Zarr store, each with its own length, as it is stored."""
+    root = read_node(stored, "")
+    paths = [""] if root is not None and root.array is not None else array_paths(stored)
+    if not paths:
+        raise SourceError(f"the Zarr group {stored.path} has no arrays")
+    nodes = {path: node for path in paths if (node := read_node(stored, path)) is not None}
+    groups: dict[str, Mapping[str, Any]] = {}
+    for path in [] if paths == [""] else paths:
+        for parent in ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]:
+            group = read_node(stored, parent)
+            groups[parent] = {} if group is None else group.attributes
+    return [_zarr_part(stored, node) for node in nodes.values()], groups
+
+
+def _zarr_part(stored: Directory, node: Node) -> Part:
+    zarr = optional("zarr", extra="zarr")
+    try:
+        array = zarr.open_array(stored.path / node.path, mode="r")
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise SourceError(f"zarr-python cannot open {stored.name(node.path)}: {error}") from error
+    options = _kept(node, array.fill_value)
+    if not array.shape or array.dtype.hasobject or array.dtype.kind == "T":
+        return Part(node.path, None, whole=array, options=options)
+    # each array by itself: a group may hold coordinates of other lengths
+    return Part(node.path, ZarrSource(stored.path / node.path, decode=False), options=options)
+
+
+def _kept(node: Node, fill: Any) -> dict[str, Any]:
+    """Attributes, dimension names and fill value for the copy of an array, in version 3."""
+    assert node.array is not None
+    attributes, dimensions = dict(node.attributes), node.array.dimensions
+    if node.array.version == 2:  # xarray keeps these two elsewhere in version 3
+        for name, mark in fill_mark_v2(attributes, node.array.fill_value).items():
+            attributes.setdefault(name, encoded_mark(mark))
+        if dimensions is not None:
+            del attributes[DIMENSIONS_V2]
+    return {"attributes": attributes, "dimension_names": dimensions, "fill_value": fill}
 
 
 def _size(target: Path) -> int:

@@ -23,8 +23,7 @@ def packing(
 ) -> dict[str, Any]:
     """The attributes because of which stored values are not the data.
 
-    A NaN that marks missing floats changes nothing. In version 2, xarray keeps ``_FillValue`` in
-    the array's own ``fill_value``; 0 is zarr's default there and not taken for a mark.
+    A NaN that marks missing floats changes nothing.
 
     >>> packing({"scale_factor": 0.1, "units": "K"}, np.dtype("i2"), fill_value=0, version=3)
     {'scale_factor': 0.1}
@@ -37,13 +36,26 @@ def packing(
         if name in attributes and attributes[name] != harmless
     }
     marks = {name: attributes[name] for name in FILLS if name in attributes}
-    if version == 2 and DIMENSIONS_V2 in attributes and fill_value not in (None, 0, ""):
-        marks.setdefault("_FillValue", fill_value)
+    if version == 2:
+        marks = fill_mark_v2(attributes, fill_value) | marks
     harmless_nan = dtype.kind in "fc"
     found.update(
         {name: mark for name, mark in marks.items() if not (harmless_nan and _is_nan(mark))}
     )
     return found
+
+
+def fill_mark_v2(attributes: Attributes, fill_value: object) -> dict[str, object]:
+    """The attribute ``_FillValue`` that xarray keeps in the ``fill_value`` of a version 2 array.
+
+    0 is zarr's default there, and not taken for a mark of missing data.
+
+    >>> fill_mark_v2({"_ARRAY_DIMENSIONS": ["x"]}, -32767)
+    {'_FillValue': -32767}
+    """
+    if DIMENSIONS_V2 not in attributes or fill_value in (None, 0, ""):
+        return {}
+    return {"_FillValue": fill_value}
 
 
 def dimensions_v2(attributes: Attributes, axes: int) -> tuple[str | None, ...] | None:
@@ -58,10 +70,10 @@ def dimensions_v2(attributes: Attributes, axes: int) -> tuple[str | None, ...] |
     return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
-def encoded_fill(value: object) -> object:
-    """A fill value as xarray writes ``_FillValue`` into attributes of version 3.
+def encoded_mark(value: object) -> object:
+    """A mark of missing data as xarray writes ``_FillValue`` into attributes of version 3.
 
-    >>> encoded_fill(-32767), _is_nan(encoded_fill(float("nan")))
+    >>> encoded_mark(-32767), _is_nan(encoded_mark(float("nan")))
     (-32767, True)
     """
     number = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(str(value), value)
