@@ -65,7 +65,6 @@ GRIDS = {
     "4 M chunks in a shard": version_3([MANY * 2], [MANY], inner=[1]),
     "a huge axis": version_2([HUGE], [1]),
     "a huge axis of shards": version_3([HUGE], [100], inner=[1]),
-    "a huge shard": version_3([HUGE], [10**17], inner=[1]),
     "a huge second axis": version_2([10, 10**17], [10, 1]),
     "a huge first axis in large chunks": version_2([HUGE, 4], [10**4, 4]),
     "many axes": version_2([10**6] * 3 + [1], [1] * 4),
@@ -211,7 +210,7 @@ def test_a_zstd_frame_without_its_size_is_read(tmp_path):
 
 
 def test_an_array_whose_chunks_no_memory_can_hold_is_a_sentence(tmp_path):
-    for number, chunk in enumerate((10**13, 10**17, 10**18)):
+    for number, chunk in enumerate((10**12, 10**13, 10**17, 10**18)):
         path = stored(tmp_path / str(number), version_3([10**18], [chunk]))
         (path / "c").mkdir()
         (path / "c/0").write_bytes(b"12345678")

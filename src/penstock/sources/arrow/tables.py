@@ -63,7 +63,7 @@ class MappedRows:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._opened: Any = None
+        self._opened: tuple[Any, Any, int] | None = None  # table, mapped file, its size
         table = self._table()
         self.samples, self.schema = table.num_rows, table.schema
 
@@ -79,21 +79,29 @@ class MappedRows:
         return None
 
     def _table(self) -> Any:
-        if self._opened is None:
-            self._opened = _mapped_table(self._path)
-        return self._opened
+        opened = self._opened or _mapped_table(self._path)
+        self._opened = opened
+        table, pages, size = opened
+        found = os.fstat(pages.fileno()).st_size
+        if found < size:  # touching pages past the end would be SIGBUS
+            raise SourceError(
+                f"{self._path} has shrunk to {found} bytes of {size} while it was read: "
+                "restore the file"
+            )
+        return table
 
 
-def _mapped_table(path: Path) -> Any:
+def _mapped_table(path: Path) -> tuple[Any, Any, int]:
     arrow = optional("pyarrow", extra="arrow")
     ipc = optional("pyarrow.ipc", extra="arrow")
     try:
         pages = arrow.memory_map(str(path))
+        size = os.fstat(pages.fileno()).st_size
         try:
-            return ipc.open_file(pages).read_all()
+            return ipc.open_file(pages).read_all(), pages, size
         except arrow.ArrowInvalid:
             pages.seek(0)
-            return ipc.open_stream(pages).read_all()
+            return ipc.open_stream(pages).read_all(), pages, size
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {path}") from error
     except (arrow.ArrowException, OSError) as error:

@@ -27,8 +27,8 @@ Rows = npt.NDArray[np.generic]
 
 # what codecs raise at bytes they did not write
 UNREADABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
-    *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
+    *(OSError, RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
 )
 
 _LOCKS: dict[int, threading.Lock] = {}
@@ -71,14 +71,14 @@ class GenericArray:
         shape = tuple(array.shape)
         if missing.refused and array.shards is not None:
             raise SourceError(
-                f"array {stored.name(key)} is read by zarr-python ({why}), which does not say "
+                f"array {stored.name(key.rstrip('/'))} is read by zarr-python ({why}), which does not say "
                 "which chunks of a shard are missing: open it with missing='fill'"
             )
         self._crop = crop or tuple((0, n) for n in shape)
         self._stored_dtype = np.dtype(array.dtype)
         if self._stored_dtype.hasobject or self._stored_dtype.kind == "T":
             raise SourceError(
-                f"array {stored.name(key)} holds items of variable size ({array.dtype}), which "
+                f"array {stored.name(key.rstrip('/'))} holds items of variable size ({array.dtype}), which "
                 "cannot be samples: leave it out with open_source(..., fields=[...])"
             )
         self.samples = shape[axis]
@@ -110,10 +110,10 @@ class GenericArray:
         try:
             array.get_basic_selection(chosen, out=buffer)
         except UNREADABLE as error:
-            name, samples = self._stored.name(self._key), chosen[self._axis]
+            name, samples = self._stored.name(self._key.rstrip("/")), chosen[self._axis]
             raise SourceError(
                 f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: "
-                f"{redacted(str(error))}"
+                f"{_one_line(error)}"
             ) from None
         if seen.missing != before:
             self._missing.report(seen.last)
@@ -178,6 +178,10 @@ def _watched() -> Any:
     return WatchedStore
 
 
+def _one_line(error: BaseException) -> str:
+    return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
+
+
 def _opening() -> threading.Lock:
     """One opening at a time: settings are global. Per process: a fork may not inherit it locked."""
     return _LOCKS.setdefault(os.getpid(), threading.Lock())
@@ -198,5 +202,5 @@ def _open(stored: StoredBytes, key: str, pipeline: str | None) -> tuple[Any, _Se
             return zarr.open_array(store, path=key.strip("/"), mode="r"), seen
     except UNREADABLE as error:
         raise SourceError(
-            f"zarr-python cannot open {stored.name(key)}: {redacted(str(error))}"
+            f"zarr-python cannot open {stored.name(key.rstrip('/'))}: {_one_line(error)}"
         ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from penstock.sources.zarr.layout import (
 Json = Mapping[str, Any]
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26
+MOST_CHUNK_ITEMS = 1 << 40
 DTYPES_V2 = re.compile(r"[<>|]([biufc]\d{1,2}|[mM]8\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
 DTYPES_V3 = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 TIMES_V3 = {"numpy.datetime64": "<M8", "numpy.timedelta64": "<m8"}
@@ -122,15 +124,13 @@ def _layout_v2(
         raise NotDirect(f"dtype {_short(metadata['dtype'])}")
     dtype = plain_dtype(_numpy_dtype(metadata["dtype"]))
     compressor = metadata["compressor"]
-    return _checked(
-        ArrayLayout(
-            shape=shape,
-            dtype=dtype,
-            chunks=chunks,
-            keys=keys,
-            fill=fill_value(metadata["fill_value"], dtype, version=2),
-            codecs=CodecChain(compressor and compressor_named(compressor["id"]), checksum=False),
-        )
+    return ArrayLayout(
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        keys=keys,
+        fill=fill_value(metadata["fill_value"], dtype, version=2),
+        codecs=CodecChain(compressor and compressor_named(compressor["id"]), checksum=False),
     )
 
 
@@ -148,24 +148,15 @@ def _layout_v3(
         raise NotDirect(f"metadata key {unknown[0]!r}")
     dtype = _dtype_v3(metadata["data_type"])
     shards, chunks, inner = _unsharded(chain, outer)
-    return _checked(
-        ArrayLayout(
-            shape=shape,
-            dtype=dtype,
-            chunks=chunks,
-            keys=keys,
-            fill=fill_value(metadata["fill_value"], dtype, version=3),
-            codecs=_chain(inner, dtype),
-            shards=shards,
-        )
+    return ArrayLayout(
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        keys=keys,
+        fill=fill_value(metadata["fill_value"], dtype, version=3),
+        codecs=_chain(inner, dtype),
+        shards=shards,
     )
-
-
-def _checked(layout: ArrayLayout) -> ArrayLayout:
-    whole_number("the size of a chunk in bytes", layout.chunk_bytes, error=BadMetadata)
-    if layout.shards is not None:
-        whole_number("the size of a shard's index", layout.shards.index_bytes, error=BadMetadata)
-    return layout
 
 
 def _dtype_v3(data_type: object) -> np.dtype[np.generic]:
@@ -266,6 +257,8 @@ def _chunks(name: str, value: object, shape: tuple[int, ...]) -> tuple[int, ...]
     chunks = _sizes(name, value, minimum=1)
     if len(chunks) != len(shape):
         raise BadMetadata(f"{name} {list(chunks)} does not fit the shape {list(shape)}")
+    if prod(chunks) > MOST_CHUNK_ITEMS:
+        raise BadMetadata(f"{name} {list(chunks)} has more items than memory can hold")
     return chunks
 
 
