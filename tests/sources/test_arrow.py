@@ -191,3 +191,26 @@ def test_a_changed_value_changes_the_fingerprint(tmp_path):
         prints.add(ArrowSource(tmp_path / f"{value}.parquet").fingerprint())
         prints.add(ArrowSource(pa.table({"x": changed})).fingerprint())
     assert len(prints) == 4
+
+
+def test_a_mapped_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path):
+    table = pa.table({"x": np.arange(100_000)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    source = ArrowSource(tmp_path / "a.arrow")
+    source.view(0, 10)
+    child = os.fork()  # SIGBUS would end the process
+    if child == 0:
+        os.truncate(tmp_path / "a.arrow", 4096)
+        refused = 0
+        for access in (
+            lambda: source.view(90_000, 90_010),
+            lambda: source.read(90_000, 90_010, {"x": np.empty(10, "i8")}),
+            lambda: source.take(np.array([90_000]), {"x": np.empty(1, "i8")}),
+        ):
+            try:
+                access()
+            except SourceError as error:
+                refused += "shrunk" in str(error)
+        os._exit(0 if refused == 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -4,6 +4,8 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import SourceError
 from penstock.sources import NpySource
@@ -113,3 +115,135 @@ def test_the_fingerprint_follows_the_data_and_not_the_path(tmp_path):
     np.save(tmp_path / "c.npy", data)
     a, b, c = (NpySource(tmp_path / f"{n}.npy").fingerprint() for n in "abc")
     assert a == b != c
+
+
+# -- headers that are damaged, or lie
+
+
+def with_header(path, text, version=1, data=bytes(800), length=None):
+    body = text if isinstance(text, bytes) else text.encode("latin1")
+    size = (len(body) if length is None else length).to_bytes(2 if version == 1 else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + size + body + data)
+    return path
+
+
+def header(descr="'<f4'", order="False", shape="(10, 4)", more=""):
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}{more}}}\n"
+
+
+HEADERS = {
+    "open bracket": header(shape="(10, 4"),
+    "token error": "{'descr': '<f4', 'fortran_order': False, 'shape': (10,\n",
+    "open string": "{'descr': '''<f4",
+    "binary": bytes(range(256)),
+    "deep": "(" * 2000,
+    "deep dict": "{1:" * 300 + "}" * 300,
+    "minus": "-" * 3000 + "1",
+    "code": header(shape="__import__('os').listdir()"),
+    "no keys": "{}",
+    "a list": "[]",
+    "more keys": header(more=", 'x': 1"),
+    "negative": header(shape="(-10, 4)"),
+    "negative second": header(shape="(10, -4)"),
+    "both negative": header(shape="(-10, -4)"),
+    "bools": header(shape="(True, 4)"),
+    "floats": header(shape="(10.0, 4)"),
+    "a number": header(shape="10"),
+    "text": header(shape="('10', 4)"),
+    "scalar": header(shape="()"),
+    "too long": header(shape="(10, 5000)"),
+    "absurd": header(shape=f"({10**18}, 4)"),
+    "overflow": header(shape=f"({2**62}, {2**62})"),
+    "overflow to zero": header(shape=f"({2**32}, {2**32})"),
+    "empty but absurd": header(shape=f"(0, {10**30})"),
+    "empty and too large": header(shape=f"(0, {2**40}, {2**40})"),
+    "digits": header(shape="(" + "9" * 5000 + ",)"),
+    "dimensions": header(shape="(" + "1," * 70 + ")"),
+    "objects": header(descr="'|O'"),
+    "objects inside": header(descr="[('a', '<f4'), ('b', '|O')]"),
+    "nothing": header(descr="'|V0'"),
+    "empty strings": header(descr="'<U0'"),
+    "no dtype": header(descr="'zz'"),
+    "dtype number": header(descr="4"),
+    "dtype tuple": header(descr="('<f4', (2, -2))"),
+    "dtype list": header(descr="[1, 2]"),
+    "dtype pairs": header(descr="[('a',)]"),
+    "order": header(order="'C'"),
+    "python 2": header(shape="(10L, 5000L)"),
+}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 9])
+@pytest.mark.parametrize("name", HEADERS)
+def test_every_malformed_header_is_one_sentence(tmp_path, name, version):
+    path = with_header(tmp_path / "x.npy", HEADERS[name], version)
+    with pytest.raises(SourceError, match=r"x\.npy") as caught:
+        NpySource(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 2**16 - 1])
+def test_headers_of_another_length_than_they_say(tmp_path, length):
+    with pytest.raises(SourceError, match=r"x\.npy"):
+        NpySource(with_header(tmp_path / "x.npy", header(), length=length))
+    with pytest.raises(SourceError, match=r"x\.npy"):
+        NpySource(with_header(tmp_path / "x.npy", header(), 2, length=2**31))
+
+
+def test_a_header_of_python_2_is_read(tmp_path):
+    path = with_header(tmp_path / "x.npy", header(shape="(10L, 4L)"), data=bytes(160))
+    assert len(NpySource(path)) == 10
+
+
+@given(st.data())
+def test_changed_headers_are_read_as_numpy_reads_them_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("npy") / "x.npy"
+    np.save(path, np.arange(40, dtype="f4").reshape(10, 4))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, 127))] = data.draw(
+            st.one_of(st.integers(0, 255), st.sampled_from(b"0123456789-,()<>fiOVSU'"))
+        )
+    path.write_bytes(content)
+    try:
+        source = NpySource(path)
+    except SourceError as error:
+        assert "\n" not in str(error)
+        return
+    out = {"": np.empty((len(source), *source.fields[""].shape), source.fields[""].dtype)}
+    source.read(0, len(source), out)
+    found = np.load(path)
+    assert out[""].tobytes() == found.astype(found.dtype.newbyteorder("=")).tobytes()
+
+
+# -- files that shrink under a run
+
+
+@pytest.mark.parametrize("order", ["C", "F", "big-endian"])
+@pytest.mark.parametrize("access", ["read", "take", "view", "fingerprint", "strided"])
+def test_no_access_after_a_file_has_shrunk_touches_lost_pages(tmp_path, order, access):
+    """In a process of its own: SIGBUS would end it."""
+    array = np.arange(400_000, dtype=">f4" if order == "big-endian" else "f4").reshape(-1, 4)
+    np.save(tmp_path / "x.npy", np.asfortranarray(array) if order == "F" else array)
+    source = NpySource(tmp_path / "x.npy")
+    source.view(0, 10)
+    source.take(np.array([3]), {"": np.empty((1, 4), "f4")})
+    child = os.fork()
+    if child == 0:
+        os.truncate(tmp_path / "x.npy", 4096)
+        rows = np.empty((100, 4), "f4")
+        try:
+            if access == "read":
+                source.read(90_000, 90_100, {"": rows})
+            elif access == "take":
+                source.take(np.arange(90_000, 90_100), {"": rows})
+            elif access == "view":
+                os._exit(0 if source.view(90_000, 90_100) is None else 3)
+            elif access == "fingerprint":
+                source.fingerprint()
+            else:
+                source.read(90_000, 90_100, {"": rows[:, ::-1]})
+        except SourceError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -70,10 +70,10 @@ def advice_for_folder(path: Path) -> str:
 
 def advice_for_object(value: object) -> str:
     """What to do with an object that no source reads."""
-    module = type(value).__module__
-    if module.startswith("pandas."):
+    package = type(value).__module__.partition(".")[0]
+    if package == "pandas":
         return "convert it with pyarrow.Table.from_pandas"
-    if module.startswith(("xarray.", "h5py.", "zarr.")):
+    if package in ("xarray", "h5py", "zarr"):
         return "pass the path of its store"
     if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value):
         return "a dataset with __getitem__ and __len__ goes to ChunkedDataLoader"

@@ -227,5 +227,5 @@ def _is_number(value: object) -> bool:
 
 
 def _described(where: object) -> str:
-    text = redacted(repr(where))
+    text = redacted(" ".join(repr(where).split()))
     return f"{type(where).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -68,17 +68,17 @@ class GenericArray:
         self._missing = missing
         self._opened: tuple[int, Any, _Seen] | None = None
         array, _ = _open(stored, key, pipeline=None)
-        shape = tuple(array.shape)
+        shape, name = tuple(array.shape), stored.name(key.rstrip("/"))
         if missing.refused and array.shards is not None:
             raise SourceError(
-                f"array {stored.name(key.rstrip('/'))} is read by zarr-python ({why}), which does not say "
+                f"array {name} is read by zarr-python ({why}), which does not say "
                 "which chunks of a shard are missing: open it with missing='fill'"
             )
         self._crop = crop or tuple((0, n) for n in shape)
         self._stored_dtype = np.dtype(array.dtype)
         if self._stored_dtype.hasobject or self._stored_dtype.kind == "T":
             raise SourceError(
-                f"array {stored.name(key.rstrip('/'))} holds items of variable size ({array.dtype}), which "
+                f"array {name} holds items of variable size ({array.dtype}), which "
                 "cannot be samples: leave it out with open_source(..., fields=[...])"
             )
         self.samples = shape[axis]
