@@ -53,9 +53,14 @@ def calls():
     for wrong in WRONG_NAMES:
         yield "ZarrSource", lambda p, w=wrong: sources.ZarrSource(p.array, fields=w)
         yield "ArrowSource", lambda _, w=wrong: sources.ArrowSource(pa.table({"y": [1]}), columns=w)
-        yield "RecordingSource", lambda p, w=wrong: sources.RecordingSource(p.recording, columns=w)
+        w = [1.5] if wrong == [3] else wrong  # a column of a recording may be given by number
+        yield "RecordingSource", lambda p, w=w: sources.RecordingSource(p.recording, columns=w)
     for wrong in WRONG_COUNTS:
         if wrong is not None:
+            yield (
+                "create_zarr_loader",
+                lambda p, w=wrong: sources.create_zarr_loader(p.recording, 3, 4, w),
+            )
             yield "ZarrSource", lambda p, w=wrong: sources.ZarrSource(p.array, axis=w)
             yield "ZarrSource", lambda p, w=wrong: sources.ZarrSource(p.array, along=w)
             yield (
@@ -86,15 +91,9 @@ def calls():
             "create_zarr_loader",
             lambda p, w=wrong: sources.create_zarr_loader(p.recording, 3, w, 2),
         )
-        yield (
-            "create_zarr_loader",
-            lambda p, w=wrong: sources.create_zarr_loader(p.recording, 3, 4, w),
-        )
         yield "RangeSource", lambda _, w=wrong: sources.RangeSource(MEMORY, w, 5)
         yield "RangeSource", lambda _, w=wrong: sources.RangeSource(MEMORY, 0, w)
         yield "BlockCache", lambda p, w=wrong: BlockCache(p.array / "cache", w)
-        yield "Patience", lambda _, w=wrong: Patience(w if w != "3" else "3", 1.0)
-        yield "Patience", lambda _, w=wrong: Patience(1.0, w)
         yield "open_remote", lambda _, w=wrong: open_remote("s3://b/x", concurrency=w)
         yield "DataSplit", lambda _, w=wrong: sources.DataSplit(w, 5, 6, 7)
         yield (
@@ -103,6 +102,9 @@ def calls():
                 p.array / "new", {"VOLTAGE": [[1.0]]}, chunk_timesteps=w
             ),
         )
+    for wrong in (-1, True, "3", None, 1e300, float("nan")):
+        yield "Patience", lambda _, w=wrong: Patience(w, 1.0)
+        yield "Patience", lambda _, w=wrong: Patience(1.0, w)
     for wrong in WRONG_FLAGS:
         yield "ZarrSource", lambda p, w=wrong: sources.ZarrSource(p.array, direct=w)
         yield "ZarrSource", lambda p, w=wrong: sources.ZarrSource(p.array, decode=w)

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.sources.base import Arrays, Field, MappedSource, Source
 from penstock.sources.fingerprints import digest
@@ -18,6 +19,14 @@ from penstock.sources.requests import check_range, checked_indices, destinations
 def view_of(source: Source, start: int, stop: int) -> Arrays | None:
     """Samples ``start:stop`` of any source in place; None where that cannot be."""
     return source.view(start, stop) if isinstance(source, MappedSource) else None
+
+
+def check_source(source: object) -> None:
+    """Refuse what is not a source."""
+    if not isinstance(source, Source):
+        raise SourceError(
+            f"{type(source).__name__} is not a source: make one of it with open_source"
+        )
 
 
 def in_flight_of(sources: Iterable[Source]) -> int | None:
@@ -38,8 +47,10 @@ class ConcatenatedSource:
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        if not sources:
-            raise SourceError("nothing to concatenate: give at least one source")
+        if not isinstance(sources, list | tuple) or not sources:
+            raise SourceError("concatenating needs a list of at least one source")
+        for source in sources:
+            check_source(source)
         self._sources = list(sources)
         self.in_flight = in_flight_of(self._sources)
         self._fields = dict(sources[0].fields)
@@ -49,7 +60,7 @@ class ConcatenatedSource:
                     f"source {number} has fields {dict(source.fields)}, the first {self._fields}: "
                     "only sources with the same fields can be concatenated"
                 )
-        self._ends = list(accumulate(len(source) for source in sources))
+        self._ends: list[int] = list(accumulate(len(source) for source in sources))
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -125,6 +136,12 @@ class ZippedSource:
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
+        if not isinstance(sources, Mapping) or not sources:
+            raise SourceError("zipping needs a dict of at least one source")
+        for name, source in sources.items():
+            check_source(source)
+            if not isinstance(name, str):
+                raise SourceError(f"fields are named by strings, got {name!r}")
         lengths = {name: len(source) for name, source in sources.items()}
         if len(set(lengths.values())) != 1:
             raise SourceError(f"only sources of the same length can be zipped, got {lengths}")
@@ -207,6 +224,8 @@ class RangeSource:
     """
 
     def __init__(self, source: Source, start: int, stop: int) -> None:
+        check_source(source)
+        start, stop = whole_number("start", start), whole_number("stop", stop)
         if not 0 <= start <= stop <= len(source):
             raise PlanError(
                 f"samples {start}:{stop} are not within the {len(source)} samples of {source!r}"

@@ -39,7 +39,9 @@ class MemorySource:
         named = data if isinstance(data, Mapping) else {"": data}
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")
-        self._data = {str(name): _readable(str(name), value) for name, value in named.items()}
+        if not all(isinstance(name, str) for name in named):
+            raise SourceError(f"fields are named by strings, got {list(named)}")
+        self._data = {name: _readable(name, value) for name, value in named.items()}
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(f"arrays of one source must have the same length, got {lengths}")
@@ -114,7 +116,10 @@ def is_tensor(value: object) -> bool:
 
 def _readable(name: str, value: Any) -> Any:
     """A tensor as it is, anything else as an array; refused where it cannot be a source."""
-    array = _from_tensor(name, value) if is_tensor(value) else np.asarray(value)
+    try:
+        array = _from_tensor(name, value) if is_tensor(value) else np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise SourceError(f"{name or 'the data'!r} is not an array: {error}") from error
     if array.ndim == 0 or array.dtype.hasobject:
         raise SourceError(
             f"array {name!r} has {array.ndim} dimensions of dtype {array.dtype}: "

@@ -20,11 +20,11 @@ from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
 from penstock.sources.recording import RecordingSource, recording_at
 from penstock.sources.remote import open_remote
-from penstock.sources.requests import did_you_mean
+from penstock.sources.requests import checked_names, did_you_mean
 from penstock.sources.urls import is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.opening import is_zarr
-from penstock.sources.zarr.source import checked_along, checked_fields
+from penstock.sources.zarr.source import checked_along
 from penstock.sources.zarr.stored import Directory
 
 Option = Mapping[str, Any]
@@ -62,7 +62,9 @@ def open_source(
     ...
     penstock.errors.SourceError: there is nothing at nowhere.npy
     """
-    chosen = Choices(checked_fields(fields), _along(along, options), flag("decode", decode))
+    chosen = Choices(
+        checked_names("fields", fields), _along(along, options), flag("decode", decode)
+    )
     return _opened(where, chosen, options)
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +46,32 @@ def checked_path(path: object, *, error: type[Exception] = SourceError) -> Path:
     return Path(path)
 
 
+def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
+    """The names of fields or columns, if they are a list of different ones; None stays None.
+
+    >>> checked_names("fields", ("x", "y"))
+    ['x', 'y']
+    """
+    if value is None:
+        return None
+    names = list(value) if isinstance(value, list | tuple) else []
+    if not names or not all(isinstance(each, kinds) for each in names):
+        raise PlanError(f"{name} must be a list of one or more names, got {value!r}")
+    if len(set(names)) < len(names):
+        raise PlanError(f"{name} must name each of them once, got {value!r}")
+    return names
+
+
 def checked_indices(length: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The indices as int64, each within ``range(length)``; negative ones are refused, not wrapped.
 
     >>> checked_indices(10, [9, 0]).tolist()
     [9, 0]
     """
-    chosen = np.asarray(indices)
+    try:
+        chosen = np.asarray(indices)
+    except ValueError as error:  # rows of different lengths
+        raise PlanError(f"indices must be a flat array of integers: {error}") from error
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise PlanError(
             "indices must be a flat array of integers, "

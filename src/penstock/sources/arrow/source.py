@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,13 @@ from penstock.sources.base import Arrays, Field
 from penstock.sources.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.gathering import block_runs
 from penstock.sources.memory import samples_per_block
-from penstock.sources.requests import check_range, checked_indices, destinations
+from penstock.sources.requests import (
+    check_range,
+    checked_indices,
+    checked_names,
+    checked_path,
+    destinations,
+)
 
 
 class ArrowSource:
@@ -36,8 +41,9 @@ class ArrowSource:
     """
 
     def __init__(self, table: Any, *, columns: Sequence[str] | None = None) -> None:
+        names = checked_names("columns", columns)
         self._rows = _rows_of(table)
-        self._fields = fields_of(self._rows.schema, columns)
+        self._fields = fields_of(self._rows.schema, names)
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -118,7 +124,7 @@ class ArrowSource:
 
 def _rows_of(table: Any) -> TableRows:
     if isinstance(table, str | os.PathLike):
-        path = Path(table)
+        path = checked_path(table)
         is_parquet = path.is_dir() or path.suffix in (".parquet", ".pq")
         return ParquetRows(path) if is_parquet else MappedRows(path)
     if type(table).__module__.startswith("datasets."):

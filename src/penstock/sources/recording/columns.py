@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.sources.requests import did_you_mean
 
@@ -68,6 +69,8 @@ def _named(name: str) -> FlyVisSim:
 
 def _numbered(number: int) -> FlyVisSim:
     try:
-        return FlyVisSim(number)
+        return FlyVisSim(whole_number("column", number))
+    except PlanError:
+        raise
     except ValueError as error:
         raise PlanError(f"a recording has columns 0 to 8, got {number!r}") from error

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.sources.base import Source
 from penstock.sources.npy import NpySource
@@ -17,6 +18,7 @@ from penstock.sources.readers import ArrayReader
 from penstock.sources.recording.columns import DYNAMIC, STATIC, FlyVisSim
 from penstock.sources.recording.npy_column import NpyColumn
 from penstock.sources.recording.zarr_column import ZarrColumn
+from penstock.sources.requests import checked_path
 from penstock.sources.zarr.source import ZarrSource
 
 LayoutName = Literal["zarr_v2", "zarr_v1", "npy"]
@@ -87,14 +89,16 @@ def checked_neurons(available: int, wanted: int | None) -> int:
     >>> checked_neurons(100, None), checked_neurons(100, 0)
     (100, 0)
     """
-    if wanted is not None and not 0 <= wanted <= available:
+    if wanted is None:
+        return available
+    if not 0 <= (count := whole_number("neuron_limit", wanted)) <= available:
         raise PlanError(f"neuron_limit must be from 0 to {available} neurons, got {wanted}")
-    return available if wanted is None else wanted
+    return count
 
 
 def find_recording(path: str | os.PathLike[str]) -> RecordingFiles:
     """The recording at ``path``, whose ``.zarr`` or ``.npy`` suffix may be left out."""
-    found = recording_at(path)
+    found = recording_at(checked_path(path))
     if found is None:
         base = _without_suffix(Path(path))
         raise SourceError(

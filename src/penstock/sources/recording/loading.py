@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.sources.base import Field
 from penstock.sources.readers import ArrayReader
@@ -18,6 +19,8 @@ from penstock.sources.recording.columns import FlyVisSim, dynamic_column
 from penstock.sources.recording.layout import find_recording
 from penstock.sources.requests import check_range, destinations
 from penstock.sources.scratch import Bytes, Reused, borrowed
+
+MOST_THREADS = 1024
 
 FloatRows = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.generic]
@@ -139,11 +142,10 @@ def create_zarr_loader(
         data_path: The recording, in any of its layouts.
         column_idx: The column to model, for all neurons.
         stim_column_idx: The column of the stimulus.
-        num_stim_dims: Read the stimulus of so many neurons, the first ones.
+        num_stim_dims: How many neurons to read the stimulus of, the first ones; all if None.
         threads: Threads that decode one range; two keep up with most training.
     """
-    if threads < 1:
-        raise PlanError(f"threads must be at least 1, got {threads}")
+    whole_number("threads", threads, minimum=1, maximum=MOST_THREADS)
     files = find_recording(data_path)
     data = files.reader(dynamic_column(column_idx), None)
     stimulus = files.reader(dynamic_column(stim_column_idx), num_stim_dims)

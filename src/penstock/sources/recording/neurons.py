@@ -42,6 +42,10 @@ class NeuronData:
     @classmethod
     def from_metadata(cls, metadata: npt.NDArray[np.float32]) -> NeuronData:
         """From the (neurons, 5) array of ``load_metadata``; types must be exactly 0 to K-1."""
+        if not isinstance(metadata, np.ndarray) or metadata.dtype.kind not in "fiu":
+            raise SourceError(
+                f"metadata must be an array of numbers, got {type(metadata).__name__}"
+            )
         if metadata.ndim != 2 or metadata.shape[1] != len(STATIC):
             raise SourceError(
                 f"metadata must have shape (neurons, {len(STATIC)}), got {metadata.shape}"

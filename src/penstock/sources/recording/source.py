@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from penstock.sources.readers import ReaderSource
 from penstock.sources.recording.columns import DYNAMIC, FlyVisSim, dynamic_column
 from penstock.sources.recording.layout import find_recording
+from penstock.sources.requests import checked_names
 
 
 class RecordingSource(ReaderSource):
@@ -16,7 +17,7 @@ class RecordingSource(ReaderSource):
     Args:
         path: The recording, in any of its layouts; a ``.zarr`` or ``.npy`` suffix may be left out.
         columns: Columns that change with time, by name or number; all four of them if None.
-        neurons: Read only the first so many neurons of a column: ``{"STIMULUS": 1736}``.
+        neurons: How many neurons to read of a column, the first ones: ``{"STIMULUS": 1736}``.
     """
 
     def __init__(
@@ -26,9 +27,10 @@ class RecordingSource(ReaderSource):
         columns: Sequence[FlyVisSim | int | str] | None = None,
         neurons: Mapping[str, int] | None = None,
     ) -> None:
+        named = checked_names("columns", columns, str | int) or DYNAMIC
         files = find_recording(path)
         self._path, self.layout = files.path, files.layout
-        chosen = [dynamic_column(column) for column in (columns or DYNAMIC)]
+        chosen = [dynamic_column(column) for column in named]
         limits = {dynamic_column(name): count for name, count in (neurons or {}).items()}
         readers = {column.name: files.reader(column, limits.get(column)) for column in chosen}
         super().__init__(readers, str(self._path))

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole_number
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.recording.columns import DYNAMIC, STATIC, FlyVisSim
+from penstock.sources.requests import checked_path
 
 CHUNK_TIMESTEPS = 2000
 
@@ -32,6 +34,8 @@ def write_recording(
         metadata: (neurons, 5): INDEX, XPOS, YPOS, GROUP_TYPE, TYPE; made up if None.
         chunk_timesteps: Timesteps in a chunk of storage.
     """
+    folder = checked_path(path)
+    whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
     shape = _shape(columns)
     series = np.zeros((*shape, len(DYNAMIC)), np.float32)
     for name, values in columns.items():
@@ -39,7 +43,6 @@ def write_recording(
     static = _made_up(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
     if static.shape != (shape[1], len(STATIC)):
         raise SourceError(f"metadata must have shape {(shape[1], len(STATIC))}, got {static.shape}")
-    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "timeseries.zarr", series, (chunk_timesteps, max(1, shape[1]), 1))
     _write(folder / "metadata.zarr", static, static.shape)
@@ -48,6 +51,8 @@ def write_recording(
 
 def _shape(columns: dict[str, npt.ArrayLike]) -> tuple[int, int]:
     known = [column.name for column in DYNAMIC]
+    if not isinstance(columns, dict) or not columns:
+        raise SourceError(f"columns must be a dict of arrays by name, got {columns!r}")
     shapes = {name: np.shape(values) for name, values in columns.items()}
     unknown = sorted(set(shapes) - set(known))
     if unknown or len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:

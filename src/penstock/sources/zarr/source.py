@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from penstock.arguments import choice, flag, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.sources.readers import ReaderSource
+from penstock.sources.requests import checked_names, checked_path
 from penstock.sources.zarr.opening import ReadSettings, ZarrArray, open_arrays
 from penstock.sources.zarr.stored import Directory, StoredBytes
 
@@ -56,7 +57,7 @@ class ZarrSource(ReaderSource):
         #: reads that storage likes at once; None where it is local, and cores are what counts
         self.in_flight: int | None = getattr(stored, "concurrency", None)
         self._arrays: Mapping[str, ZarrArray] = open_arrays(
-            stored, fields=checked_fields(fields), settings=settings
+            stored, fields=checked_names("fields", fields), settings=settings
         )
         super().__init__(self._arrays, self._name)
 
@@ -90,25 +91,9 @@ def checked_along(axis: object, along: object) -> int | str:
     return whole_number(name, given)
 
 
-def checked_fields(fields: object) -> list[str] | None:
-    """The names of fields, if they are a list of different names.
-
-    >>> checked_fields(("x", "y"))
-    ['x', 'y']
-    """
-    if fields is None:
-        return None
-    names = list(fields) if isinstance(fields, list | tuple) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise PlanError(f"fields must be a list of one or more names, got {fields!r}")
-    if len(set(names)) < len(names):
-        raise PlanError(f"fields names one of them twice, got {fields!r}")
-    return names
-
-
 def _stored(path: object) -> StoredBytes:
     if isinstance(path, str | os.PathLike):
-        return Directory(path)
+        return Directory(checked_path(path))
     if isinstance(path, StoredBytes):
         return path
     raise SourceError(f"a Zarr store is given by its path, got {type(path).__name__}")
