@@ -51,7 +51,7 @@ class ConcatenatedSource:
             raise SourceError("concatenating needs a list of at least one source")
         for source in sources:
             check_source(source)
-        self._sources = list(sources)
+        self._sources: list[Source] = list(sources)
         self.in_flight = in_flight_of(self._sources)
         self._fields = dict(sources[0].fields)
         for number, source in enumerate(sources):
@@ -60,7 +60,7 @@ class ConcatenatedSource:
                     f"source {number} has fields {dict(source.fields)}, the first {self._fields}: "
                     "only sources with the same fields can be concatenated"
                 )
-        self._ends: list[int] = list(accumulate(len(source) for source in sources))
+        self._ends = list(accumulate(len(source) for source in sources))
 
     @property
     def fields(self) -> Mapping[str, Field]:
