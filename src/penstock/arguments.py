@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +23,22 @@ import numpy as np
 from penstock.errors import PlanError
 
 LARGEST_INTEGER = 2**62  # sizes, positions and steps fit into 64 bits with room to add two of them
+SHOWN_CHARACTERS = 120  # of a value in a message
 T = TypeVar("T")
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as a message shows it: on one line, and cut where it is long.
+
+    >>> shown("a"), shown([0] * 1000)[-10:], shown(10**5000)
+    ("'a'", '0, 0, 0,...', 'an int of 16610 bits')
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        size = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
+        return f"an {type(value).__name__}{size}"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def whole_number(
@@ -44,17 +61,17 @@ def whole_number(
         error: The class to raise.
     """
     if isinstance(value, bool | np.bool_):
-        raise error(f"{name} must be an integer, got {value!r}, which is a bool")
+        raise error(f"{name} must be an integer, got {shown(value)}, which is a bool")
     try:
         number = operator.index(value)
     except TypeError:
         found = type(value).__name__
-        raise error(f"{name} must be an integer, got {value!r} ({found})") from None
+        raise error(f"{name} must be an integer, got {shown(value)} ({found})") from None
     if minimum is not None and number < minimum:
         counted = f" {unit}{'' if minimum == 1 else 's'}" if unit else ""
-        raise error(f"{name} must be at least {minimum}{counted}, got {number}")
+        raise error(f"{name} must be at least {minimum}{counted}, got {shown(number)}")
     if number > maximum:
-        raise error(f"{name} must be at most {maximum:,}, got {number}")
+        raise error(f"{name} must be at most {maximum:,}, got {shown(number)}")
     return number
 
 
@@ -76,21 +93,24 @@ def real_number(
         error: The class to raise.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise error(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
+        raise error(f"{name} must be a number, got {shown(value)} ({type(value).__name__})")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
-        raise error(f"{name} must be finite, got {value!r}")
+        raise error(f"{name} must be finite, got {shown(value)}")
     if minimum is not None and number < minimum:
-        raise error(f"{name} must be at least {minimum:g}, got {value!r}")
+        raise error(f"{name} must be at least {minimum:g}, got {shown(value)}")
     if maximum is not None and number > maximum:
-        raise error(f"{name} must be at most {maximum:g}, got {value!r}")
+        raise error(f"{name} must be at most {maximum:g}, got {shown(value)}")
     return number
 
 
 def flag(name: str, value: Any, *, error: type[Exception] = PlanError) -> bool:
     """Return ``value`` as a ``bool``; only ``True`` and ``False`` (also numpy's) are accepted."""
     if not isinstance(value, bool | np.bool_):
-        raise error(f"{name} must be True or False, got {value!r}")
+        raise error(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -98,12 +118,34 @@ def choice(name: str, value: T, allowed: Collection[T], *, error: type[Exception
     """Return ``value`` if it is one of ``allowed``."""
     if not any(type(value) is type(known) and value == known for known in allowed):
         options = ", ".join(repr(known) for known in allowed)
-        raise error(f"{name} must be one of {options}, got {value!r}")
+        raise error(f"{name} must be one of {options}, got {shown(value)}")
     return value
 
 
 def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
     """Return ``value`` if it is None or can be called."""
     if value is not None and not callable(value):
-        raise error(f"{name} must be callable, got {value!r} ({type(value).__name__})")
+        raise error(f"{name} must be callable, got {shown(value)} ({type(value).__name__})")
     return value
+
+
+def text(name: str, value: Any, *, error: type[Exception] = PlanError) -> str:
+    """Return ``value`` if it is a non-empty ``str``."""
+    if not isinstance(value, str) or not value:
+        raise error(f"{name} must be a non-empty str, got {shown(value)}")
+    return str(value)
+
+
+def a_path(name: str, value: Any, *, error: type[Exception] = PlanError) -> Path:
+    """Return ``value`` as a `Path`; a ``str`` or an ``os.PathLike`` of one is accepted."""
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise error(f"{name} must be a path, got {shown(value)}")
+    return Path(found)
+
+
+def mapping(name: str, value: Any, *, error: type[Exception] = PlanError) -> dict[str, Any]:
+    """Return ``value`` as a new ``dict``; its keys must be strings."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise error(f"{name} must be values by name, got {shown(value)}")
+    return dict(value)

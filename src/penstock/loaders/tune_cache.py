@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.atomic_files import replace_text
 from penstock.datasets.gather import fingerprint_of
 from penstock.loaders.config import DataLoaderConfig
 from penstock.loaders.machine import Machine
@@ -52,7 +52,7 @@ class TuneCache:
         try:
             found = json.loads(self.path.read_text())
             return DataLoaderConfig(**{name: found[name] for name in REMEMBERED})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def save(self, config: DataLoaderConfig) -> None:
@@ -60,9 +60,7 @@ class TuneCache:
         found = {name: getattr(config, name) for name in REMEMBERED}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                json.dump(found, file)
-            Path(file.name).replace(self.path)
+            replace_text(self.path, json.dumps(found))
         except OSError as error:
             log.info("the tuned configuration is not remembered: %s", error)
 

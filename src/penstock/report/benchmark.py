@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from penstock.atomic_files import replace_text
 from penstock.extras import optional
 from penstock.streaming.budget import format_bytes
 
@@ -53,7 +54,7 @@ class BenchmarkReport:
         """
         text = json.dumps(self.to_dict(), indent=2, default=_named)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            replace_text(Path(path), text + "\n")
         return text
 
     def to_table(self) -> str:
@@ -84,7 +85,7 @@ class BenchmarkReport:
         plot = self.figure().to_html(full_html=False, include_plotlyjs=True)
         page = PAGE.format(plot=plot, table=escape(self.to_table()))
         if path is not None:
-            Path(path).write_text(page)
+            replace_text(Path(path), page)
         return page
 
     def label(self, name: str) -> str:

@@ -1,53 +1,36 @@
-"""Files that are there whole or not at all, and that load without running anything."""
+"""Checkpoint files: written as a whole, and read without running anything in them."""
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import zipfile
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import torch
 
+from penstock.atomic_files import replace_file
 from penstock.errors import ConfigError, PenstockError
-
-UNFINISHED: Final = ".tmp"
 
 
 class CheckpointError(PenstockError, RuntimeError):
-    """A checkpoint that cannot be written, or not be read."""
+    """A checkpoint that cannot be written or read."""
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Make ``path`` what ``write`` writes, as a whole: written, synced, renamed, synced.
-
-    Killed at any moment, there is the file before or the new one. A write that fails leaves the
-    one before, and nothing else.
-    """
-    new = path.with_name(f".{path.name}{UNFINISHED}")
-    try:
-        with new.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        sync_directory(path.parent)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose bytes were read, and are not those of a whole checkpoint."""
 
 
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory on the disk, not only the bytes of its files."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint that cannot be read now: permissions, memory, storage; it may be whole."""
+
+
+class NoCheckpointError(PenstockError, FileNotFoundError):
+    """A checkpoint that is not there."""
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -62,20 +45,75 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved at ``path``, every byte of it checked."""
-    if not path.exists():
-        raise NoCheckpointError(f"there is no checkpoint {path}")
+    """The state saved at ``path``, every byte of it checked.
+
+    Raises:
+        NoCheckpointError: There is no file of that name.
+        DamagedCheckpointError: All of it was read, and it is no checkpoint.
+        UnreadableCheckpointError: It cannot be read now. Nothing is known about its content.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _Watched(path) as watched, io.BufferedReader(watched) as file:
+            return _read(file, watched, path)
+    except FileNotFoundError as error:
+        if not path.is_symlink():  # a link to nothing: its storage may not be mounted
+            raise NoCheckpointError(f"there is no checkpoint {path}") from error
+        raise _unreadable(path, error) from error
+    except (OSError, MemoryError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(file: io.BufferedReader, watched: _Watched, path: Path) -> dict[str, Any]:
+    try:
+        file.peek(1)  # zipfile would take a file that cannot be read for one that is no archive
+        with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()  # torch does not compare checksums
         if damaged is not None:
-            raise CheckpointError(f"checksum of {damaged!r} is wrong")
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
-        raise CheckpointError(
+            raise zipfile.BadZipFile(f"checksum of {damaged!r} is wrong")
+        file.seek(0)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except DAMAGED as error:
+        cause = watched.failure or (error if _is_about_memory(error) else None)
+        if cause is not None:
+            raise _unreadable(path, cause) from error
+        raise DamagedCheckpointError(
             f"checkpoint {path.name!r} is corrupted ({reason_of(error)})"
         ) from error
+    if not isinstance(state, dict):
+        raise DamagedCheckpointError(
+            f"checkpoint {path.name!r} is corrupted (it holds a {type(state).__name__}, not a dict)"
+        )
     return state
+
+
+class _Watched(io.FileIO):
+    """A file to read that remembers why a read failed.
+
+    zipfile and torch turn errors of the storage into errors about the content.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self.failure: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+        """Fill a buffer; all reads of a buffered reader come here."""
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _unreadable(path: Path, error: BaseException) -> UnreadableCheckpointError:
+    why = getattr(error, "strerror", None) or reason_of(error)
+    return UnreadableCheckpointError(
+        f"checkpoint {str(path)!r} cannot be read now ({why}); it may be whole, and is left as it is"
+    )
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    return "allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 def reason_of(error: BaseException) -> str:
@@ -85,14 +123,11 @@ def reason_of(error: BaseException) -> str:
     return (telling or lines or [type(error).__name__])[0]
 
 
-class NoCheckpointError(PenstockError, FileNotFoundError):
-    """A checkpoint that is not there."""
-
-
-# what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone
-UNREADABLE: Final = (
+# what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone;
+# OSError: for a seek to where no file can go
+DAMAGED: Final = (
     OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
-    pickle.UnpicklingError,
+    pickle.UnpicklingError, zlib.error, AttributeError, TypeError, IndexError, AssertionError,
 )  # fmt: skip
 
 

@@ -1,25 +1,29 @@
-"""What checkpoints a directory has: a small file, made anew from the checkpoints if need be."""
+"""The checkpoints of a directory: a small file, made again from the checkpoints if need be."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from math import isnan
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from penstock.arguments import whole_number
+from penstock.atomic_files import replace_text
+from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import (
-    UNFINISHED,
-    CheckpointError,
+    DamagedCheckpointError,
+    UnreadableCheckpointError,
     read_checkpoint,
-    replace_file,
 )
 
 log = logging.getLogger("penstock")
 
 REGISTRY: Final = "checkpoint_registry.json"
+_PATTERN: Final = re.compile(r"checkpoint_.*\.pt")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,13 @@ class CheckpointMetadata:
     """One checkpoint: its file, where in training it was taken, and how good it was.
 
     Args:
+        file: Its name in the directory.
         sequence: Counts the saves into a directory; the latest has the largest.
+        epoch: Of training, when it was saved.
+        global_step: Of training, when it was saved.
+        metrics: Numbers by name.
+        monitor: The metric that decides which checkpoint is the best.
+        timestamp: When it was saved, in ISO format.
     """
 
     file: str
@@ -37,6 +47,18 @@ class CheckpointMetadata:
     metrics: dict[str, float]
     monitor: str
     timestamp: str
+
+    def __post_init__(self) -> None:
+        for name in ("file", "monitor", "timestamp"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} must be text, got {value!r}")
+        for name in ("sequence", "epoch", "global_step"):
+            whole_number(name, getattr(self, name), error=ConfigError)
+        if not isinstance(self.metrics, dict) or self.monitor not in self.metrics:
+            raise ConfigError(f"metrics must have a number for {self.monitor!r}: {self.metrics!r}")
+        for name, value in self.metrics.items():
+            if not isinstance(name, str) or type(value) not in (int, float):
+                raise ConfigError(f"metrics must be numbers by name, got {name!r}: {value!r}")
 
     @property
     def monitor_value(self) -> float:
@@ -48,9 +70,17 @@ def read_registry(directory: Path) -> list[CheckpointMetadata]:
     """The checkpoints there are, earliest first, whatever became of the registry's file.
 
     What it names and is gone is left out; what is there and not named (the process was killed
-    before it could, or the file is damaged) is read. A damaged checkpoint is left out, and said.
+    before it could, or the file is damaged) is read. A damaged checkpoint is left out, and logged;
+    one that cannot be read now raises: without it an earlier one would be taken for the latest.
     """
-    there = {path.name: path for path in directory.glob("checkpoint_*.pt")}
+    try:
+        names = [name for name in os.listdir(directory) if _PATTERN.fullmatch(name)]
+    except OSError as error:
+        raise UnreadableCheckpointError(
+            f"{str(directory)!r} cannot be listed ({error.strerror}): make it readable, and try "
+            "again"
+        ) from error
+    there = {name: directory / name for name in sorted(names)}
     known = {entry.file: entry for entry in _named(directory / REGISTRY) if entry.file in there}
     found = [*known.values(), *_read(path for name, path in there.items() if name not in known)]
     return sorted(found, key=lambda entry: (entry.sequence, entry.file))
@@ -58,8 +88,7 @@ def read_registry(directory: Path) -> list[CheckpointMetadata]:
 
 def write_registry(directory: Path, entries: list[CheckpointMetadata]) -> None:
     """Write the registry's file, as a whole."""
-    text = json.dumps([asdict(entry) for entry in entries], indent=1)
-    replace_file(directory / REGISTRY, lambda file: file.write(text.encode()))
+    replace_text(directory / REGISTRY, json.dumps([asdict(entry) for entry in entries], indent=1))
 
 
 def _named(path: Path) -> list[CheckpointMetadata]:
@@ -67,26 +96,34 @@ def _named(path: Path) -> list[CheckpointMetadata]:
         return [CheckpointMetadata(**entry) for entry in json.loads(path.read_text())]
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError) as error:
-        log.warning("%s is damaged (%s): made anew from the checkpoints", path.name, error)
+    except (ValueError, TypeError, RecursionError) as error:
+        log.warning("%s is damaged (%s): it is made again from the checkpoints", path, error)
         return []
+    except OSError as error:
+        raise UnreadableCheckpointError(
+            f"{str(path)!r} cannot be read ({error.strerror}): make it readable, or delete it, and "
+            "it is made again from the checkpoints"
+        ) from error
 
 
 def _read(paths: Iterable[Path]) -> Iterable[CheckpointMetadata]:
     for path in paths:
         try:
             yield metadata_of(path.name, read_checkpoint(path))
-        except CheckpointError as error:
+        except DamagedCheckpointError as error:
             log.warning("%s: left out", error)
 
 
-def metadata_of(file: str, state: dict[str, object]) -> CheckpointMetadata:
+def metadata_of(file: str, state: dict[str, Any]) -> CheckpointMetadata:
     """The registry's entry of a checkpoint."""
     names = ("sequence", "epoch", "global_step", "metrics", "monitor", "timestamp")
     try:
-        return CheckpointMetadata(file, **{name: state[name] for name in names})  # type: ignore[arg-type]
+        return CheckpointMetadata(file, **{name: state[name] for name in names})
     except KeyError as error:
-        raise CheckpointError(f"checkpoint {file!r} is corrupted (it has no {error})") from error
+        why = f"it has no {error}"
+        raise DamagedCheckpointError(f"checkpoint {file!r} is corrupted ({why})") from error
+    except ConfigError as error:
+        raise DamagedCheckpointError(f"checkpoint {file!r} is corrupted ({error})") from error
 
 
 def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetadata]:
@@ -95,7 +132,7 @@ def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetad
 
     def badness(entry: CheckpointMetadata) -> tuple[bool, float]:
         value = entry.monitor_value
-        return (True, 0.0) if isnan(value) else (False, sign * value)
+        return (True, 0) if value != value else (False, sign * value)
 
     return sorted(entries, key=badness)
 
@@ -107,9 +144,3 @@ def kept(
     stay = {entry.file for entry in ranked(entries, mode)[: max(1, best)]}
     stay |= {entry.file for entry in entries[-max(1, last) :]}
     return [entry for entry in entries if entry.file in stay]
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Delete what a killed process had begun to write."""
-    for path in directory.glob(f".checkpoint_*{UNFINISHED}"):
-        path.unlink(missing_ok=True)

@@ -9,13 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.arguments import a_path, choice, flag, text, whole_number
+from penstock.atomic_files import remove_unfinished, replace_file
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import (
     CheckpointError,
+    DamagedCheckpointError,
     NoCheckpointError,
     check_loadable,
     read_checkpoint,
-    replace_file,
+    reason_of,
     write_checkpoint,
 )
 from penstock.training.checkpoint_registry import (
@@ -24,7 +27,6 @@ from penstock.training.checkpoint_registry import (
     metadata_of,
     ranked,
     read_registry,
-    remove_unfinished,
     write_registry,
 )
 from penstock.training.git_commit import git_commit
@@ -40,7 +42,7 @@ class Stateful(Protocol):
         """Where it is."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go there."""
         ...
 
@@ -52,12 +54,14 @@ class CheckpointManager:
     before. One process writes (rank 0); any may load. Files load with ``weights_only=True``.
 
     Args:
-        keep_best_k: So many of the best are kept. The best one always is.
-        keep_last_n: So many of the last are kept. The last one always is.
-        monitor: Metric that tells the best.
-        mode: ``min`` or ``max``: which values of it are good.
-        save_interval_epochs: What `should_save` says.
+        checkpoint_dir: The directory; created if it does not exist.
+        keep_best_k: How many of the best are kept. The best one always is.
+        keep_last_n: How many of the last are kept. The last one always is.
+        monitor: Metric that decides which checkpoint is the best.
+        mode: ``"min"`` or ``"max"``: which values of it are good.
+        save_interval_epochs: Epochs between two for which `should_save` is true.
         drive_backup: Also copy every checkpoint to ``drive_backup_path``.
+        drive_backup_path: A directory; created if it does not exist.
 
     >>> import torch
     >>> from tempfile import TemporaryDirectory
@@ -81,18 +85,25 @@ class CheckpointManager:
         drive_backup: bool = False,
         drive_backup_path: str | Path | None = None,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ConfigError(f"mode must be 'min' or 'max', got {mode!r}")
-        if save_interval_epochs < 1:
-            raise ConfigError(f"save_interval_epochs must be 1 or more, got {save_interval_epochs}")
+        self.checkpoint_dir = a_path("checkpoint_dir", checkpoint_dir, error=ConfigError)
+        counts = {"keep_best_k": keep_best_k, "keep_last_n": keep_last_n}
+        self.keep_best_k, self.keep_last_n = (
+            whole_number(name, count, minimum=0, error=ConfigError)
+            for name, count in counts.items()
+        )
+        self.monitor = text("monitor", monitor, error=ConfigError)
+        self.mode = choice("mode", mode, ("min", "max"), error=ConfigError)
+        self.save_interval_epochs = whole_number(
+            "save_interval_epochs", save_interval_epochs, minimum=1, error=ConfigError
+        )
+        self.drive_backup = flag("drive_backup", drive_backup, error=ConfigError)
         if drive_backup and drive_backup_path is None:
             raise ConfigError("drive_backup=True needs a drive_backup_path, got None")
-        self.checkpoint_dir = Path(checkpoint_dir)
-        self.keep_best_k, self.keep_last_n = keep_best_k, keep_last_n
-        self.monitor, self.mode = monitor, mode
-        self.save_interval_epochs = save_interval_epochs
-        self.drive_backup_path = Path(drive_backup_path) if drive_backup_path else None
-        self.drive_backup = drive_backup
+        self.drive_backup_path = (
+            a_path("drive_backup_path", drive_backup_path, error=ConfigError)
+            if drive_backup_path is not None
+            else None
+        )
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
 
     # -- saving
@@ -118,8 +129,10 @@ class CheckpointManager:
         Metrics may be numbers or tensors of one. ``loaders``: a loader, a data module, or several
         by name; `load` puts them back.
         """
-        entries = read_registry(self.checkpoint_dir)
+        epoch = whole_number("epoch", epoch, minimum=0, error=ConfigError)
         step = epoch if global_step is None else global_step
+        step = whole_number("global_step", step, minimum=0, error=ConfigError)
+        entries = read_registry(self.checkpoint_dir)
         state = {
             "epoch": epoch,
             "global_step": step,
@@ -146,14 +159,16 @@ class CheckpointManager:
         return path
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"metrics must be numbers by name, got {metrics!r}")
         if self.monitor not in metrics:
             raise ConfigError(
-                f"monitor {self.monitor!r} not found in metrics {sorted(metrics)}: add it, or "
+                f"monitor {self.monitor!r} not found in metrics {sorted(map(str, metrics))}: add it, or "
                 "watch another one with monitor="
             )
         try:
-            return {name: float(value) for name, value in metrics.items()}
-        except (TypeError, ValueError, RuntimeError) as error:
+            return {str(name): float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(f"metrics must be single numbers: {error}") from error
 
     def _new_path(self, epoch: int, step: int) -> Path:
@@ -182,7 +197,7 @@ class CheckpointManager:
                     self.drive_backup_path / path.name,
                     lambda copy: shutil.copyfileobj(saved, copy),
                 )
-        except OSError as error:  # the checkpoint itself is safe: training goes on
+        except OSError as error:  # the checkpoint itself is safe: training continues
             log.warning("no backup of %s in %s: %s", path.name, self.drive_backup_path, error)
 
     # -- finding
@@ -222,15 +237,20 @@ class CheckpointManager:
             )
         try:
             state = read_checkpoint(chosen)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {self._recovery(chosen)}") from error
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
         self._put_back(_named(loaders), state)
         if restore_rng and "rng_state" in state:
-            restore_random_state(state["rng_state"])
+            _restore_random_state(chosen, state["rng_state"])
         return state
 
     def _put_back(self, loaders: Mapping[str, Stateful], state: dict[str, Any]) -> None:
         states = state.get("loader_states") or {}
+        if not isinstance(states, Mapping):
+            raise DamagedCheckpointError(
+                f"the checkpoint's loader_states must be states by name, found {states!r}: load "
+                "another one"
+            )
         for name, loader in loaders.items():
             if name not in states:
                 raise CheckpointError(
@@ -248,13 +268,23 @@ class CheckpointManager:
                     f"{entry.global_step}, and delete the corrupted file"
                 )
         backup = f" in {self.drive_backup_path}" if self.drive_backup else ""
-        return f"recovery: no other checkpoint is whole; restore a backup{backup} or start anew"
+        return f"recovery: no other checkpoint is whole; restore a backup{backup}, or start again"
 
 
 def _named(loaders: Stateful | Mapping[str, Stateful] | None) -> Mapping[str, Stateful]:
     if loaders is None:
         return {}
     return loaders if isinstance(loaders, Mapping) else {"": loaders}
+
+
+def _restore_random_state(path: Path, state: Any) -> None:
+    try:
+        restore_random_state(state)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {path.name!r} has states of random generators that cannot be restored "
+            f"({reason_of(error)}): pass restore_rng=False to load it without them"
+        ) from error
 
 
 def _reads(path: Path) -> bool:

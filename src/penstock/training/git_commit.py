@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_COMMIT = re.compile("[0-9a-f]{40,64}")
 
 
 def git_commit(start: Path) -> str | None:
@@ -16,13 +19,14 @@ def git_commit(start: Path) -> str | None:
 
 def _commit(git: Path) -> str | None:
     try:
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        if (git / name).exists():
-            return (git / name).read_text().strip()
-        packed = (git / "packed-refs").read_text().splitlines()
-    except OSError:
+        found = (git / "HEAD").read_text().strip()
+        if found.startswith("ref: "):
+            name = found.removeprefix("ref: ")
+            if (git / name).exists():
+                found = (git / name).read_text().strip()
+            else:
+                packed = (git / "packed-refs").read_text().splitlines()
+                found = next((line[: -len(name) - 1] for line in packed if line.endswith(name)), "")
+    except (OSError, ValueError):
         return None
-    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+    return found if _COMMIT.fullmatch(found) else None

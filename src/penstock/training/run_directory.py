@@ -1,18 +1,23 @@
-"""Where a run by folds keeps what it has done, so that it can go on after any end."""
+"""Where a run by folds keeps its progress, so that it can be resumed."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from penstock.errors import StateError
+from penstock.arguments import a_path, mapping
+from penstock.atomic_files import remove_unfinished, replace_text
+from penstock.errors import ConfigError, StateError
 from penstock.order import Indices
+from penstock.training.checkpoint_files import (
+    DamagedCheckpointError,
+    NoCheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 FORMAT: Final = "penstock-folds/1"
 
@@ -21,31 +26,56 @@ class RunDirectory:
     """Checkpoints of the folds of one run; a directory of another run is refused.
 
     Files are replaced whole: a process that dies while it writes leaves the one before.
+
+    Args:
+        path: The directory; created if it does not exist.
+        identity: What makes this run another one: settings, data, split. Plain values.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, Any]) -> None:
-        self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path = a_path("run_directory", path, error=ConfigError)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run_directory {str(path)!r} cannot be a directory to write to "
+                f"({error.strerror}): give another one"
+            ) from error
+        remove_unfinished(self.path)
         described = {"format": FORMAT, **json.loads(json.dumps(identity))}
         file = self.path / "run.json"
-        if file.exists():
-            _check(self.path, json.loads(file.read_text()), described)
+        if file.is_symlink() or file.exists():
+            _check(self.path, _described(file), described)
         else:
-            _replace(file, lambda new: new.write_text(json.dumps(described, indent=2)))
+            self._refuse_folds()
+            replace_text(file, json.dumps(described, indent=2))
+
+    def _refuse_folds(self) -> None:
+        found = sorted(self.path.glob("fold_*.pt"))
+        if found:
+            raise StateError(
+                f"{str(self.path)!r} holds {found[0].name}, but no run.json that says of which "
+                "run: restore it, or use another directory"
+            )
 
     def load(self, fold: int) -> dict[str, Any] | None:
         """The latest checkpoint of a fold; None where there is none."""
-        file = self._file(fold)
-        if not file.exists():
+        file = self.file_of(fold)
+        try:
+            return read_checkpoint(file)
+        except NoCheckpointError:
             return None
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        return state
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(
+                f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
+            ) from error
 
     def save(self, fold: int, state: dict[str, Any]) -> None:
         """Make this the checkpoint of a fold."""
-        _replace(self._file(fold), lambda new: torch.save(state, new))
+        write_checkpoint(self.file_of(fold), state)
 
-    def _file(self, fold: int) -> Path:
+    def file_of(self, fold: int) -> Path:
+        """The checkpoint's file."""
         return self.path / f"fold_{fold}.pt"
 
 
@@ -57,12 +87,14 @@ def digest_of(parts: Iterable[Indices]) -> str:
     return digest.hexdigest()
 
 
-def _replace(file: Path, write: Any) -> None:
-    new = file.with_name(f"{file.name}.new")
-    write(new)
-    with new.open("rb") as written:
-        os.fsync(written.fileno())
-    new.replace(file)
+def _described(file: Path) -> Mapping[str, Any]:
+    try:
+        return mapping("its content", json.loads(file.read_text()), error=StateError)
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StateError(
+            f"{str(file)!r} cannot be read ({why}): restore it, or use another directory"
+        ) from error
 
 
 def _check(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -1,15 +1,19 @@
 """Checkpoints of a run: which are kept, and which is the last good one."""
 
 import logging
+import os
+import signal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.atomic_files import replacing
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import CheckpointError, write_checkpoint
 from penstock.training.running.directory import KEPT, RunPaths, last_good, refuse_a_run, step_of
+from tests.training.running.forking import forked
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def test_one_that_cannot_be_read_is_reported_and_the_one_before_is_taken(paths, 
 def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew(paths):
     for step in (10, 20):
         paths.checkpoint(step).write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read"):
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
         last_good(paths, first_rank=True)
 
 
@@ -82,11 +86,19 @@ def test_without_hard_links_the_best_is_a_copy(paths, monkeypatch):
 
 
 def test_cleaning_removes_what_a_killed_process_left_unfinished(paths):
-    left = paths.checkpoints / ".step-00000030.ckpt.tmp"
-    left.write_bytes(b"half")
+    def work(say):
+        with replacing(paths.checkpoint(30)) as new:
+            new.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with forked(work):
+        pass
+    (left,) = paths.checkpoints.iterdir()
+    mine = paths.checkpoints / ".mine.tmp"  # not one of ours
+    mine.write_text("mine")
     paths.clean()
     paths.write_config({"a": 1})
-    assert not left.exists() and paths.config.read_text() == "a: 1\n"
+    assert not left.exists() and mine.exists() and paths.config.read_text() == "a: 1\n"
 
 
 @pytest.mark.parametrize("place", ["file", "file/inside", "/proc/x"])

@@ -6,14 +6,15 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PlanError, SourceError
+from penstock.arguments import a_path, choice, text, whole_number
+from penstock.atomic_files import replace_text
+from penstock.errors import SourceError
 from penstock.extras import optional
 
 log = logging.getLogger("penstock")
@@ -33,6 +34,12 @@ class AudioFile:
     nbytes: int
     changed_ns: int
 
+    def __post_init__(self) -> None:
+        text("name", self.name)
+        for field, least in (("frames", 1), ("sample_rate", 1), ("channels", 1), ("nbytes", 0)):
+            whole_number(field, getattr(self, field), minimum=least)
+        whole_number("changed_ns", self.changed_ns)
+
 
 def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> list[AudioFile]:
     """The audio files of a directory in natural order, without opening those known already.
@@ -42,9 +49,8 @@ def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> l
         on_error: What to do with a file that is empty or cannot be read: ``"raise"`` names it,
             ``"warn"`` leaves it out and logs it, ``"skip"`` leaves it out.
     """
-    if on_error not in POLICIES:
-        raise PlanError(f"on_error must be one of {POLICIES}, got {on_error!r}")
-    root = Path(folder).resolve()
+    choice("on_error", on_error, POLICIES)
+    root = a_path("folder", folder).resolve()
     known = _load(_memory_of(root))
     files, looked_at = [], 0
     for entry in _entries(root):
@@ -98,7 +104,7 @@ def _look(path: Path, status: os.stat_result, on_error: str) -> AudioFile | None
         return AudioFile(path.name, info.frames, info.samplerate, info.channels, *identity)
     if on_error == "raise":
         raise SourceError(
-            f"cannot read {path}: {problem}; mend or remove it, or use on_error='skip'"
+            f"cannot read {path}: {problem}; repair or remove it, or use on_error='skip'"
         )
     if on_error == "warn":
         log.warning("left out %s: %s", path, problem)
@@ -114,15 +120,13 @@ def _memory_of(root: Path) -> Path:
 def _load(memory: Path) -> dict[str, AudioFile]:
     try:
         return {entry["name"]: AudioFile(**entry) for entry in json.loads(memory.read_text())}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 
 def _save(memory: Path, files: list[AudioFile]) -> None:
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as partial:
-            json.dump([asdict(file) for file in files], partial)
-        Path(partial.name).replace(memory)
+        replace_text(memory, json.dumps([asdict(file) for file in files]))
     except OSError as error:  # a home that cannot be written to only costs time
         log.info("the index of audio files is not remembered: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.atomic_files import replace_file, replace_text
 from penstock.datasets.steering.config import parse_config
 from penstock.datasets.steering.layout import CONFIG, SPLITS, VARIANTS
 from penstock.datasets.steering.negatives import Corpus, Vectors, mine_negatives, unit_rows
@@ -138,9 +140,9 @@ def write_directory(
         "random_seed": seed,
     } | dict(config)
     parse_config(settings)  # refuses a config that cannot be read again
-    (directory / CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
     for name, value in tables.items():
-        torch.save(value, directory / f"{name}.pt")
+        replace_file(directory / f"{name}.pt", partial(torch.save, value))
+    replace_text(directory / CONFIG, json.dumps(settings, indent=2))  # last: all of it is there
     return directory
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.arguments import a_path, choice
+from penstock.atomic_files import replace_text, replacing
 from penstock.checks import InvalidDataError
 from penstock.datasets.steering.config import read_config
 from penstock.datasets.steering.integrity import first_of, shape_faults
@@ -36,28 +37,22 @@ def convert_to_hdf5(
     memory does not grow with them. A ``target_dir`` gets dataset.h5 and config.json;
     ``compression`` is "gzip", "lzf", or None, which can be mapped into memory.
     """
-    if compression not in COMPRESSIONS:
-        raise ValueError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
+    choice("compression", compression, COMPRESSIONS)
     library = hdf5_library()
-    source = Path(dataset_dir)
-    target = source if target_dir is None else Path(target_dir)
+    source = a_path("dataset_dir", dataset_dir)
+    target = source if target_dir is None else a_path("target_dir", target_dir)
     config = read_config(source)
     reader = PtReader(source)
     target.mkdir(parents=True, exist_ok=True)
-    unfinished = target / f".{HDF5}.{os.getpid()}"
-    try:
-        with library.File(unfinished, "w", libver="latest") as file:
-            tables = {t.name: reader.column(t) for t in (*TABLES, *SPLIT_TABLES.values())}
-            first_of(shape_faults(tables, dimensions_of(config), reader.place))
-            for table in (*TABLES, *SPLIT_TABLES.values()):
-                _copy(file, table.hdf5, tables[table.name], compression)
-            _copy_keywords(file, reader, len(tables["pair_index"]))  # type: ignore[arg-type]
-        unfinished.replace(target / HDF5)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(target / HDF5) as new, library.File(new, "x", libver="latest") as file:
+        tables = {t.name: reader.column(t) for t in (*TABLES, *SPLIT_TABLES.values())}
+        first_of(shape_faults(tables, dimensions_of(config), reader.place))
+        for table in (*TABLES, *SPLIT_TABLES.values()):
+            _copy(file, table.hdf5, tables[table.name], compression)
+        _copy_keywords(file, reader, len(tables["pair_index"]))  # type: ignore[arg-type]
     if target_dir is not None:
         settings = dict(config.raw) | {"storage_format": "hdf5"}
-        (target / CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        replace_text(target / CONFIG, json.dumps(settings, indent=2))
     log.info("%s written: %.1f MB", HDF5, (target / HDF5).stat().st_size / 1e6)
     return target / HDF5
 

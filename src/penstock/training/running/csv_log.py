@@ -7,8 +7,8 @@ import io
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.atomic_files import replace_text
 from penstock.extras import optional
-from penstock.training.checkpoint_files import replace_file
 
 csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
 fabric = optional("lightning.fabric.loggers.logger", extra="train")
@@ -84,7 +84,7 @@ class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
     def _replace(self, lines: list[dict[str, Any]]) -> None:
         header = self._text([dict(zip(self.metrics_keys, self.metrics_keys, strict=True))])
         page = (header + self._text(lines)) if self.metrics_keys else ""
-        replace_file(self._path, lambda file: file.write(page.encode()))
+        replace_text(self._path, page)
 
     def _text(self, lines: list[dict[str, Any]]) -> str:
         page = io.StringIO(newline="")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.atomic_files import remove_unfinished, replace_text, replacing
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.training.checkpoint_files import (
-    UNFINISHED,
     CheckpointError,
+    DamagedCheckpointError,
     NoCheckpointError,
+    UnreadableCheckpointError,
     read_checkpoint,
-    replace_file,
-    sync_directory,
 )
 
 log = logging.getLogger("penstock")
@@ -63,7 +64,24 @@ class RunPaths:
 
     def saved(self) -> list[Path]:
         """The checkpoints there are by step, the last first; the best has a name of its own."""
-        return sorted(self.checkpoints.glob("step-*.ckpt"), key=step_of, reverse=True)
+        return sorted(self._named("step-", ".ckpt"), key=step_of, reverse=True)
+
+    def set_aside(self) -> list[Path]:
+        """The checkpoints that were found damaged."""
+        return sorted(self._named("step-", DAMAGED))
+
+    def _named(self, start: str, end: str) -> list[Path]:
+        try:
+            names = os.listdir(self.checkpoints)
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # a glob would say that there are none
+            raise UnreadableCheckpointError(
+                f"{str(self.checkpoints)!r} cannot be listed ({error.strerror}): there may be "
+                "checkpoints in it; make it readable and try again"
+            ) from error
+        found = [name for name in names if name.startswith(start) and name.endswith(end)]
+        return [self.checkpoints / name for name in found]
 
     def make(self) -> None:
         """Have the directory."""
@@ -77,13 +95,12 @@ class RunPaths:
 
     def clean(self) -> None:
         """Remove files of a process that was killed as it wrote."""
-        for unfinished in self.checkpoints.glob(f".*{UNFINISHED}"):
-            unfinished.unlink()
+        remove_unfinished(self.root)
+        remove_unfinished(self.checkpoints)
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         """Keep the configuration."""
-        page = yaml.safe_dump(resolved, sort_keys=False).encode()
-        replace_file(self.config, lambda file: file.write(page))
+        replace_text(self.config, yaml.safe_dump(resolved, sort_keys=False))
 
     def forget_old(self) -> None:
         """Remove all checkpoints but the last ones; never the best."""
@@ -94,16 +111,12 @@ class RunPaths:
         """Make this checkpoint the best one; at every moment there is one."""
         if self.best.exists() and self.best.samefile(checkpoint):
             return  # renaming one name of a file to another leaves both
-        new = self.best.with_name(f".{self.best.name}{UNFINISHED}")
-        new.unlink(missing_ok=True)
-        try:
-            os.link(checkpoint, new)
-        except OSError:  # a file system without hard links
-            data = checkpoint.read_bytes()
-            replace_file(self.best, lambda file: file.write(data))
-        else:
-            new.replace(self.best)
-            sync_directory(self.checkpoints)
+        with replacing(self.best) as new:
+            try:
+                os.link(checkpoint, new)
+            except OSError:  # a file system without hard links
+                with checkpoint.open("rb") as saved, new.open("xb") as copy:
+                    shutil.copyfileobj(saved, copy)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -113,8 +126,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def refuse_a_run(paths: RunPaths) -> None:
-    """Refuse to begin anew where there is a run already."""
-    if paths.saved() or paths.best.exists():
+    """Refuse to start from the beginning where there is a run already."""
+    if paths.saved() or paths.set_aside() or paths.best.is_symlink() or paths.best.exists():
         raise ConfigError(
             f"{str(paths.root)!r} already holds a run: go on with --resume, or give another run_dir"
         )
@@ -129,24 +142,34 @@ class Saved:
 
 
 def last_good(paths: RunPaths, *, first_rank: bool) -> Saved | None:
-    """The last checkpoint that can be read whole; None where there is none at all.
+    """The last checkpoint that is whole; None where there never was one.
 
-    One that cannot be read is reported and set aside, and the one before it is taken.
+    A damaged one is reported and set aside, once an earlier one was found to be whole. One that
+    cannot be read now ends the search: it may be whole, and training from an earlier one would
+    lose what it holds.
     """
-    broken: list[str] = []
+    broken: list[Path] = []
     for path in [*paths.saved(), paths.best]:
         try:
-            return Saved(path, read_checkpoint(path))
+            found = Saved(path, read_checkpoint(path))
         except NoCheckpointError:
             continue
-        except CheckpointError as error:
-            broken.append(path.name)
+        except UnreadableCheckpointError as error:
+            raise UnreadableCheckpointError(
+                f"{error}: make it readable and run --resume again, or move it away to resume from "
+                "an earlier checkpoint"
+            ) from error
+        except DamagedCheckpointError as error:
+            broken.append(path)
             log.warning("%s: the one before it is taken", error)
-            if first_rank and path != paths.best:
-                path.rename(path.with_suffix(DAMAGED))
-    if broken:
+            continue
+        for damaged in broken if first_rank else ():
+            damaged.rename(damaged.with_suffix(DAMAGED))
+        return found
+    if broken := broken or paths.set_aside():
         raise CheckpointError(
-            f"none of the checkpoints in {str(paths.checkpoints)!r} can be read "
-            f"({', '.join(broken)}): restore one, or begin anew in another run_dir"
+            f"none of the checkpoints in {str(paths.checkpoints)!r} is whole "
+            f"({', '.join(path.name for path in broken)}): restore one from a backup, or start in "
+            "another run_dir"
         )
     return None

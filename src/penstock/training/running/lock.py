@@ -27,7 +27,8 @@ def locked(directory: Path) -> Iterator[None]:
     for one that removes it could remove the lock of the next.
     """
     try:
-        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        # a link in its place is refused: the file it points to would be overwritten
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise ConfigError(
             f"run_dir {str(directory)!r} cannot be written to ({error.strerror}): give another one"
