@@ -143,3 +143,43 @@ def test_a_users_program_passes_mypy_strict(tmp_path, pytestconfig):
     )
     lines = [line for line in result.stdout.splitlines() if ": error:" in line]
     assert len(lines) == 1 and "wrong.py" in lines[0] and "chunk_size" in lines[0], result.stdout
+
+
+EXTRAS = {
+    "lightning": "lightning pytorch_lightning",
+    "train": "lightning hydra omegaconf yaml sklearn tensorboard",
+    "cli": "typer rich",
+    "zarr": "zarr zarrs numcodecs google_crc32c deflate",
+    "remote": "obstore",
+    "arrow": "pyarrow datasets PIL",
+    "audio": "soundfile soxr",
+    "hdf5": "h5py",
+    "report": "plotly",
+}
+EXTRAS["all of them"] = " ".join(EXTRAS.values())
+LOOK = """
+import inspect, pydoc, sys
+sys.modules.update(dict.fromkeys({missing!r}.split()))  # as if they were not installed
+import penstock
+before = {{name: hasattr(penstock, name) for name in penstock._HOME}}
+scope = {{}}
+exec("from penstock import *", scope)
+assert set(penstock.__all__) <= set(scope)
+assert {{name for name, _ in inspect.getmembers(penstock)}} >= set(penstock.__all__)
+assert set(dir(penstock)) == set(penstock.__all__) and pydoc.render_doc(penstock)
+gone = [name for name, there in before.items() if not there]
+assert not set(gone) & set(penstock.__all__)
+for name in gone:
+    try:
+        exec(f"from penstock import {{name}}")
+    except penstock.MissingExtraError as error:
+        assert "pip install 'penstock[" in str(error), error
+print(*gone)
+"""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_without_an_extra_the_rest_can_be_looked_at(extra):
+    """`import *`, `hasattr`, `inspect` and `help` raise nothing; an import says what to install."""
+    gone = fresh(LOOK.format(missing=EXTRAS[extra]))
+    assert gone == ("ChunkedTraining" if "lightning" in EXTRAS[extra] else "")

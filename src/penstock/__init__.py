@@ -10,8 +10,12 @@ memory. Names are imported when they are first used, so that ``import penstock``
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from penstock import errors
 
 if TYPE_CHECKING:
     from penstock.checks import BatchSchema as BatchSchema
@@ -183,14 +187,23 @@ _ROOMS = {
     ),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_EXTRA = {"ChunkedTraining": "lightning"}  # names that cannot even be imported without a library
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *(  # noqa: PLE0604
+    name for name in _HOME if name not in _EXTRA or find_spec(_EXTRA[name]) is not None
+)]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except errors.MissingExtraError as error:
+        # an import statement reports why; hasattr, inspect and help expect an AttributeError
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise
+        raise errors.MissingNameError(str(error)) from error
     globals()[name] = value
     return value
 

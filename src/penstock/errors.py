@@ -8,7 +8,8 @@
     ├── BatchError(AssertionError)       a batch that is not what it should be
     ├── WorkerError(RuntimeError)        a worker process or reader thread that died
     │   └── RankError                    another rank that failed (in penstock.distributed)
-    └── MissingExtraError(ImportError)   an optional library that is not installed
+    ├── MissingExtraError(ImportError)   an optional library that is not installed
+    └── MissingNameError(AttributeError) the same, where a name is looked up as an attribute
 
 A message says what was asked, what was found and what to do, in one sentence.
 """
@@ -46,3 +47,11 @@ class WorkerError(PenstockError, RuntimeError):
 
 class MissingExtraError(PenstockError, ImportError):
     """An optional library that is not installed."""
+
+
+class MissingNameError(PenstockError, AttributeError):
+    """A name of Penstock that is looked up as an attribute and whose library is not installed.
+
+    Not an ``ImportError``: ``hasattr`` and ``inspect`` expect this one. An import statement raises
+    `MissingExtraError`.
+    """

@@ -117,3 +117,42 @@ def test_audio_is_told_by_file_and_frames(commands, tmp_path):
 def test_a_step_before_the_first_is_refused(commands, project):
     done = commands(project, "plan", "tiny.yaml", "--step=-1")
     assert done.code == 2 and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["train.max_passes=10000000"], "training: 30,000,000 chunks = 1e+07 passes, 100.0% of 46"),
+        (["train.max_passes=4611686018427387904"], "100.0% of 46 samples seen"),
+        (["train.train_chunk_size=4611686018427387904"], "training: 2 chunks = 2 passes"),
+        (["loader.batch_size=4611686018427387904"], "a batch: int64 46"),
+        (["train.train_chunk_size=1", "dataset.train.size=10000000"], "2499999 to"),
+        (["--step", "10000000"], "step 10,000,000: epoch 833333, step 4 of 12"),
+    ],
+)
+def test_large_numbers_cost_no_more_than_small_ones(commands, project, changed, said):
+    done = commands(project, "plan", "tiny.yaml", *changed)
+    assert done.code == 0 and said in done.out, done
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ["train.max_passes=1000000000000000000000000000000"],
+        ["train.train_chunk_size=1000000000000000000000000000000"],
+        ["train.val_chunk_size=1000000000000000000000000000000"],
+        ["loader.batch_size=1000000000000000000000000000000"],
+        ["trainer.max_epochs=1000000000000000000000000000000"],
+        ["trainer.max_steps=1000000000000000000000000000000"],
+        ["trainer.accumulate_grad_batches=1000000000000000000000000000000"],
+        ["trainer.num_nodes=1000000000000000000000000000000"],
+        ["trainer.devices=1000000000000000000000000000000"],
+        ["--step", "1000000000000000000000000000000"],
+        ["trainer.devices=4611686018427387904"],
+        [f"model.x={'[' * 300}{']' * 300}"],
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused_in_a_sentence(commands, project, changed):
+    done = commands(project, "plan", "tiny.yaml", *changed)
+    assert done.code == 2 and done.err.count("\n") == 1, done
+    assert done.err.startswith("penstock: ") and "Error" not in done.err and len(done.err) < 700

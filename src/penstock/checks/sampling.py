@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
+from penstock.arguments import real_number, shown
 from penstock.checks.schema import BatchSchema
+from penstock.errors import ConfigError
 
 SHARE = 0.01  # of the time: too little to notice, and hours of training still see thousands
 
@@ -18,6 +20,9 @@ class Checked:
     batches are the loader's own, unchanged. It may be iterated again and again.
 
     Args:
+        loader: Iterable of batches.
+        schema: What each batch should be.
+        clock: Seconds, to measure with.
         share: Of the time between the first batch and now that checks may take. 1 checks all.
 
     >>> import torch
@@ -36,9 +41,12 @@ class Checked:
         share: float = SHARE,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be in [0, 1] of the time, got {share!r}")
-        self.loader, self.schema, self.share = loader, schema, share
+        if not isinstance(schema, BatchSchema):
+            raise ConfigError(f"schema must be a BatchSchema, got {shown(schema)}")
+        if not isinstance(loader, Iterable):
+            raise ConfigError(f"loader must be iterable, got {shown(loader)}")
+        self.share = real_number("share", share, minimum=0, maximum=1, error=ConfigError)
+        self.loader, self.schema = loader, schema
         self.seen = self.checks = 0
         self.spent_seconds = 0.0
         self._clock = clock

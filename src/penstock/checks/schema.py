@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
-from penstock.errors import BatchError
+from penstock.arguments import flag, mapping, real_number, shown, whole_number
+from penstock.errors import BatchError, ConfigError
 
 Dimension: TypeAlias = int | str | None
 
@@ -20,6 +21,7 @@ class TensorSpec:
     Args:
         shape: A number for each dimension, a name for one that must be equal wherever the name
             appears, or None for any.
+        dtype: Its dtype.
         low: Smallest value allowed.
         high: Largest value allowed.
         labels: The only values allowed.
@@ -36,8 +38,29 @@ class TensorSpec:
     labels: frozenset[int] | None = None
     finite: bool = True
 
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            if not isinstance(self.shape, tuple | list):
+                raise ConfigError(f"shape must be a tuple, got {shown(self.shape)}")
+            object.__setattr__(self, "shape", tuple(_checked_dimension(p) for p in self.shape))
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise ConfigError(f"dtype must be a torch.dtype, got {shown(self.dtype)}")
+        edges = {"low": self.low, "high": self.high}
+        for name, edge in edges.items():
+            if edge is not None:
+                real_number(name, edge, error=ConfigError)
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ConfigError(f"low must be at most high, got {self.low!r} and {self.high!r}")
+        if self.labels is not None:
+            if not isinstance(self.labels, Set | list | tuple):
+                raise ConfigError(f"labels must be a set of integers, got {shown(self.labels)}")
+            known = (whole_number("labels", each, error=ConfigError) for each in self.labels)
+            object.__setattr__(self, "labels", frozenset(known))
+        flag("finite", self.finite, error=ConfigError)
+
     def faults(self, name: str, value: Any, sizes: dict[str, int] | None = None) -> list[str]:
         """What is wrong with ``value``, in words; ``sizes`` of named dimensions are added to."""
+        name = name or "the batch"
         if not isinstance(value, torch.Tensor):
             return [f"{name} must be a tensor, found {type(value).__name__}"]
         found = []
@@ -112,6 +135,14 @@ class BatchSchema:
     sizes: Mapping[str, int] = field(default_factory=dict)
     exact: bool = False
 
+    def __post_init__(self) -> None:
+        for name, spec in mapping("fields", self.fields, error=ConfigError).items():
+            if not isinstance(spec, TensorSpec):
+                raise ConfigError(f"fields must be TensorSpecs, got {shown(spec)} for {name!r}")
+        for name, size in mapping("sizes", self.sizes, error=ConfigError).items():
+            whole_number(f"sizes[{name!r}]", size, minimum=0, error=ConfigError)
+        flag("exact", self.exact, error=ConfigError)
+
     def faults(self, batch: Any) -> list[str]:
         """Everything that is wrong with a batch, in words."""
         values, sizes, found = fields_of(batch), dict(self.sizes), []
@@ -119,7 +150,7 @@ class BatchSchema:
             if name in values:
                 found += spec.faults(name, values[name], sizes)
             else:
-                found.append(f"{name} is missing: the batch has {sorted(values)}")
+                found.append(f"{name or 'a single tensor'} is missing: the batch has {sorted(values)}")
         if self.exact and (more := sorted(values.keys() - self.fields.keys())):
             found.append(f"the batch has fields that should not be there: {more}")
         return found
@@ -182,6 +213,12 @@ def _first(value: torch.Tensor, where: torch.Tensor) -> str:
     place = where.nonzero()[0].tolist()
     inside = f", element {place[1:] if len(place) > 2 else place[1]}" if place[1:] else ""
     return f"{value[tuple(place)].item()} at row {place[0]}{inside}"
+
+
+def _checked_dimension(part: Any) -> Dimension:
+    if part is None or isinstance(part, str):
+        return part
+    return whole_number("shape", part, minimum=0, error=ConfigError)
 
 
 def _brief(dtype: torch.dtype) -> str:

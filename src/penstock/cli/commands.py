@@ -15,7 +15,7 @@ import penstock
 from penstock.cli.demo import run_demo
 from penstock.errors import MissingExtraError, PenstockError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def version(asked: bool) -> None:
@@ -28,7 +28,10 @@ def version(asked: bool) -> None:
 @app.callback()
 def root(
     asked: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Feeds PyTorch training: never starves it, never repeats or skips a sample."""
@@ -63,7 +66,7 @@ def told_extras() -> Iterator[None]:
 
 Config = Annotated[Path, typer.Argument(help="A YAML file, alone or in a tree of them.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value]...", help="What to change in it.")
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings to change.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -73,10 +76,10 @@ def train(
     config: Config,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint of the run.")
     ] = False,
     chunk: Annotated[
-        int | None, typer.Option(min=0, help="The chunk to begin with, from 0.")
+        int | None, typer.Option(min=0, help="The chunk to start with, counted from 0.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate time and disk; train nothing.")
@@ -107,7 +110,7 @@ def plan(
 @app.command()
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
     from penstock.cli.validate import run_validate  # here: only this command needs it

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.order import Cursor, Order, Plan, Steps
 
-STRIDE = 1 << 20  # positions looked up at once
+MOST_SAMPLES = 1 << 21  # that are looked up at once
+MOST_LOOKUPS = 1 << 24  # a second or two
+LOOKUPS_OF_A_CALL = 10_000  # what a call costs besides
 
 Stretch = tuple[Cursor, Cursor]  # from a place to a later one
 
@@ -81,53 +83,77 @@ def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None)
 def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = None) -> float:
     """Share of the samples that were delivered at least once in any of these.
 
-    Nothing is kept for each sample: what one pass left out is looked for in the others.
+    What one pass left out is looked up in the others, until all of it was found. Work and memory
+    are bounded, whatever the number of passes: of more than `MOST_SAMPLES` left out, some are
+    looked up for all; and what passes after the first `MOST_LOOKUPS` look-ups find is estimated,
+    as for shuffles that are independent of each other.
     """
     order, full = plan.order, samples_of_pass(plan.steps, batches)
     spans = [span for begin, end in stretches for span in _spans(full, begin, end)]
+    if order.kind == "sequential":  # every pass delivers the same samples at the same places
+        return _joined_width(spans) / order.size
     if not spans:
         return 0.0
-    longest, *others = sorted(spans, key=len, reverse=True)
-    unseen = order.size - len(longest)
-    if others and unseen:
-        left_out = (range(longest.first), range(longest.last, order.size))
-        unseen = sum(_unseen(order, longest.epoch, part, others) for part in left_out)
+    spans.sort(key=lambda span: span.width, reverse=True)
+    longest = spans[0]
+    left_out = order.size - longest.width
+    if not left_out:
+        return 1.0
+    others = [replace(longest, epochs=longest.epochs[1:]), *spans[1:]]
+    unseen = _unseen(order, longest, left_out, others)
     return (order.size - unseen) / order.size
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Positions of one epoch that were delivered."""
+    """Positions ``first:last``, delivered in each of some epochs."""
 
-    epoch: int
+    epochs: range
     first: int
     last: int
 
-    def __len__(self) -> int:
+    @property
+    def width(self) -> int:
         return self.last - self.first
 
 
 def _spans(full: int, begin: Cursor, end: Cursor) -> list[_Span]:
-    spans = []
-    for epoch in range(begin.epoch, end.epoch + 1):
-        first = begin.position if epoch == begin.epoch else 0
-        last = end.position if epoch == end.epoch else full
-        spans.append(_Span(epoch, first, last))
-    return [span for span in spans if len(span)]
+    if begin.epoch == end.epoch:
+        spans = [_Span(range(begin.epoch, begin.epoch + 1), begin.position, end.position)]
+    else:
+        spans = [
+            _Span(range(begin.epoch, begin.epoch + 1), begin.position, full),
+            _Span(range(begin.epoch + 1, end.epoch), 0, full),
+            _Span(range(end.epoch, end.epoch + 1), 0, end.position),
+        ]
+    return [span for span in spans if span.epochs and span.width > 0]
 
 
-def _unseen(order: Order, epoch: int, positions: range, others: list[_Span]) -> int:
-    """How many samples at these positions of an epoch are in none of the others?"""
-    count = 0
-    for at in range(positions.start, positions.stop, STRIDE):
-        samples = order.at(epoch, np.arange(at, min(at + STRIDE, positions.stop)))
-        for span in others:
-            if not len(samples):
+def _joined_width(spans: Iterable[_Span]) -> int:
+    """Positions that are in any of the spans."""
+    total = reached = 0
+    for span in sorted(spans, key=lambda span: span.first):
+        total += max(0, span.last - max(span.first, reached))
+        reached = max(reached, span.last)
+    return total
+
+
+def _unseen(order: Order, longest: _Span, left_out: int, others: list[_Span]) -> float:
+    """How many samples that the longest span left out are in none of the others."""
+    places = np.arange(0, left_out, -(-left_out // MOST_SAMPLES))
+    places[places >= longest.first] += longest.width
+    samples = order.at(longest.epochs[0], places)
+    lookups, unseen_later = 0, 1.0
+    for span in others:
+        looked_at = 0
+        for epoch in span.epochs:
+            if not len(samples) or lookups > MOST_LOOKUPS:
                 break
-            places = order.position_of(span.epoch, samples)
-            samples = samples[(places < span.first) | (places >= span.last)]
-        count += len(samples)
-    return count
+            at = order.position_of(epoch, samples)
+            lookups, looked_at = lookups + len(samples) + LOOKUPS_OF_A_CALL, looked_at + 1
+            samples = samples[(at < span.first) | (at >= span.last)]
+        unseen_later *= (1 - span.width / order.size) ** (len(span.epochs) - looked_at)
+    return left_out * len(samples) / len(places) * unseen_later
 
 
 # -- where training is

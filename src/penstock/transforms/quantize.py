@@ -7,7 +7,7 @@ from math import log1p
 
 import torch
 
-from penstock.errors import PlanError
+from penstock.arguments import choice, flag, whole_number
 
 QUANTIZATIONS = ("linear", "mu-law", None)
 SPREAD = 1e-6  # so that a constant window divides by something
@@ -34,12 +34,9 @@ class Quantize:
     keep_silence_low: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 24:
-            raise PlanError(f"bits must be in [1, 24], got {self.bits!r}")
-        if self.quantization not in QUANTIZATIONS:
-            raise PlanError(
-                f"quantization must be one of {QUANTIZATIONS}, got {self.quantization!r}"
-            )
+        whole_number("bits", self.bits, minimum=1, maximum=24)
+        choice("quantization", self.quantization, QUANTIZATIONS)
+        flag("keep_silence_low", self.keep_silence_low)
 
     @property
     def levels(self) -> int:

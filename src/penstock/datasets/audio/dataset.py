@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.datasets.audio.files import AudioFile, index_files
+from penstock.arguments import a_path, choice, flag, real_number, whole_number
+from penstock.datasets.audio.files import (
+    AudioFile,
+    check_rates,
+    check_stereo,
+    checked_files,
+    index_files,
+)
 from penstock.datasets.audio.reading import read_range
 from penstock.datasets.audio.stereo import check_strategy, interleave
 from penstock.datasets.audio.windows import Window, Windows
@@ -36,9 +42,9 @@ class AudioDataset(Dataset[Any]):
         quantization: ``linear``, ``mu-law`` or None: the waveform itself.
         return_type: ``"autoregressive"``, or None: items are the levels alone.
         drop_last: Leave out the shorter rest of each file.
-        target_sr: Rate to resample to.
-        context_len: Leave so many levels out at the head of y.
-        pad_len: Put so many zero levels before x.
+        target_sr: Rate to resample to; needed where the files have different rates.
+        context_len: Levels left out at the head of y.
+        pad_len: Zero levels put before x.
         is_stereo: Keep two channels, as one sequence by ``interleaving_strategy``; else their mean.
         interleaving_strategy: ``temporal``, ``blocking`` or ``blocking-<n>``.
         keep_channel: x is (L, 1) instead of (L,): the codebases differ.
@@ -63,17 +69,26 @@ class AudioDataset(Dataset[Any]):
         keep_channel: bool = False,
         keep_silence_low: bool = False,
     ) -> None:
-        if return_type not in ("autoregressive", None):
-            raise PlanError(f"return_type must be 'autoregressive' or None, got {return_type!r}")
-        self.path, self.return_type = Path(path), return_type
+        self.path = a_path("path", path)
+        self.return_type = choice("return_type", return_type, ("autoregressive", None))
         self.quantize = Quantize(bits, quantization, keep_silence_low)
-        self.bits, self.quantization, self.drop_last = bits, quantization, drop_last
-        self.context_len, self.pad_len = context_len or 0, pad_len or 0
-        self.is_stereo, self.keep_channel = is_stereo, keep_channel
+        self.bits, self.quantization = self.quantize.bits, quantization
+        self.drop_last = flag("drop_last", drop_last)
+        self.context_len = _optional_count("context_len", context_len, 0) or 0
+        self.pad_len = _optional_count("pad_len", pad_len, 0) or 0
+        self.is_stereo, self.keep_channel = (
+            flag("is_stereo", is_stereo),
+            flag("keep_channel", keep_channel),
+        )
         self.interleaving_strategy = check_strategy(interleaving_strategy)
-        self.target_sr, self.sample_len = target_sr, sample_len
+        self.target_sr = _optional_count("target_sr", target_sr, 1)
+        self.sample_len = _optional_count("sample_len", sample_len, 1)
+        files = checked_files(files)
+        check_rates(files, self.target_sr)
+        if self.is_stereo:
+            check_stereo(files)
         self.windows = Windows(
-            files, sample_len=sample_len, target_sr=target_sr, drop_last=drop_last
+            files, sample_len=self.sample_len, target_sr=self.target_sr, drop_last=drop_last
         )
         if not len(self.windows):
             raise PlanError(
@@ -151,7 +166,9 @@ class QuantizedAudioDataset(AudioDataset):
 
     Args:
         path: The directory.
-        bits: This and what follows: see `AudioDataset`.
+        bits: See `AudioDataset`, also for the arguments from ``sample_len`` to ``pad_len``.
+        ratio_min: Where the split begins, as a share of the files.
+        ratio_max: Where it ends.
         on_error: For files that cannot be read: ``raise``, ``warn`` or ``skip``.
         files: Those of the directory, where they were looked up before.
         **options: ``is_stereo``, ``interleaving_strategy``, ``keep_channel``, ``keep_silence_low``.
@@ -175,7 +192,10 @@ class QuantizedAudioDataset(AudioDataset):
         files: Sequence[AudioFile] | None = None,
         **options: Any,
     ) -> None:
-        found = index_files(path, on_error=on_error) if files is None else files
+        found = index_files(path, on_error=on_error) if files is None else checked_files(files)
+        check_rates(found, target_sr)  # of all: what is trained on and tested on is one corpus
+        ratio_min = real_number("ratio_min", ratio_min, minimum=0, maximum=1)
+        ratio_max = real_number("ratio_max", ratio_max, minimum=0, maximum=1)
         part = found[int(ratio_min * len(found)) : int(ratio_max * len(found))]
         if not part:
             raise PlanError(
@@ -195,3 +215,7 @@ class QuantizedAudioDataset(AudioDataset):
             pad_len,
             **options,
         )
+
+
+def _optional_count(name: str, value: Any, minimum: int) -> int | None:
+    return None if value is None else whole_number(name, value, minimum=minimum, unit="sample")

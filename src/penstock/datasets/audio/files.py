@@ -6,15 +6,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from penstock.arguments import a_path, choice, text, whole_number
+from penstock.arguments import a_path, choice, shown, text, whole_number
 from penstock.atomic_files import replace_text
-from penstock.errors import SourceError
+from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 
 log = logging.getLogger("penstock")
@@ -64,6 +64,37 @@ def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> l
     if looked_at or len(files) != len(known):
         _save(_memory_of(root), files)
     return files
+
+
+def checked_files(files: Any) -> Sequence[AudioFile]:
+    """``files``, refused unless they are what `index_files` gives."""
+    if not isinstance(files, Sequence) or not all(isinstance(each, AudioFile) for each in files):
+        raise PlanError(f"files must be a list of AudioFile, got {shown(files)}: see index_files")
+    return files
+
+
+def check_rates(files: Sequence[AudioFile], target_sr: int | None) -> None:
+    """Refuse files of different sample rates that are not resampled to one.
+
+    Trained on together, the same sound would be at two speeds and pitches.
+    """
+    other = next((file for file in files if file.sample_rate != files[0].sample_rate), None)
+    if other is not None and target_sr is None:
+        first = files[0]
+        raise PlanError(
+            f"the files have different sample rates: {first.name} has {first.sample_rate} Hz, "
+            f"{other.name} has {other.sample_rate} Hz; resample all to one, "
+            f"target_sr={min(first.sample_rate, other.sample_rate)} for instance"
+        )
+
+
+def check_stereo(files: Sequence[AudioFile]) -> None:
+    """Refuse files that have not two channels."""
+    for file in files:
+        if file.channels != 2:
+            raise PlanError(
+                f"{file.name} has {file.channels} channels, stereo needs 2: use is_stereo=False"
+            )
 
 
 def natural_key(name: str) -> list[Any]:

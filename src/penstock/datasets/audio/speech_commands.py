@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.arguments import a_path, choice, flag
 from penstock.datasets.audio.dataset import AudioDataset
-from penstock.datasets.audio.files import AudioFile, index_files
+from penstock.datasets.audio.files import AudioFile, check_rates, index_files
 from penstock.errors import PlanError, SourceError
 
 CLASSES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -44,11 +45,14 @@ class SpeechCommands09(AudioDataset):
         on_error: str = "raise",
         **options: Any,
     ) -> None:
-        wanted = _members(Path(path), split)
-        files = [file for file in _files(Path(path), on_error) if wanted(file.name)]
+        root = a_path("path", path)
+        wanted = _members(root, split)
+        found = _files(root, on_error)
+        check_rates(found, target_sr)  # of all splits: they are one corpus
+        files = [file for file in found if wanted(file.name)]
         if not files:
-            raise PlanError(f"no file of {Path(path)} is in the split {split!r}: mend its lists")
-        self.split, self.dequantize = split, dequantize
+            raise PlanError(f"no file of {root} is in the split {split!r}: repair its lists")
+        self.split, self.dequantize = split, flag("dequantize", dequantize)
         super().__init__(
             path,
             files,
@@ -82,8 +86,7 @@ def _files(root: Path, on_error: str) -> list[AudioFile]:
 
 def _members(root: Path, split: str) -> Callable[[str], bool]:
     """Is a file of this split? Training is what no list names."""
-    if split not in SPLITS:
-        raise PlanError(f"split must be one of {SPLITS}, got {split!r}")
+    choice("split", split, SPLITS)
     listed = {name: _listed(root / file) for name, file in LISTS.items()}
     if split == "train":
         return lambda name: not any(name in names for names in listed.values())
@@ -93,7 +96,7 @@ def _members(root: Path, split: str) -> Callable[[str], bool]:
 def _listed(path: Path) -> frozenset[str]:
     try:
         return frozenset(line.strip() for line in path.read_text().splitlines())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SourceError(
-            f"cannot read {path}: {error.strerror}; give the folder of the corpus"
+            f"cannot read {path}: {getattr(error, 'strerror', error)}; give the folder of the corpus"
         ) from error

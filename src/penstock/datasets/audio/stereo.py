@@ -11,7 +11,9 @@ from penstock.errors import PlanError
 
 def check_strategy(strategy: str) -> str:
     """A strategy that `interleave` knows."""
-    if strategy in ("temporal", "blocking") or re.fullmatch(r"blocking-[1-9]\d*", strategy):
+    if isinstance(strategy, str) and strategy in ("temporal", "blocking"):
+        return strategy
+    if isinstance(strategy, str) and re.fullmatch(r"blocking-[1-9]\d*", strategy):
         return strategy
     raise PlanError(
         f"interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', got {strategy!r}"

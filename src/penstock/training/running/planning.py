@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.arguments import whole_number
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.modules.chunk_report import counted, counted_passes, coverage, passes_after
@@ -38,7 +39,7 @@ def plan_text(settings: Settings) -> str:
         lines = [
             loaders.train.describe(),
             "",
-            *table(rows_of(loaders.train)),
+            *table(steps_of(loaders.train)),
             "",
             *validation_lines(loaders),
             *length_lines(loaders.train, chunks_of(settings, loaders.train)),
@@ -49,8 +50,7 @@ def plan_text(settings: Settings) -> str:
 
 def step_text(settings: Settings, step: int) -> str:
     """The samples of a step, counted from 0 over all passes, rank by rank; nothing is read."""
-    if step < 0:
-        raise ConfigError(f"--step must be 0 or more, got {step!r}")
+    whole_number("--step", step, minimum=0, error=ConfigError)
     chunks = ChunkSettings.of_config(settings)
     with planned_loaders(build(settings), chunks) as loaders:
         steps = steps_of(loaders.train)
@@ -103,27 +103,23 @@ def steps_of(loader: Loader) -> Steps:
     return loader._course.plan.steps
 
 
-def rows_of(loader: Loader) -> list[ChunkRow]:
-    """The chunks of an epoch."""
-    steps = steps_of(loader)
-    size, rows = steps.chunk or steps.count, []
-    for chunk in range(-(-steps.count // size)):
-        first, end = chunk * size, min((chunk + 1) * size, steps.count)
-        stop = steps.stop(steps.start(end - 1))
-        rows.append(ChunkRow(chunk, first, end - first, stop - steps.start(first)))
-    return rows
+def row_of(steps: Steps, chunk: int) -> ChunkRow:
+    """One chunk of an epoch."""
+    size = steps.chunk or steps.count
+    first, end = chunk * size, min((chunk + 1) * size, steps.count)
+    stop = steps.stop(steps.start(end - 1))
+    return ChunkRow(chunk, first, end - first, stop - steps.start(first))
 
 
-def table(rows: list[ChunkRow]) -> Iterator[str]:
+def table(steps: Steps) -> Iterator[str]:
     """The chunks in lines; of many, the first and the last."""
     yield "chunk   steps                     batches     samples"
-    shown: list[ChunkRow | None] = list(rows)
-    if len(rows) > ROWS:
-        shown = [*rows[: ROWS - 4], None, *rows[-3:]]
-    for row in shown:
-        if row is None:
+    count = -(-steps.count // (steps.chunk or steps.count))
+    head = range(count) if count <= ROWS else range(ROWS - 4)
+    for chunk in (*head, *range(max(count - 3, head.stop), count)):
+        if chunk == count - 3 and count > ROWS:
             yield "  ..."
-            continue
+        row = row_of(steps, chunk)
         span = f"{row.first_step:,} to {row.first_step + row.batches - 1:,}"
         yield f"{row.chunk + 1:>5}   {span:<22} {row.batches:>10,} {row.samples:>11,}"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.arguments import shown
 from penstock.errors import ConfigError
 from penstock.registry import close_name
 from penstock.training.settings.keys import MOVED
@@ -32,7 +33,7 @@ class Checker:
     def value(self, key: str, value: Any, kind: Kind) -> None:
         """Refuse a value that is not of its kind."""
         if not kind.fits(value):
-            raise self.refuse(key, f"must be {kind.words}, got {value!r}")
+            raise self.refuse(key, f"must be {kind.words}, got {shown(value)}")
 
     def values(self, section: str, found: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
         """Refuse every value that is not of its kind."""

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.training.settings.faults import Fault, read_faults
+from penstock.training.settings.limits import check_file, check_files
 from penstock.training.settings.places import Places, layer_of, shown
 from penstock.training.settings.tree import Tree, existing, trees_for
 
@@ -32,6 +33,8 @@ class Composed:
 def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Composed:
     """The file at ``path`` with its ``defaults`` and the overrides; working folder untouched."""
     file = existing(path, config_dir)
+    with suppress(UnicodeDecodeError):  # said below, as of every file of the tree
+        check_file(file)
     nearest, *further = trees_for(file, config_dir)
     try:
         return _composed(nearest, file, tuple(overrides))
@@ -44,6 +47,7 @@ def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Com
 
 def _composed(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
     with read_faults(file, tree, overrides), hydra_loader(tree.root) as hydra:
+        check_files(file, tree, overrides)
         parsed = hydra.parse(overrides)
         given = [_addable(override, tree) for override in parsed]
         if tree.beside is not None:

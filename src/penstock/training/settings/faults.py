@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.registry import close_name
 from penstock.training.settings.places import layer_of, shown, yaml
@@ -39,7 +40,16 @@ def read_faults(file: Path, tree: Tree, overrides: Sequence[str]) -> Iterator[No
         raise Fault(_bad_yaml(error, file)) from error
     except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
         raise Fault(f"{shown(file)} is not text in UTF-8: {_first_line(error)}") from error
-    except (errors.HydraException, omegaconf.OmegaConfBaseException) as error:
+    except OSError as error:
+        where = shown(Path(error.filename)) if error.filename else shown(file)
+        raise Fault(f"{where} cannot be read: {error.strerror or error}") from error
+    except ConfigError as error:  # of ours
+        raise Fault(str(error)) from error
+    except (
+        errors.HydraException,
+        omegaconf.OmegaConfBaseException,
+        *(ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError),
+    ) as error:
         raise Fault(f"{shown(file)} cannot be composed: {_first_line(error)}") from error
 
 

@@ -73,26 +73,32 @@ def _resolves(folder: Path, wanted: list[str]) -> bool:
     return all((folder / f"{entry}.yaml").is_file() for entry in absolute)
 
 
-def entries_of(file: Path) -> Iterator[str]:
-    """What the ``defaults`` of a file name: ``/trainer/default``, ``base``; not ``_self_``."""
+def entries_of(file: Path, *, overriding: bool = False) -> Iterator[str]:
+    """What the ``defaults`` of a file name: ``/trainer/default``, ``base``; not ``_self_``.
+
+    Args:
+        file: A file of the tree.
+        overriding: Also what it overrides or names as optional, which need not be there.
+    """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):
         return  # Hydra's reading of it says what is wrong, and where
     listed = content.get("defaults") if isinstance(content, dict) else None
     for entry in listed if isinstance(listed, list) else ():
-        yield from _names(entry)
+        yield from _names(entry, overriding=overriding)
 
 
-def _names(entry: Any) -> Iterator[str]:
+def _names(entry: Any, *, overriding: bool) -> Iterator[str]:
     if isinstance(entry, str):
         if entry != "_self_":
             yield entry.partition("@")[0]
         return
     for group, choice in entry.items() if isinstance(entry, dict) else ():
         group = str(group).partition("@")[0]
-        if " " in group:  # `override /model` and `optional /model` need not be there
+        if " " in group and not overriding:  # `override /model` and `optional /model`
             continue
+        group = group.split()[-1] if group.split() else group
         for name in choice if isinstance(choice, list) else [choice]:
             if isinstance(name, str) and "${" not in name:
                 yield f"{group}/{name}"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.arguments import LARGEST_INTEGER
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -23,11 +25,11 @@ def whole(least: int, unit: str = "") -> Kind:
     """A whole number, ``least`` or more.
 
     >>> whole(1, "batch").words, whole(1).fits(True), whole(1).fits(2)
-    ('a whole number, at least 1 batch', False, True)
+    ('a whole number, at least 1 batch, at most 2**62', False, True)
     """
     return Kind(
-        f"a whole number, at least {least} {unit}".rstrip(),
-        lambda value: is_int(value) and value >= least,
+        f"a whole number, at least {least} {unit}".rstrip() + ", at most 2**62",
+        lambda value: is_int(value) and least <= value <= LARGEST_INTEGER,
     )
 
 
@@ -44,12 +46,16 @@ def is_int(value: Any) -> bool:
 def _is_limit(value: Any) -> bool:
     if isinstance(value, float):
         return 0.0 <= value <= 1.0
-    return is_int(value) and value >= 0
+    return is_int(value) and 0 <= value <= LARGEST_INTEGER
 
 
-INTEGER: Final = Kind("a whole number", is_int)
+INTEGER: Final = Kind(
+    "a whole number, at most 2**62",
+    lambda value: is_int(value) and abs(value) <= LARGEST_INTEGER,
+)
 NUMBER: Final = Kind(
-    "a number, 0 or more", lambda v: (is_int(v) or isinstance(v, float)) and v >= 0
+    "a number, 0 or more and finite",
+    lambda v: (is_int(v) or isinstance(v, float)) and 0 <= v <= LARGEST_INTEGER,
 )
 YES_OR_NO: Final = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT: Final = Kind("text", lambda value: isinstance(value, str))

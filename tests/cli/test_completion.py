@@ -1,0 +1,51 @@
+"""The shell completes commands, options and files; the version has a sentence."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from tests.cli.projects import PENSTOCK
+
+
+def completed(line, shell="bash"):
+    """What a shell is offered for a line that is being typed."""
+    words = line.split(" ")
+    env = {"_PENSTOCK_COMPLETE": f"complete_{shell}", "COMP_WORDS": line,
+           "COMP_CWORD": str(len(words) - 1), "_TYPER_COMPLETE_ARGS": line}  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, str(PENSTOCK)], env={**os.environ, **env}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    return run.stdout.split()
+
+
+def test_commands_and_options_are_completed():
+    assert {"train", "plan", "validate", "convert", "demo"} <= set(completed("penstock "))
+    assert completed("penstock tr") == ["train"]
+    assert "--resume" in completed("penstock train --re")
+    assert "--version" in completed("penstock --v")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_shown_by_what_typer_reads(shell):
+    env = {**os.environ, "_PENSTOCK_COMPLETE": f"source_{shell}"}
+    run = subprocess.run(
+        [sys.executable, str(PENSTOCK)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0 and "_PENSTOCK_COMPLETE=complete_" in run.stdout
+
+
+def test_help_is_made_of_sentences():
+    run = subprocess.run(
+        [sys.executable, str(PENSTOCK), "--help"], env={**os.environ, "COLUMNS": "200"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    for said in ("--install-completion", "--show-completion", "Show the version and exit."):
+        assert said in run.stdout
+    asked = subprocess.run(
+        [sys.executable, str(PENSTOCK), "--version"], capture_output=True, text=True, timeout=120
+    )
+    assert asked.stdout == f"penstock {penstock.__version__}\n"
