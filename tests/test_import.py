@@ -148,7 +148,7 @@ def test_a_users_program_passes_mypy_strict(tmp_path, pytestconfig):
 EXTRAS = {
     "lightning": "lightning pytorch_lightning",
     "train": "lightning hydra omegaconf yaml sklearn tensorboard",
-    "cli": "typer rich",
+    "cli": "typer",
     "zarr": "zarr zarrs numcodecs google_crc32c deflate",
     "remote": "obstore",
     "arrow": "pyarrow datasets PIL",
@@ -156,7 +156,7 @@ EXTRAS = {
     "hdf5": "h5py",
     "report": "plotly",
 }
-EXTRAS["all of them"] = " ".join(EXTRAS.values())
+EXTRAS["all of them"] = " ".join([*EXTRAS.values(), "rich"])
 LOOK = """
 import inspect, pydoc, sys
 sys.modules.update(dict.fromkeys({missing!r}.split()))  # as if they were not installed

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import PlanError
 
 LARGEST_INTEGER = 2**62  # sizes, positions and steps fit into 64 bits with room to add two of them
+LARGEST_SEED = 2**64 - 1
 SHOWN_CHARACTERS = 120  # of a value in a message
 T = TypeVar("T")
 
@@ -129,6 +131,28 @@ def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
     return value
 
 
+def array_of(name: str, value: Any, *, error: type[Exception] = PlanError) -> npt.NDArray[Any]:
+    """Return ``value`` as an array of numbers or strings; nothing ragged, and no objects."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as problem:  # ragged, or on a device
+        raise error(f"{name} must be an array, got {shown(value)}") from problem
+    if array.dtype.kind not in "biufUS":
+        raise error(f"{name} must be numbers or strings, got {shown(value)}")
+    return array
+
+
+def map_style(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
+    """Return ``value`` if it is a dataset with a length and samples by index, and no path."""
+    is_dataset = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if not is_dataset or isinstance(value, str | bytes | Mapping | type):
+        raise error(
+            f"{name} must be a map-style dataset (with a length, and samples by index), got "
+            f"{shown(value)}"
+        )
+    return value
+
+
 def text(name: str, value: Any, *, error: type[Exception] = PlanError) -> str:
     """Return ``value`` if it is a non-empty ``str``."""
     if not isinstance(value, str) or not value:
@@ -142,6 +166,14 @@ def a_path(name: str, value: Any, *, error: type[Exception] = PlanError) -> Path
     if not isinstance(found, str) or not found or "\0" in found:
         raise error(f"{name} must be a path, got {shown(value)}")
     return Path(found)
+
+
+def image_shape(name: str, value: Any, *, error: type[Exception] = PlanError) -> tuple[int, int]:
+    """Return ``value`` as two sizes of at least 1."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise error(f"{name} must be two sizes, got {shown(value)}")
+    first, second = (whole_number(name, each, minimum=1, error=error) for each in value)
+    return first, second
 
 
 def mapping(name: str, value: Any, *, error: type[Exception] = PlanError) -> dict[str, Any]:

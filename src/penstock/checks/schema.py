@@ -150,7 +150,9 @@ class BatchSchema:
             if name in values:
                 found += spec.faults(name, values[name], sizes)
             else:
-                found.append(f"{name or 'a single tensor'} is missing: the batch has {sorted(values)}")
+                found.append(
+                    f"{name or 'a single tensor'} is missing: the batch has {sorted(values)}"
+                )
         if self.exact and (more := sorted(values.keys() - self.fields.keys())):
             found.append(f"the batch has fields that should not be there: {more}")
         return found

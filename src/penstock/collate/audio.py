@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.arguments import function, whole_number
 from penstock.collate.columns import Columns, at, columns_of
 from penstock.collate.default import collate_values
 from penstock.collate.errors import CollateError
 from penstock.collate.labels import label_tensor, take_target
 from penstock.collate.stacking import batch_memory, describe, tensor_of
-from penstock.collate.task_spec import TaskSpec
+from penstock.collate.task_spec import TaskSpec, check_task_spec
 from penstock.errors import ConfigError
 
 FIELDS = ("waveform", "audio", "input_values", "array")
@@ -47,8 +48,10 @@ class AudioCollator:
         sample_rate: int | None = None,
         task_spec: TaskSpec | None = None,
     ) -> None:
-        if sample_rate is not None and sample_rate < 1:
-            raise ConfigError(f"sample_rate must be at least 1 a second, got {sample_rate!r}")
+        if sample_rate is not None:
+            whole_number("sample_rate", sample_rate, minimum=1, error=ConfigError)
+        function("spectrogram", spectrogram, error=ConfigError)
+        check_task_spec(task_spec)
         self.spectrogram, self.sample_rate, self.task_spec = spectrogram, sample_rate, task_spec
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
+from penstock.arguments import text
 from penstock.collate.audio import AudioCollator
 from penstock.collate.default import DefaultCollator
-from penstock.collate.task_spec import MODALITIES, TASK_TYPES, TaskSpec
+from penstock.collate.task_spec import MODALITIES, TASK_TYPES, TaskSpec, check_task_spec
 from penstock.collate.text import TextCollator
 from penstock.collate.vision import VisionCollator
 from penstock.errors import ConfigError
@@ -81,8 +82,13 @@ class CollatorRegistry:
 
         A task type or modality that is new becomes one that a `TaskSpec` may have.
         """
+        for kind, value in (("modality", modality), ("task_type", task_type)):
+            if value is not None:
+                text(kind, value, error=ConfigError)
 
         def decorate(factory: Factory) -> Factory:
+            if not callable(factory):
+                raise ConfigError(f"a collator's factory must be callable, got {factory!r}")
             self._collators.add(name, CollatorInfo(name, factory, modality, description, task_type))
             if task_type is not None and task_type not in TASK_TYPES:
                 TASK_TYPES.add(task_type, "")
@@ -102,6 +108,7 @@ class CollatorRegistry:
 
         Its factory gets ``task_spec`` and those of ``kwargs`` that it accepts.
         """
+        check_task_spec(task_spec)
         if collator_name is not None:
             info = self._collators.find(collator_name)
         elif task_spec is not None:

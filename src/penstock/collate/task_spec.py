@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from penstock.arguments import mapping, shown, text
 from penstock.errors import ConfigError
 from penstock.registry import Registry, unknown_name
 
@@ -72,6 +73,19 @@ class TaskSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a task needs a name that is a non-empty str, got {self.name!r}")
+        for name in ("task_type", "modality", "model_family", "loss_type"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} must be a str, got {shown(value)}")
+        if self.target_field is not None:
+            text("target_field", self.target_field, error=ConfigError)
+        for name in ("input_fields", "metrics"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) or not all(isinstance(e, str) for e in value):
+                raise ConfigError(f"{name} must be a list of str, got {shown(value)}")
+        for name in ("special_tokens", "additional_config", "input_schema", "output_schema"):
+            mapping(name, getattr(self, name), error=ConfigError)
+        if self.preprocessing_config is not None:
+            mapping("preprocessing_config", self.preprocessing_config, error=ConfigError)
         family = TASK_TYPES.find(self.task_type)
         prefix = self.task_type.partition("_")[0]
         self.modality = self.modality or (prefix if prefix in MODALITIES else "text")
@@ -116,6 +130,7 @@ class TaskSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskSpec:
         """The task that `to_dict` described; a field left out, or None, gets its default."""
+        data = mapping("a task", data, error=ConfigError)
         known = [each.name for each in fields(cls)]
         for key in data:
             if key not in known:
@@ -146,6 +161,12 @@ class TaskSpec:
     def vision_tiny(cls) -> TaskSpec:
         """Classification of 3x32x32 images into 4 classes."""
         return cls.from_dict(PRESETS["vision_tiny"])
+
+
+def check_task_spec(task_spec: Any) -> None:
+    """Refuse what is no `TaskSpec` and not None."""
+    if task_spec is not None and not isinstance(task_spec, TaskSpec):
+        raise ConfigError(f"task_spec must be a TaskSpec, got {shown(task_spec)}")
 
 
 def get_default_task_specs() -> dict[str, TaskSpec]:

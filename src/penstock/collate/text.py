@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from penstock.arguments import LARGEST_SEED, flag, real_number, text, whole_number
 from penstock.collate.batch_keys import batch_keys
 from penstock.collate.columns import Columns, columns_of
 from penstock.collate.default import collate_values
@@ -15,7 +16,7 @@ from penstock.collate.errors import CollateError
 from penstock.collate.labels import is_sequence, label_tensor, take_target
 from penstock.collate.masking import IGNORED
 from penstock.collate.padding import Ragged, Side, Tokens, ragged, real_places, spread, width_of
-from penstock.collate.task_spec import TaskSpec
+from penstock.collate.task_spec import TaskSpec, check_task_spec
 from penstock.collate.text_fields import is_rows_of_ints, tokenised
 from penstock.collate.text_labels import PaddedText, causal_labels, decoder_text, masked_text
 from penstock.collate.tokenizing import (
@@ -29,6 +30,7 @@ from penstock.collate.tokenizing import (
 from penstock.errors import ConfigError
 from penstock.registry import unknown_name
 
+SIDES = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
 FILLS = {"special_tokens_mask": 1}  # at padding; every other field with a value per token: 0
 
@@ -79,12 +81,14 @@ class TextCollator:
         text_field: str | None = None,
         seed: int | None = None,
     ) -> None:
+        check_task_spec(task_spec)
         if tokenizer is None:
             raise ConfigError("tokenizer required: a text collator pads with its pad_token_id")
         task_type = None if task_spec is None else task_spec.task_type
         hint = None if task_spec is None else task_spec.input_schema.get("max_seq_len")
         special = {} if task_spec is None else task_spec.special_tokens
         self.tokenizer, self.task_spec = tokenizer, task_spec
+        mlm = flag("mlm", mlm, error=ConfigError)
         self.mlm, self.mlm_probability = mlm or task_type == "masked_lm", mlm_probability
         self.task_type = "masked_lm" if self.mlm else task_type
         self.padding_side, self.label_padding = padding_side, label_padding
@@ -206,20 +210,26 @@ class TextCollator:
 
 
 def _check(collator: TextCollator, task_type: str | None) -> None:
-    if collator.padding_side not in ("right", "left"):
-        raise ConfigError(unknown_name("padding_side", collator.padding_side, ["right", "left"]))
-    if not 0 <= collator.mlm_probability <= 1:
-        raise ConfigError(f"mlm_probability must be in [0, 1], got {collator.mlm_probability!r}")
+    if not isinstance(collator.padding_side, str) or collator.padding_side not in SIDES:
+        raise ConfigError(unknown_name("padding_side", collator.padding_side, SIDES))
+    real_number(
+        "mlm_probability", collator.mlm_probability, minimum=0, maximum=1, error=ConfigError
+    )
     if collator.mlm and task_type in (*CLASSIFYING, "seq2seq"):
         raise ConfigError(f"mlm=True does not fit a task of type {task_type!r}")
-    if not isinstance(collator.label_padding, int) and collator.label_padding != "token":
-        raise ConfigError(
-            f"label_padding must be a number or 'token', got {collator.label_padding!r}"
-        )
+    if not isinstance(collator.label_padding, str) or collator.label_padding != "token":
+        try:
+            whole_number("label_padding", collator.label_padding, error=ConfigError)
+        except ConfigError as error:
+            raise ConfigError(f"{error}, or 'token'") from error
     for name in ("max_length", "pad_to_multiple_of"):
         size = getattr(collator, name)
-        if size is not None and size < 1:
-            raise ConfigError(f"{name} must be at least 1 token, got {size!r}")
+        if size is not None:
+            whole_number(name, size, minimum=1, unit="token", error=ConfigError)
+    if collator.text_field is not None:
+        text("text_field", collator.text_field, error=ConfigError)
+    if collator.seed is not None:
+        whole_number("seed", collator.seed, minimum=0, maximum=LARGEST_SEED, error=ConfigError)
 
 
 def _tensor(value: Any) -> torch.Tensor:

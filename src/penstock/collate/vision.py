@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
+from penstock.arguments import flag, real_number, shown
 from penstock.collate.columns import Columns, columns_of
 from penstock.collate.default import collate_values
 from penstock.collate.errors import CollateError
 from penstock.collate.images import image_tensors
 from penstock.collate.labels import label_tensor, take_target
 from penstock.collate.stacking import batch_memory
-from penstock.collate.task_spec import TaskSpec
+from penstock.collate.task_spec import TaskSpec, check_task_spec
 from penstock.errors import ConfigError
 from penstock.registry import Registry
 
@@ -61,8 +62,11 @@ class VisionCollator:
         std: Sequence[float] | None = None,
         task_spec: TaskSpec | None = None,
     ) -> None:
+        check_task_spec(task_spec)
         config = (task_spec.preprocessing_config if task_spec is not None else None) or {}
         normalize = config.get("normalize", normalize)
+        if not isinstance(normalize, str):
+            flag("normalize", normalize, error=ConfigError)
         named = NORMALIZATIONS.find(normalize if isinstance(normalize, str) else "imagenet")
         self.normalize = bool(normalize)
         self.mean = _per_channel("mean", config.get("mean", mean), named[0])
@@ -181,7 +185,10 @@ def _check_alike(images: list[torch.Tensor]) -> None:
 def _per_channel(name: str, given: Any, usual: PerChannel) -> PerChannel:
     if given is None:
         return usual
-    values = tuple(float(each) for each in ([given] if isinstance(given, int | float) else given))
+    listed = [given] if isinstance(given, int | float) else given
+    if not isinstance(listed, Iterable) or isinstance(listed, str | Mapping):
+        raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
+    values = [each.item() if isinstance(each, torch.Tensor) else each for each in listed]
     if not values:
-        raise ConfigError(f"{name} needs one value per channel, got {given!r}")
-    return values
+        raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
+    return tuple(real_number(name, each, error=ConfigError) for each in values)

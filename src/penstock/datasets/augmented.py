@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from penstock.arguments import LARGEST_SEED, flag, map_style, mapping, shown, whole_number
 from penstock.datasets.gather import fingerprint_of
 from penstock.datasets.reading import Reader, first_field, transform_batch, transform_samples
 from penstock.datasets.shared import SharedIntegers
@@ -18,7 +19,6 @@ from penstock.errors import ConfigError
 from penstock.keyed import current_epoch
 from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
-from penstock.order.orders import check_seed
 from penstock.registry import unknown_name
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
 from penstock.transforms.compose import refuse_clamp
@@ -61,14 +61,14 @@ class AugmentedDataset(Dataset[Any]):
         *,
         seed: int = 42,
     ) -> None:
-        self.base_dataset = base_dataset
-        self.augment_params = deepcopy(dict(augment_params))
-        self.seed = check_seed(seed)
+        self.base_dataset = map_style("base_dataset", base_dataset)
+        self.augment_params = deepcopy(mapping("augment_params", augment_params, error=ConfigError))
+        self.seed = whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
         self.transform = build_augmentation(self.augment_params)
         if _is_standardized(base_dataset):
             refuse_clamp(self.transform)
         self._reader = Reader(base_dataset)
-        self._switches = SharedIntegers(0, bool(training))
+        self._switches = SharedIntegers(0, flag("training", training))
 
     @property
     def training(self) -> bool:
@@ -77,7 +77,7 @@ class AugmentedDataset(Dataset[Any]):
 
     @training.setter
     def training(self, training: bool) -> None:
-        self._switches[_TRAINING] = bool(training)
+        self._switches[_TRAINING] = flag("training", training)
 
     def set_training(self, training: bool) -> None:
         """Augment from now on, or do not."""
@@ -90,7 +90,7 @@ class AugmentedDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Augment anew: for stock loaders; a Penstock loader tells the epoch by itself."""
-        self._switches[_EPOCH] = epoch
+        self._switches[_EPOCH] = whole_number("epoch", epoch, minimum=0)
 
     def __len__(self) -> int:
         return len(self.base_dataset)
@@ -137,6 +137,8 @@ def build_augmentation(params: Mapping[str, Any]) -> Compose:
     chosen = [(kind, params.get(part)) for part, kind in _PARTS.items()]
     for kind, keywords in chosen:
         known = list(signature(kind).parameters)
+        if keywords is not None and not isinstance(keywords, Mapping):
+            raise ConfigError(f"settings of {kind.__name__} must be by name, got {shown(keywords)}")
         for name in keywords or ():
             if name not in known:
                 raise ConfigError(unknown_name(f"setting of {kind.__name__}", name, known))
@@ -154,12 +156,23 @@ def create_augmented_dataset_wrapper(
 
     Settings that are not given are those recommended for as many samples as a class has.
 
+    Args:
+        dataset: any map-style dataset.
+        use_spec_augment: mask spectrograms.
+        use_gaussian_noise: add noise.
+        augment_params: see `AugmentedDataset`.
+        training: see `AugmentedDataset`.
+
     >>> import torch
     >>> raw = torch.ones(9, 1, 64, 64)
     >>> create_augmented_dataset_wrapper(raw, use_gaussian_noise=True).transform
     Compose([GaussianNoise(std=0.02, p=0.8, clamp=None)])
     """
-    params = dict(augment_params or {})
+    map_style("dataset", dataset)
+    flag("use_spec_augment", use_spec_augment)
+    flag("use_gaussian_noise", use_gaussian_noise)
+    given = {} if augment_params is None else augment_params
+    params = mapping("augment_params", given, error=ConfigError)
     if params and not set(params) <= set(_PARTS):
         params = {"spec_augment_params": params}
     wanted = {"spec_augment_params": use_spec_augment, "gaussian_noise_params": use_gaussian_noise}

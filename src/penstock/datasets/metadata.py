@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import a_path, image_shape
 from penstock.errors import SourceError
 
 Strings = npt.NDArray[np.str_]
+MOST_CLASSES = 1_000_000  # a model has an output for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,15 @@ class PixelTable:
 def read_metadata(directory: Path, metadata: str | Path | None) -> Metadata:
     """The table of a folder, each of whose files is there."""
     path = _the_table(directory) if metadata is None else Path(metadata)
-    with path.open(newline="", encoding="utf-8") as file:
+    with _reading(path) as file:
         table = csv.DictReader(file)
         _check_columns(path, table.fieldnames or (), ("filename", "class_id", "author"))
         rows = list(table)
+    for line, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise SourceError(
+                f"{path.name!r} line {line} has not as many columns as the first: repair it"
+            )
     if not rows:
         raise SourceError(f"{path.name!r} has no rows: write one for each file")
     for line, row in enumerate(rows, start=2):
@@ -59,8 +68,8 @@ def read_pixel_table(path: str | Path, shape: tuple[int, int] = (224, 313)) -> P
 
     Pixels are in rows of ``frames``, as an image is stored: ``shape`` is ``(bins, frames)``.
     """
-    path = Path(path)
-    with path.open(newline="", encoding="utf-8") as file:
+    path, shape = a_path("path", path), image_shape("shape", shape)
+    with _reading(path) as file:
         table = csv.reader(file)
         header = next(table, [])
         _check_columns(path, header, ("label", "author"))
@@ -76,13 +85,41 @@ def _pixels(path: Path, table: Any, header: list[str], shape: tuple[int, int]) -
     label, author = header.index("label"), header.index("author")
     images, labels, authors = [], [], []
     for line, row in enumerate(table, start=2):
+        if len(row) != len(header):
+            raise SourceError(
+                f"{path.name!r} line {line} has {len(row)} columns, the first {len(header)}: "
+                "repair it"
+            )
         labels.append(_class(path, line, row[label]))
         authors.append(row[author])
         pixels = [value for place, value in enumerate(row) if place not in (label, author)]
-        images.append(np.array(pixels, np.float32).reshape(1, *shape) / np.float32(255))
+        images.append(_image(path, line, pixels).reshape(1, *shape) / np.float32(255))
     if not images:
         raise SourceError(f"{path.name!r} has no rows")
     return PixelTable(np.stack(images), np.array(labels), np.array(authors))
+
+
+def _image(path: Path, line: int, pixels: list[str]) -> npt.NDArray[np.float32]:
+    try:
+        image = np.array(pixels, np.float32)
+    except ValueError:
+        image = np.array([np.nan], np.float32)
+    if not ((image >= 0) & (image <= 255)).all():  # NaN is not
+        raise SourceError(f"{path.name!r} line {line} has pixels that are not in [0, 255]")
+    return image
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[TextIO]:
+    """A block that reads a table; what is wrong with the file is reported with its name."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            yield file
+    except SourceError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SourceError(f"{str(path)!r} cannot be read as a table: {why}") from error
 
 
 def _the_table(directory: Path) -> Path:
@@ -106,7 +143,8 @@ def _check_columns(path: Path, found: Any, needed: tuple[str, ...]) -> None:
 
 def _check_file(directory: Path, table: Path, line: int, filename: str | None) -> None:
     name = Path(filename or "")
-    if name.is_absolute() or ".." in name.parts or name.suffix.lower() not in (".npy", ".png"):
+    inside = "\0" not in str(name) and not name.is_absolute() and ".." not in name.parts
+    if not inside or name.suffix.lower() not in (".npy", ".png"):
         raise SourceError(
             f"{table.name!r} line {line}: {filename!r} is not a .npy or .png file of the folder"
         )
@@ -119,6 +157,6 @@ def _class(path: Path, line: int, value: str | None) -> int:
         number = float(value or "")
     except ValueError:
         number = -1
-    if number < 0 or number != int(number):
+    if not 0 <= number < MOST_CLASSES or number != int(number):
         raise SourceError(f"{path.name!r} line {line}: {value!r} is not a class (0, 1, 2, ...)")
     return int(number)

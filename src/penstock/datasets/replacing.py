@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from penstock.errors import PlanError, SourceError
+from penstock.arguments import LARGEST_SEED, a_path, choice, map_style, mapping, whole_number
+from penstock.errors import SourceError
 from penstock.keyed import current_epoch
 from penstock.order import derive_key
 
@@ -30,6 +30,7 @@ class ReplacingDataset(Dataset[Any]):
         base_dataset: Map-style.
         on_error: ``"raise"``: as if this were not here. ``"skip"``: replace. ``"warn"``: replace,
             and log each one.
+        seed: Of the choice of replacements.
         quarantine: A file that replaced samples are appended to, a JSON object a line; needed for
             worker processes and ranks to write into one list.
 
@@ -51,10 +52,10 @@ class ReplacingDataset(Dataset[Any]):
         seed: int = 42,
         quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
-        if on_error not in POLICIES:
-            raise PlanError(f"on_error must be one of {POLICIES}, got {on_error!r}")
-        self.base_dataset, self.on_error, self.seed = base_dataset, on_error, seed
-        self.quarantine = None if quarantine is None else Path(quarantine)
+        self.base_dataset = map_style("base_dataset", base_dataset)
+        self.on_error = choice("on_error", on_error, POLICIES)
+        self.seed = whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
+        self.quarantine = None if quarantine is None else a_path("quarantine", quarantine)
         self._replaced: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
@@ -109,4 +110,11 @@ class ReplacingDataset(Dataset[Any]):
             return list(self._replaced)
         if not self.quarantine.exists():
             return []
-        return [json.loads(line) for line in self.quarantine.read_text().splitlines()]
+        try:
+            lines = self.quarantine.read_text().splitlines()
+            return [mapping("a line", json.loads(line), error=SourceError) for line in lines]
+        except (OSError, ValueError, RecursionError) as error:
+            raise SourceError(
+                f"{str(self.quarantine)!r} is not a list of replaced samples ({error}): give "
+                "another quarantine="
+            ) from error

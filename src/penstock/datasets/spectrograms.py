@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from penstock.arguments import a_path, image_shape
 from penstock.datasets.metadata import Metadata, read_metadata
 from penstock.datasets.npy_files import AlikeFiles
 from penstock.errors import SourceError
@@ -40,9 +41,10 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         metadata: str | Path | None = None,
         shape: tuple[int, int] | None = None,
     ) -> None:
-        self.directory = Path(directory)
-        self.metadata: Metadata = read_metadata(self.directory, metadata)
-        self.shape = shape or self._read(0).shape
+        self.directory = a_path("directory", directory)
+        table = None if metadata is None else a_path("metadata", metadata)
+        self.metadata: Metadata = read_metadata(self.directory, table)
+        self.shape = self._read(0).shape if shape is None else image_shape("shape", shape)
         self.labels = self.metadata.labels
         self.authors = self.metadata.authors
         self.recordings = self.metadata.recordings
@@ -73,7 +75,7 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         try:
             alike = AlikeFiles(self.directory / first)
         except (OSError, ValueError, AttributeError):
-            return None  # whoever reads it will say what is wrong with it
+            return None  # reading it reports what is wrong with it
         fits = alike.is_plain and alike.dtype == np.float32 and alike.dtype.isnative
         shapes = (tuple(self.shape), (1, *self.shape))
         return alike if fits and alike.shape in shapes else None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from penstock.arguments import map_style, shown
 from penstock.datasets.gather import fingerprint_of
 from penstock.datasets.reading import Reader, transform_batch, transform_samples
 from penstock.errors import PlanError
@@ -24,6 +25,12 @@ class StandardizedDataset(Dataset[Any]):
     statistics with `compute_standardization` on the training part alone, and use them for the
     validation part too. Goes to any worker process; a batch is one operation.
 
+    Args:
+        base_dataset: any map-style dataset with a length.
+        indices: of its samples, in the order of this dataset.
+        mean: a number, or one for each channel.
+        std: likewise.
+
     >>> import torch
     >>> dataset = StandardizedDataset(torch.arange(10.0), indices=[4, 9], mean=4.0, std=2.5)
     >>> len(dataset), dataset[1]
@@ -33,7 +40,7 @@ class StandardizedDataset(Dataset[Any]):
     def __init__(
         self, base_dataset: Any, indices: Iterable[int], mean: npt.ArrayLike, std: npt.ArrayLike
     ) -> None:
-        self.base_dataset = base_dataset
+        self.base_dataset = map_style("base_dataset", base_dataset)
         self._members = as_indices(indices, len(base_dataset))
         self._standardize = Standardize(mean, std)
         self._reader = Reader(base_dataset)
@@ -91,7 +98,12 @@ _NO_KEYS = np.zeros(1, np.uint64)  # standardising draws nothing
 
 def as_indices(indices: Iterable[int], size: int) -> Indices:
     """``indices`` as an array, refused unless all are in ``range(size)``."""
-    array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise PlanError(f"indices must be integers in one row, got {shown(indices)}")
+    try:
+        array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PlanError(f"indices must be integers in one row, got {shown(indices)}") from error
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

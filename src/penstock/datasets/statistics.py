@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.arguments import flag, map_style
 from penstock.datasets.progress import progress_bar
 from penstock.datasets.reading import Reader, first_field
 from penstock.datasets.standardized import as_indices
@@ -41,7 +42,8 @@ def compute_standardization(
     >>> compute_standardization(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), [0, 1])
     (4.0, 2.23606797749979)
     """
-    size = len(dataset)
+    size = len(map_style("dataset", dataset))
+    flag("per_channel", per_channel)
     members = np.arange(size) if indices is None else as_indices(indices, size)
     if not len(members):
         raise PlanError("statistics need at least 1 sample, got no indices")

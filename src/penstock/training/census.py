@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import array_of
 from penstock.errors import PlanError
 from penstock.order import Indices
 
@@ -28,7 +29,7 @@ class Census:
     @classmethod
     def of(cls, labels: npt.ArrayLike, authors: npt.ArrayLike) -> Census:
         """The census of samples with these labels and authors."""
-        labels, authors = np.asarray(labels), np.asarray(authors)
+        labels, authors = array_of("labels", labels), array_of("authors", authors)
         if labels.ndim != 1 or labels.shape != authors.shape or not len(labels):
             raise PlanError(
                 f"needs a label and an author for each of at least 1 sample, got shapes "

@@ -9,7 +9,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 
@@ -63,9 +63,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from error
 
 
-def _read(file: io.BufferedReader, watched: _Watched, path: Path) -> dict[str, Any]:
+def _read(file: IO[bytes], watched: _Watched, path: Path) -> dict[str, Any]:
     try:
-        file.peek(1)  # zipfile would take a file that cannot be read for one that is no archive
+        file.read(1)  # zipfile would take a file that cannot be read for one that is no archive
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()  # torch does not compare checksums
         if damaged is not None:
@@ -96,7 +96,7 @@ class _Watched(io.FileIO):
         super().__init__(path, "rb")
         self.failure: OSError | None = None
 
-    def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int | None:
         """Fill a buffer; all reads of a buffered reader come here."""
         try:
             return super().readinto(buffer)
@@ -108,7 +108,7 @@ class _Watched(io.FileIO):
 def _unreadable(path: Path, error: BaseException) -> UnreadableCheckpointError:
     why = getattr(error, "strerror", None) or reason_of(error)
     return UnreadableCheckpointError(
-        f"checkpoint {str(path)!r} cannot be read now ({why}); it may be whole, and is left as it is"
+        f"checkpoint {str(path)!r} cannot be read now ({why}); it may be whole and is left as it is"
     )
 
 

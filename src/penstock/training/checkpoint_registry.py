@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -74,13 +73,13 @@ def read_registry(directory: Path) -> list[CheckpointMetadata]:
     one that cannot be read now raises: without it an earlier one would be taken for the latest.
     """
     try:
-        names = [name for name in os.listdir(directory) if _PATTERN.fullmatch(name)]
+        paths = {path.name: path for path in sorted(directory.iterdir())}
     except OSError as error:
         raise UnreadableCheckpointError(
             f"{str(directory)!r} cannot be listed ({error.strerror}): make it readable, and try "
             "again"
         ) from error
-    there = {name: directory / name for name in sorted(names)}
+    there = {name: path for name, path in paths.items() if _PATTERN.fullmatch(name)}
     known = {entry.file: entry for entry in _named(directory / REGISTRY) if entry.file in there}
     found = [*known.values(), *_read(path for name, path in there.items() if name not in known)]
     return sorted(found, key=lambda entry: (entry.sequence, entry.file))

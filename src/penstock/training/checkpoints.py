@@ -163,8 +163,8 @@ class CheckpointManager:
             raise ConfigError(f"metrics must be numbers by name, got {metrics!r}")
         if self.monitor not in metrics:
             raise ConfigError(
-                f"monitor {self.monitor!r} not found in metrics {sorted(map(str, metrics))}: add it, or "
-                "watch another one with monitor="
+                f"monitor {self.monitor!r} not found in metrics {sorted(map(str, metrics))}: add "
+                "it, or watch another one with monitor="
             )
         try:
             return {str(name): float(value) for name, value in metrics.items()}

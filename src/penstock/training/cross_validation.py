@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from penstock.arguments import a_path, array_of, flag, shown
 from penstock.datasets import SpectrogramFolder, read_pixel_table
+from penstock.datasets.standardized import as_indices
 from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
 from penstock.order import Indices
@@ -61,9 +63,7 @@ def cross_val_training(
     settings = _settings(config, CROSS_VALIDATION, spec_augment, gaussian_noise)
     data = _gather_data(data_path, features, labels, authors, groups)
     if precomputed_splits is not None:
-        folds = list(precomputed_splits[0])
-        for train, val in folds:
-            check_split(np.asarray(train), np.asarray(val), data.authors)
+        folds = [_parts("precomputed_splits", each, data) for each in _first(precomputed_splits)]
     else:
         folds = author_folds(
             data.labels,
@@ -115,9 +115,12 @@ def single_fold_training(
     settings = _settings(config, SINGLE_FOLD, spec_augment, gaussian_noise)
     data = _gather_data(data_path, features, labels, authors, groups)
     if precomputed_split is not None:
-        train, val = (np.asarray(part) for part in precomputed_split[:2])
-        check_split(train, val, data.authors)
-    elif use_predefined_split:
+        if not isinstance(precomputed_split, tuple | list):
+            raise ConfigError(
+                f"precomputed_split must be (train, val, score), got {shown(precomputed_split)}"
+            )
+        train, val = _parts("precomputed_split", precomputed_split[:2], data)
+    elif flag("use_predefined_split", use_predefined_split, error=ConfigError):
         train, val, _ = author_split(
             data.labels,
             _known(data.authors),
@@ -152,7 +155,7 @@ def _gather_data(
     if (data_path is None) == (features is None):
         raise ConfigError("give data_path=, or features= and labels=: one of the two")
     recordings = groups
-    if data_path is not None and Path(data_path).is_dir():
+    if data_path is not None and a_path("data_path", data_path, error=ConfigError).is_dir():
         folder = SpectrogramFolder(data_path)
         recordings = folder.recordings if groups is None else groups
         return _checked(folder, folder.labels, folder.authors, recordings)
@@ -161,8 +164,10 @@ def _gather_data(
         features, labels, authors = table.features, table.labels, table.authors
     if labels is None:
         raise ConfigError("features= needs labels=, the class of each sample")
-    x = torch.as_tensor(np.asarray(features), dtype=torch.float32)
-    y = np.asarray(labels, np.int64)
+    x = torch.as_tensor(array_of("features", features, error=ConfigError), dtype=torch.float32)
+    y = _classes(labels)
+    if x.ndim < 1:
+        raise ConfigError(f"features must be samples in a row, got shape {tuple(x.shape)}")
     if len(x) != len(y):
         raise ConfigError(f"features has {len(x)} samples, labels {len(y)}: they must be as many")
     return _checked(TensorDataset(x, torch.from_numpy(y)), y, authors, recordings)
@@ -175,16 +180,32 @@ def _checked(
     recordings: npt.ArrayLike | None,
 ) -> _Data:
     told = {"authors": authors, "groups": recordings}
-    arrays = {name: None if each is None else np.asarray(each) for name, each in told.items()}
+    arrays = {
+        name: None if each is None else array_of(name, each, error=ConfigError)
+        for name, each in told.items()
+    }
     for name, array in arrays.items():
         if array is not None and array.shape != labels.shape:
             raise ConfigError(f"{name} has shape {array.shape}, labels {labels.shape}")
     return _Data(dataset, labels, arrays["authors"], arrays["groups"])
 
 
+def _classes(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    found = array_of("labels", labels, error=ConfigError)
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"labels must be the class of each sample, got {found.dtype} of shape {found.shape}"
+        )
+    if not (np.isfinite(found) & (found == np.floor(found))).all():
+        raise ConfigError(f"labels must be whole numbers, got {shown(labels)}")
+    return found.astype(np.int64)
+
+
 def _settings(
     config: Mapping[str, Any] | None, defaults: Mapping[str, Any], masks: bool, noise: bool
 ) -> dict[str, Any]:
+    flag("spec_augment", masks, error=ConfigError)
+    flag("gaussian_noise", noise, error=ConfigError)
     return fold_config(config, {**defaults, "spec_augment": masks, "gaussian_noise": noise})
 
 
@@ -202,6 +223,24 @@ def _engine(
     return TrainingEngine(
         model_class, classes, settings, run_directory=run_directory, progress=progress
     )
+
+
+def _first(splits: Any) -> Any:
+    if (
+        not isinstance(splits, tuple | list)
+        or not splits
+        or not isinstance(splits[0], list | tuple)
+    ):
+        raise ConfigError(f"precomputed_splits must be (folds, score, seed), got {shown(splits)}")
+    return splits[0]
+
+
+def _parts(name: str, parts: Any, data: _Data) -> tuple[Indices, Indices]:
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise ConfigError(f"{name} must have a training and a validation part, got {shown(parts)}")
+    train, val = (as_indices(part, len(data.labels)) for part in parts)
+    check_split(train, val, data.authors)
+    return train, val
 
 
 def _known(authors: npt.NDArray[Any] | None) -> npt.NDArray[Any]:

@@ -12,8 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from penstock.arguments import a_path, flag, map_style, shown, whole_number
 from penstock.datasets.gather import fingerprint_of
+from penstock.datasets.metadata import MOST_CLASSES
 from penstock.datasets.standardized import as_indices
+from penstock.errors import ConfigError, PlanError
 from penstock.loaders import DataLoaderPerformanceMonitor, Loader
 from penstock.order import Indices, derive_key
 from penstock.training.classification import Stepping, balanced_weights, check_labels
@@ -53,9 +56,17 @@ class TrainingEngine:
         run_directory: str | Path | None = None,
         progress: bool | None = None,
     ) -> None:
-        self.model_class, self.num_classes = model_class, num_classes
+        if model_class is None or not callable(model_class):
+            raise ConfigError(f"model_class must be callable, got {shown(model_class)}")
+        self.model_class = model_class
+        self.num_classes = whole_number(
+            "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
+        )
         self.config = fold_config(config, ENGINE, known=EVERY)
-        self.run_directory, self.progress = run_directory, progress
+        self.run_directory = (
+            None if run_directory is None else a_path("run_directory", run_directory)
+        )
+        self.progress = None if progress is None else flag("progress", progress)
         self.device = _device()
 
     # -- runs
@@ -128,8 +139,9 @@ class TrainingEngine:
         store: RunDirectory | None,
     ) -> dict[str, Any]:
         saved = None if store is None else store.load(number)
-        if saved is not None and "result" in saved:
-            return from_store(saved["result"])
+        if store is not None and saved is not None and "result" in saved:
+            with store.restoring(number):
+                return from_store(saved["result"])
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
         with ExitStack() as stack, _own_draws(self.device):
             loaders = self._create_data_loaders(train_part, val_part)
@@ -137,7 +149,10 @@ class TrainingEngine:
                 if isinstance(loader, Loader):
                     stack.enter_context(loader)
             fold = self._fold(number, labels[parts[0]], loaders)
-            standing = Standing() if saved is None else restore(fold, saved)
+            standing = Standing()
+            if store is not None and saved is not None:
+                with store.restoring(number):
+                    standing = restore(fold, saved)
             figures = self._figures(loaders)
 
             def save(standing: Standing) -> None:
@@ -190,8 +205,10 @@ class TrainingEngine:
         self, dataset: Any, fold_indices: FoldIndices
     ) -> tuple[list[tuple[Indices, Indices]], Indices]:
         """The folds, and the class of every sample of the dataset."""
-        size = len(dataset)
+        size = len(map_style("dataset", dataset))
         folds = [(as_indices(train, size), as_indices(val, size)) for train, val in fold_indices]
+        if not folds:
+            raise PlanError("fold_indices must have at least 1 fold, got none")
         labels = labels_of(dataset, np.arange(size))
         for train, val in folds:
             check_split(train, val, authors=None)

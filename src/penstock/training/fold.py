@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.arguments import real_number, shown, whole_number
 from penstock.datasets.progress import progress_bar
 from penstock.order import derive_key
 from penstock.training.classification import Evaluation, Scores, Stepping, evaluate, train_epoch
@@ -113,7 +114,28 @@ def state_of(fold: Fold, standing: Standing) -> dict[str, Any]:
 
 def restore(fold: Fold, state: dict[str, Any]) -> Standing:
     """The standing of a checkpoint, with model and optimizer put where they were."""
+    names = ("epoch", "seconds", "waited", "best_loss", "best_weights", "history")
+    standing = Standing(**{name: state[name] for name in names})
+    check_history(standing.history, standing.epoch)
+    whole_number("epoch", standing.epoch, minimum=0)
+    whole_number("waited", standing.waited, minimum=0)
+    real_number("seconds", standing.seconds, minimum=0)
+    if not isinstance(standing.best_loss, float):  # infinite before the first epoch
+        raise TypeError(f"best_loss must be a float, found {standing.best_loss!r}")
     fold.model.load_state_dict(state["model"])
     fold.optimizer.load_state_dict(state["optimizer"])
-    names = ("epoch", "seconds", "waited", "best_loss", "best_weights", "history")
-    return Standing(**{name: state[name] for name in names})
+    if standing.best_weights is not None:
+        deepcopy(fold.model).load_state_dict(standing.best_weights)
+    return standing
+
+
+def check_history(history: Any, epochs: int) -> None:
+    """Refuse curves that are not those of this number of epochs."""
+    for name in empty_history():
+        value = history[name]
+        if isinstance(empty_history()[name], list):
+            numbers = isinstance(value, list) and all(type(each) is float for each in value)
+            if not numbers or len(value) != epochs:
+                raise ValueError(f"{name} must be {epochs} numbers, found {shown(value)}")
+        elif type(value) is not type(empty_history()[name]):
+            raise TypeError(f"{name} must be a number, found {shown(value)}")

@@ -6,6 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock.arguments import (
+    LARGEST_INTEGER,
+    LARGEST_SEED,
+    flag,
+    mapping,
+    real_number,
+    whole_number,
+)
 from penstock.errors import ConfigError
 from penstock.registry import unknown_name
 
@@ -50,6 +58,7 @@ RETIRED: Final = {
     "debug_dataloaders": "the loaders chosen are logged",
 }
 EVERY: Final = CROSS_VALIDATION | SINGLE_FOLD
+_AT_MOST: Final = {"random_state": 2**32 - 1}  # scikit-learn's
 _AT_LEAST: Final = {"num_epochs": 1, "batch_size": 1, "k_folds": 2, "max_split_attempts": 1}
 
 
@@ -73,7 +82,8 @@ def fold_config(
     penstock.errors.ConfigError: unknown setting 'batchsize': did you mean 'batch_size'? ...
     """
     config = dict(defaults)
-    for name, value in (given or {}).items():
+    settings = {} if given is None else mapping("config", given, error=ConfigError)
+    for name, value in settings.items():
         if name in RETIRED:
             log.info("setting %r is not used: %s", name, RETIRED[name])
         elif name not in (known or defaults):
@@ -86,14 +96,12 @@ def fold_config(
 def _checked(name: str, value: Any) -> Any:
     default = EVERY[name]
     if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false, got {value!r}")
-        return value
-    kinds = (int, float) if isinstance(default, float) else (int,)
-    least = _AT_LEAST.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:
-        kind = "a number" if isinstance(default, float) else "an integer"
-        raise ConfigError(f"{name} must be {kind} of at least {least}, got {value!r}")
-    if name == "test_size" and not 0 < value < 1:
+        return flag(name, value, error=ConfigError)
+    if name == "test_size" and (value == 0 or value == 1):
         raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
-    return value
+    if isinstance(default, float):
+        most = 1.0 if name == "test_size" else None
+        return real_number(name, value, minimum=0, maximum=most, error=ConfigError)
+    most_whole = LARGEST_SEED if name == "seed" else _AT_MOST.get(name, LARGEST_INTEGER)
+    least = _AT_LEAST.get(name, 0)
+    return whole_number(name, value, minimum=least, maximum=most_whole, error=ConfigError)

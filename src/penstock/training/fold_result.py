@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from penstock.arguments import shown
 from penstock.training.classification import Evaluation, confusion
-from penstock.training.fold import Fold, Standing
+from penstock.training.fold import Fold, Standing, check_history
 
 log = logging.getLogger("penstock")
 
@@ -42,4 +43,11 @@ def for_store(result: dict[str, Any]) -> dict[str, Any]:
 
 def from_store(result: dict[str, Any]) -> dict[str, Any]:
     """The result that was kept."""
+    for name in ("val_predictions", "val_targets", "confusion_matrix"):
+        if not isinstance(result[name], torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, found {shown(result[name])}")
+    for name in ("final_val_acc", "final_val_loss", "final_val_f1", "best_val_acc", "best_val_f1"):
+        if type(result[name]) is not float:
+            raise TypeError(f"{name} must be a number, found {shown(result[name])}")
+    check_history(result["history"], len(result["history"]["val_losses"]))
     return result | {"confusion_matrix": result["confusion_matrix"].numpy()}

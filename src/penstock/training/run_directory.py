@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from penstock.training.checkpoint_files import (
     DamagedCheckpointError,
     NoCheckpointError,
     read_checkpoint,
+    reason_of,
     write_checkpoint,
 )
 
@@ -73,6 +75,18 @@ class RunDirectory:
     def save(self, fold: int, state: dict[str, Any]) -> None:
         """Make this the checkpoint of a fold."""
         write_checkpoint(self.file_of(fold), state)
+
+    @contextmanager
+    def restoring(self, fold: int) -> Iterator[None]:
+        """A block that uses a checkpoint; what does not fit is reported with the file's name."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+            raise StateError(
+                f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({why}): restore "
+                f"it, or delete it to train fold {fold} again"
+            ) from error
 
     def file_of(self, fold: int) -> Path:
         """The checkpoint's file."""

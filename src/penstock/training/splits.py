@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import real_number, whole_number
 from penstock.errors import PlanError
 from penstock.extras import optional
 from penstock.order import Indices
@@ -54,6 +55,9 @@ def author_folds(
     >>> score, [len(val) for _, val in folds]
     (0.0, [8, 8])
     """
+    whole_number("n_splits", n_splits, minimum=2)
+    whole_number("max_attempts", max_attempts, minimum=1)
+    whole_number("min_val_segments", min_val_segments, minimum=0)
     census = Census.of(labels, authors)
     if len(census.authors) < n_splits:
         raise PlanError(
@@ -95,6 +99,11 @@ def author_split(
     No author is in both parts; every class is in both, with two authors or more in the training
     part and at least ``min_test_segments`` in the other.
     """
+    if not 0 < real_number("test_size", test_size) < 1:
+        raise PlanError(f"test_size must be a share between 0 and 1, got {test_size!r}")
+    whole_number("random_state", random_state, minimum=0, maximum=2**32 - 1)
+    whole_number("max_attempts", max_attempts, minimum=1)
+    whole_number("min_test_segments", min_test_segments, minimum=0)
     census = Census.of(labels, authors)
     census.require_authors(3, "two to train on and one to test")
     while True:

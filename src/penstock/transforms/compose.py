@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.arguments import shown
 from penstock.errors import PlanError
 from penstock.order.keys import Keys, derive_key
 from penstock.transforms.base import Transform
@@ -25,7 +26,12 @@ class Compose(Transform):
     """
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
-        self.transforms = tuple(transforms)
+        if not isinstance(transforms, list | tuple):
+            raise PlanError(f"transforms must be a list of Transform, got {shown(transforms)}")
+        for each in transforms:
+            if not isinstance(each, Transform):
+                raise PlanError(f"transforms must be a list of Transform, got one {shown(each)}")
+        self.transforms: tuple[Transform, ...] = tuple(transforms)
         standardized = False
         for transform in self.transforms:
             standardized = standardized or isinstance(transform, Standardize)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from penstock.arguments import real_number, shown
 from penstock.errors import BatchError, PlanError
 from penstock.order.keys import Keys, derive_key
 from penstock.transforms.base import Transform
-from penstock.transforms.checks import check_probability
 from penstock.transforms.draws import uniforms
 
 
@@ -31,11 +33,9 @@ class GaussianNoise(Transform):
     def __init__(
         self, std: float = 0.02, p: float = 0.8, clamp: tuple[float, float] | None = None
     ) -> None:
-        if std < 0:
-            raise PlanError(f"std must be at least 0, got {std!r}")
-        if clamp is not None and not clamp[0] < clamp[1]:
-            raise PlanError(f"clamp must be (lowest, highest), got {clamp!r}")
-        self.std, self.p, self.clamp = std, check_probability(p), clamp
+        self.std = real_number("std", std, minimum=0)
+        self.p = real_number("p", p, minimum=0, maximum=1)
+        self.clamp = None if clamp is None else _range(clamp)
 
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
         """Every sample with the noise of its own key."""
@@ -57,3 +57,12 @@ class GaussianNoise(Transform):
 
     def __repr__(self) -> str:
         return f"GaussianNoise(std={self.std}, p={self.p}, clamp={self.clamp})"
+
+
+def _range(clamp: Any) -> tuple[float, float]:
+    if not isinstance(clamp, tuple | list) or len(clamp) != 2:
+        raise PlanError(f"clamp must be (lowest, highest), got {shown(clamp)}")
+    lowest, highest = (real_number("clamp", edge) for edge in clamp)
+    if not lowest < highest:
+        raise PlanError(f"clamp must be (lowest, highest), got {clamp!r}")
+    return lowest, highest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import PlanError
+from penstock.arguments import flag, image_shape, whole_number
 
 FEW, SOME = 50, 100  # samples per class
 
@@ -26,9 +26,10 @@ def recommended_augmentation(
     {'time_mask_param': 50, 'freq_mask_param': 18, 'num_time_masks': 2, 'num_freq_masks': 1,
      'p': 0.9}
     """
-    if samples < 1 or classes < 1:
-        raise PlanError(f"needs at least 1 sample and 1 class, got {samples!r} and {classes!r}")
-    (bins, frames), per_class = shape, samples / classes
+    whole_number("samples", samples, minimum=1, unit="sample")
+    whole_number("classes", classes, minimum=1)
+    flag("aggressive", aggressive)
+    (bins, frames), per_class = image_shape("shape", shape), samples / classes
     if per_class < FEW:
         time, freq, time_masks, p = min(25, frames // 12), min(10, bins // 20), 1, 0.6
     elif per_class < SOME:

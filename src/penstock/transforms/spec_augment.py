@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.arguments import real_number, whole_number
 from penstock.errors import BatchError
 from penstock.order.keys import Keys
 from penstock.transforms.base import Transform
-from penstock.transforms.checks import check_count, check_probability
 from penstock.transforms.draws import integers, uniforms
 
 Spans = npt.NDArray[np.int64]
+MOST_MASKS = 1000  # each is drawn for every sample
 
 
 class SpecAugment(Transform):
@@ -25,6 +26,9 @@ class SpecAugment(Transform):
     Args:
         time_mask_param: frames of the widest time mask.
         freq_mask_param: bins of the widest frequency mask.
+        num_time_masks: time masks of a sample.
+        num_freq_masks: frequency masks of a sample.
+        mask_value: what is put in their place.
         p: share of samples that are masked at all.
 
     >>> from penstock.keyed import keyed_generator
@@ -42,11 +46,16 @@ class SpecAugment(Transform):
         mask_value: float = 0.0,
         p: float = 0.8,
     ) -> None:
-        self.time_mask_param = check_count("time_mask_param", time_mask_param)
-        self.freq_mask_param = check_count("freq_mask_param", freq_mask_param)
-        self.num_time_masks = check_count("num_time_masks", num_time_masks)
-        self.num_freq_masks = check_count("num_freq_masks", num_freq_masks)
-        self.mask_value, self.p = mask_value, check_probability(p)
+        self.time_mask_param = whole_number("time_mask_param", time_mask_param, minimum=0)
+        self.freq_mask_param = whole_number("freq_mask_param", freq_mask_param, minimum=0)
+        self.num_time_masks = whole_number(
+            "num_time_masks", num_time_masks, minimum=0, maximum=MOST_MASKS
+        )
+        self.num_freq_masks = whole_number(
+            "num_freq_masks", num_freq_masks, minimum=0, maximum=MOST_MASKS
+        )
+        self.mask_value = real_number("mask_value", mask_value)
+        self.p = real_number("p", p, minimum=0, maximum=1)
 
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
         """Every spectrogram with the masks of its own key."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from penstock.errors import PlanError
+from penstock.arguments import whole_number
+
+MOST_SAMPLES = 1 << 24  # of a window: its length is allocated
 
 
 class Spectrogram:
@@ -23,13 +25,9 @@ class Spectrogram:
     """
 
     def __init__(self, n_fft: int = 400, hop_length: int | None = None) -> None:
-        self.n_fft = n_fft
-        self.hop_length = n_fft // 2 if hop_length is None else hop_length
-        if n_fft < 2 or self.hop_length < 1:
-            raise PlanError(
-                f"a spectrogram needs n_fft of at least 2 and hop_length of at least 1 sample, "
-                f"got {n_fft!r} and {hop_length!r}"
-            )
+        self.n_fft = whole_number("n_fft", n_fft, minimum=2, maximum=MOST_SAMPLES, unit="sample")
+        hop = self.n_fft // 2 if hop_length is None else hop_length
+        self.hop_length = whole_number("hop_length", hop, minimum=1, unit="sample")
 
     def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
         """The spectrogram, float32 unless the waveform is float64."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.arguments import shown
 from penstock.errors import BatchError, PlanError
 from penstock.order.keys import Keys
 from penstock.transforms.base import Transform
@@ -19,6 +20,10 @@ EPSILON: Final = 1e-8  # added to the deviation here and nowhere else: constant 
 
 class Standardize(Transform):
     """``(x - mean) / (std + 1e-8)``; scalars, or one value for each channel (the first axis).
+
+    Args:
+        mean: A number, or one for each channel.
+        std: Likewise, at least 0.
 
     >>> Standardize(mean=2.0, std=4.0)(torch.tensor([2.0, 10.0]))
     tensor([0., 2.])
@@ -60,7 +65,13 @@ class Standardize(Transform):
 
 
 def _statistic(name: str, value: npt.ArrayLike) -> Statistic:
-    array = np.asarray(value, np.float64)
+    try:
+        array = np.asarray(value)
+        array = array.astype(np.float64) if array.dtype.kind in "iuf" else np.empty((0, 0))
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # ragged, on a device, objects
+        array = np.empty((0, 0))
     if array.ndim > 1 or not array.size or not np.isfinite(array).all():
-        raise PlanError(f"{name} must be a finite number, or one for each channel, got {value!r}")
+        raise PlanError(
+            f"{name} must be a finite number, or one for each channel, got {shown(value)}"
+        )
     return array.item() if array.size == 1 else array.copy()  # one channel: one for all

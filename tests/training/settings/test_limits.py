@@ -86,7 +86,7 @@ loader: {batch_size: 32, num_workers: 0}
 model: &m {_target_: torch.nn.Linear, in_features: 4, out_features: "${train.max_passes}"}
 task: [*m, ???]
 """
-PIECES = ["", " ", "\n", ":", "- ", "{", "}", "[", "]", "&a", "*a", "*m", "!!int", "!!binary", "${", "}",
+PIECES = ["", " ", "\n", ":", "- ", "{", "}", "[", "]", "&a", "*a", "*m", "!!int", "!!binary", "${",
     "${train}", "???", "null", "~", '"', "'", "\t", "\x00", "\x80", "é", "<<: *m", "|", "#", "@",
     "2024-99-99", "0o9", "1_0", "defaults: 3", "? ", "...", "---", "%YAML 9"]  # fmt: skip
 

@@ -97,6 +97,5 @@ def _listed(path: Path) -> frozenset[str]:
     try:
         return frozenset(line.strip() for line in path.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"cannot read {path}: {getattr(error, 'strerror', error)}; give the folder of the corpus"
-        ) from error
+        why = getattr(error, "strerror", error)
+        raise SourceError(f"cannot read {path}: {why}; give the folder of the corpus") from error

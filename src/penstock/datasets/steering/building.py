@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.arguments import LARGEST_SEED, a_path, mapping, real_number, shown, whole_number
 from penstock.atomic_files import replace_file, replace_text
 from penstock.datasets.steering.config import parse_config
 from penstock.datasets.steering.layout import CONFIG, SPLITS, VARIANTS
@@ -21,6 +22,7 @@ from penstock.errors import PlanError
 from penstock.order import Indices, derive_key
 
 SHARES = (0.8, 0.1, 0.1)  # of the questions: train, val, test
+MOST = 10_000_000  # of anything: tables are built in memory
 
 
 def build_steering_directory(
@@ -40,14 +42,35 @@ def build_steering_directory(
     Sources and keywords lie around the centroids of their clusters, each question around the source
     that answers it; there are about two pairs for a question. Steering vectors, distances,
     negatives and splits are computed from them as the format says, and `validate_dataset` finds
-    nothing in it. ``shares`` of the questions go to train, val and test, at least one to each;
-    ``config`` has further entries of config.json, a "curriculum" say.
+    nothing in it.
+
+    Args:
+        directory: Where; created if it does not exist.
+        pairs: Pairs of a question and a source.
+        embedding_dim: Of every vector.
+        n_neg: Negatives of a pair.
+        clusters: Clusters of sources.
+        keywords: Keywords, spread over the clusters.
+        shares: Of the questions that go to train, val and test; at least one goes to each.
+        seed: Of everything that is drawn.
+        config: Further entries of config.json, a "curriculum" for instance.
     """
+    folder = a_path("directory", directory)
+    counts = {
+        "pairs": (pairs, len(SPLITS)),
+        "embedding_dim": (embedding_dim, 1),
+        "n_neg": (n_neg, 1),
+        "clusters": (clusters, 1),
+        "keywords": (keywords, 1),
+    }
+    for name, (count, least) in counts.items():
+        whole_number(name, count, minimum=least, maximum=MOST)
+    whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
+    _check_shares(shares)
+    given = {} if config is None else mapping("config", config)
     rng = np.random.default_rng(derive_key(seed, "directory"))
     questions = max(len(SPLITS), pairs // 2)
     sources = max(clusters + 1, pairs * 4 // 5, pairs - questions + 2)  # no question has them all
-    if pairs < questions:
-        raise PlanError(f"a directory needs at least {len(SPLITS)} pairs, got {pairs!r}")
     centroids = _around(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
     of_source, of_keyword = (_spread(clusters, n, rng) for n in (sources, keywords))
     source_embs = _around(centroids[of_source], 0.5, rng)
@@ -73,7 +96,7 @@ def build_steering_directory(
         seed=seed,
     )
     tables |= split_by_question(corpus.pairs[:, 0], shares, seed)
-    return write_directory(Path(directory), tables, seed, shares, config or {})
+    return write_directory(folder, tables, seed, shares, given)
 
 
 def steering_tables(
@@ -144,6 +167,13 @@ def write_directory(
         replace_file(directory / f"{name}.pt", partial(torch.save, value))
     replace_text(directory / CONFIG, json.dumps(settings, indent=2))  # last: all of it is there
     return directory
+
+
+def _check_shares(shares: Any) -> None:
+    if not isinstance(shares, tuple | list) or len(shares) != len(SPLITS):
+        raise PlanError(f"shares must be three numbers, got {shown(shares)}")
+    if sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6:
+        raise PlanError(f"shares must sum to at most 1, got {shown(shares)}")
 
 
 def _around(centres: Vectors, spread: float, rng: np.random.Generator) -> Vectors:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.arguments import whole_number
 from penstock.checks import InvalidDataError
 from penstock.datasets.steering.curriculum import Curriculum
 from penstock.datasets.steering.layout import CONFIG, VARIANTS
@@ -37,7 +38,7 @@ class SteeringConfig:
     def counts(self) -> dict[str, int]:
         """Sizes it names, by dimension; files are not held to them, `validate_dataset` is."""
         named = {dimension: self.raw.get(key) for key, dimension in COUNTS.items()}
-        return {name: count for name, count in named.items() if isinstance(count, int)}
+        return {name: count for name, count in named.items() if type(count) is int}
 
 
 def read_config(directory: Path) -> SteeringConfig:
@@ -49,8 +50,10 @@ def read_config(directory: Path) -> SteeringConfig:
         raise InvalidDataError(f"Config file not found: {path}; every dataset directory has one")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidDataError(f"{path} is not JSON ({error}): write it again") from error
+    except OSError as error:
+        raise InvalidDataError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(raw, dict):
         raise InvalidDataError(f"{path} must hold an object, found {type(raw).__name__}")
     try:
@@ -78,8 +81,6 @@ def parse_config(raw: Mapping[str, Any]) -> SteeringConfig:
 
 
 def _count(raw: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
-    value = raw.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        found = repr(value) if key in raw else "nothing"
-        raise ConfigError(f"{key} must be an integer of {least} or more, got {found}")
-    return value
+    if key not in raw and default is None:
+        raise ConfigError(f"{key} must be an integer of at least {least}, got nothing")
+    return whole_number(key, raw.get(key, default), minimum=least, error=ConfigError)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import shown
 from penstock.datasets.steering.layout import VARIANTS, did_you_mean
 from penstock.errors import ConfigError
 from penstock.order import Permutation, derive_key
@@ -58,12 +59,12 @@ class Curriculum:
         if not curriculum:
             return cls(base)
         if not isinstance(curriculum, Mapping):
-            raise ConfigError(f"curriculum must be a mapping, got {curriculum!r}")
+            raise ConfigError(f"curriculum must be a mapping, got {shown(curriculum)}")
         for key in curriculum:
             if key not in (known := ("mode", *_NUMBERS)):
                 raise ConfigError(f"curriculum has no key {key!r}{did_you_mean(key, known)}")
         mode = curriculum.get("mode", "linear")
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ConfigError(
                 f"curriculum mode must be one of {MODES}, got {mode!r}{did_you_mean(mode, MODES)}"
             )
@@ -126,8 +127,12 @@ def deal_variants(
 
 def _checked_probabilities(probabilities: Any) -> tuple[float, float, float, float]:
     if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
-        found = sorted(probabilities) if isinstance(probabilities, Mapping) else probabilities
-        raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found!r}")
+        found = (
+            sorted(map(str, probabilities)) if isinstance(probabilities, Mapping) else probabilities
+        )
+        raise ConfigError(
+            f"steering_probabilities must have exactly {VARIANTS}, got {shown(found)}"
+        )
     zero, centroid, keyword, residual = (
         _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
     )
@@ -139,8 +144,8 @@ def _checked_probabilities(probabilities: Any) -> tuple[float, float, float, flo
 
 def _checked_number(key: str, value: Any) -> float:
     """A number in the range its name asks for."""
-    high = 1.0 if "prob" in key else 2.0 if "distance" in key else math.inf
+    high = 1.0 if "prob" in key else 2.0 if "distance" in key else 1e9
     right = isinstance(value, int | float) and not isinstance(value, bool)
-    if not right or not 0 <= value <= high or value == math.inf:
-        raise ConfigError(f"{key} must be a number in [0, {high:g}], got {value!r}")
+    if not right or not 0 <= value <= high:
+        raise ConfigError(f"{key} must be a number in [0, {high:g}], got {shown(value)}")
     return float(value)

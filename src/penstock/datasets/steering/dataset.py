@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from penstock.arguments import LARGEST_SEED, a_path, flag, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.steering.config import read_config
 from penstock.datasets.steering.curriculum import deal_variants
@@ -38,6 +39,7 @@ from penstock.datasets.steering.tables import (
     open_tables,
     read_split,
 )
+from penstock.errors import ConfigError
 from penstock.keyed import current_epoch
 from penstock.order import Indices
 
@@ -78,14 +80,15 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         *,
         seed: int | None = None,
     ) -> None:
-        self.dataset_dir = Path(dataset_dir)
+        self.dataset_dir = a_path("dataset_dir", dataset_dir)
         self._config = read_config(self.dataset_dir)
         self.split = checked_split(split)
-        self.device = torch.device("cpu" if device is None else device)
+        self.device = _device(device)
         self.storage_format = resolve_format(self.dataset_dir, storage_format)
         self.config = dict(self._config.raw)
         self.embedding_dim, self.n_neg = self._config.embedding_dim, self._config.n_neg
-        self.seed = self._config.seed if seed is None else seed
+        wanted = self._config.seed if seed is None else seed
+        self.seed = whole_number("seed", wanted, minimum=0, maximum=LARGEST_SEED)
         self.use_mmap = self._maps(use_mmap)
         self._switches = Switches(epoch)
         self._edition = 0  # of the negatives held here
@@ -101,8 +104,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def _maps(self, asked: bool | None) -> bool:
         if asked is not None:
-            if asked and self.device.type != "cpu":
-                raise ValueError(f"use_mmap=True keeps tables on disk, not on {self.device}")
+            if flag("use_mmap", asked) and self.device.type != "cpu":
+                raise ConfigError(f"use_mmap=True keeps tables on disk, not on {self.device}")
             return asked
         pairs = self._config.counts.get("pairs", 0)
         return self.device.type == "cpu" and maps_by_default(self.embedding_dim, pairs)
@@ -182,8 +185,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def force_steering(self, variant: str | None) -> None:
         """Give every pair this variant; None hands back to the curriculum."""
-        if variant is not None and variant not in VARIANTS:
-            raise ValueError(
+        if variant is not None and (not isinstance(variant, str) or variant not in VARIANTS):
+            raise ConfigError(
                 f"steering must be one of {VARIANTS} or None, got {variant!r}"
                 f"{did_you_mean(variant, VARIANTS)}"
             )
@@ -297,3 +300,12 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     ) -> Path:
         """Write dataset.h5 beside the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device must be a torch.device or its name, got {shown(device)}"
+        ) from error

@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from penstock.errors import ConfigError
+
 CONFIG: Final = "config.json"
 HDF5: Final = "dataset.h5"
 SPLITS: Final = ("train", "val", "test")
@@ -105,8 +107,8 @@ def did_you_mean(name: object, known: tuple[str, ...]) -> str:
 
 def checked_split(split: str) -> str:
     """The split, refused where there is none of that name."""
-    if split not in SPLITS:
-        raise ValueError(
+    if not isinstance(split, str) or split not in SPLITS:
+        raise ConfigError(
             f"Split file not found: split must be one of {SPLITS}, got {split!r}"
             f"{did_you_mean(split, SPLITS)}"
         )

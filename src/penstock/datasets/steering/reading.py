@@ -15,7 +15,7 @@ import torch
 from penstock.checks import InvalidDataError
 from penstock.datasets.steering.files import Ragged, brief, load_pt, plain, ragged
 from penstock.datasets.steering.layout import HDF5, KEYWORDS, TABLES, Table, did_you_mean
-from penstock.errors import MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 from penstock.extras import optional
 
 FORMATS: Final = ("auto", "pt", "hdf5")
@@ -157,8 +157,8 @@ def reading(directory: Path, storage_format: str) -> Iterator[Reader]:
 
 def resolve_format(directory: Path, storage_format: str) -> str:
     """The format asked for, or, for "auto", the one that is there; HDF5 first."""
-    if storage_format not in FORMATS:
-        raise ValueError(
+    if not isinstance(storage_format, str) or storage_format not in FORMATS:
+        raise ConfigError(
             f"Invalid storage_format: must be one of {FORMATS}, got {storage_format!r}"
             f"{did_you_mean(storage_format, FORMATS)}"
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.errors import PlanError
+from penstock.arguments import whole_number
 
 _EPOCH, _FORCED, _EDITION, _STAMP = range(4)
 _UNFORCED: Final = -1
@@ -78,7 +77,4 @@ class Switches:
 
 
 def _checked(epoch: int) -> int:
-    epoch = operator.index(epoch)
-    if epoch < 0:
-        raise PlanError(f"epoch must be 0 or more, got {epoch!r}")
-    return epoch
+    return whole_number("epoch", epoch, minimum=0)

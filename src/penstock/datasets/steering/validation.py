@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.arguments import a_path, whole_number
 from penstock.checks import Finding, InvalidDataError, Report
 from penstock.datasets.steering.config import COUNTS, SteeringConfig, read_config
 from penstock.datasets.steering.integrity import outside, shape_faults
@@ -45,8 +46,14 @@ def validate_dataset(
     infinity, tiers, splits that are disjoint, complete and share no question, and negatives that
     are a pair's own source. Tables are read in blocks of ``block_bytes``: memory does not
     grow with the vectors, only by a few bytes a pair.
+
+    Args:
+        dataset_dir: The directory.
+        storage_format: "pt", "hdf5", or "auto": HDF5 where there is one.
+        block_bytes: Of a table that is looked at in one go.
     """
-    directory = Path(dataset_dir)
+    directory = a_path("dataset_dir", dataset_dir)
+    whole_number("block_bytes", block_bytes, minimum=1, unit="byte")
     try:
         config = read_config(directory)
         resolved = resolve_format(directory, storage_format)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.atomic_files import replace_text
+from penstock.errors import StateError
 from penstock.extras import optional
 
 csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
@@ -99,7 +100,17 @@ def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
     """The whole lines of a log, those of steps below a number; one cut short is not among them."""
     if not path.exists() or below == 0:
         return []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]  # a process killed as it wrote leaves half a line
-    lines = list(csv.DictReader(io.StringIO(whole, newline="")))
-    return [line for line in lines if below is None or int(line[STEP]) < below]
+    try:
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]  # a process killed as it wrote leaves half a line
+        lines = list(csv.DictReader(io.StringIO(whole, newline="")))
+        for line in lines:
+            if None in line or None in line.values():
+                raise ValueError("a line has not as many columns as the first")
+        return [line for line in lines if below is None or int(line[STEP]) < below]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        why = f"no column {error}" if isinstance(error, KeyError) else error
+        raise StateError(
+            f"the log {str(path)!r} is damaged ({why}): repair it, or move it away to resume "
+            "without the lines so far"
+        ) from error

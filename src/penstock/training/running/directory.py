@@ -72,7 +72,7 @@ class RunPaths:
 
     def _named(self, start: str, end: str) -> list[Path]:
         try:
-            names = os.listdir(self.checkpoints)
+            found = list(self.checkpoints.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:  # a glob would say that there are none
@@ -80,8 +80,7 @@ class RunPaths:
                 f"{str(self.checkpoints)!r} cannot be listed ({error.strerror}): there may be "
                 "checkpoints in it; make it readable and try again"
             ) from error
-        found = [name for name in names if name.startswith(start) and name.endswith(end)]
-        return [self.checkpoints / name for name in found]
+        return [path for path in found if path.name.startswith(start) and path.suffix == end]
 
     def make(self) -> None:
         """Have the directory."""
