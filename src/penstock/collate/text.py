@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from penstock.arguments import LARGEST_SEED, flag, real_number, text, whole_number
+from penstock.arguments import LARGEST_SEED, choice, flag, real_number, text, whole_number
 from penstock.collate.batch_keys import batch_keys
 from penstock.collate.columns import Columns, columns_of
 from penstock.collate.default import collate_values
@@ -28,7 +28,6 @@ from penstock.collate.tokenizing import (
     vocabulary_of,
 )
 from penstock.errors import ConfigError
-from penstock.registry import unknown_name
 
 SIDES = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
@@ -210,8 +209,7 @@ class TextCollator:
 
 
 def _check(collator: TextCollator, task_type: str | None) -> None:
-    if not isinstance(collator.padding_side, str) or collator.padding_side not in SIDES:
-        raise ConfigError(unknown_name("padding_side", collator.padding_side, SIDES))
+    choice("padding_side", collator.padding_side, SIDES, error=ConfigError)
     real_number(
         "mlm_probability", collator.mlm_probability, minimum=0, maximum=1, error=ConfigError
     )

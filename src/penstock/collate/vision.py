@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from penstock.arguments import flag, real_number, shown
+from penstock.arguments import array_of, flag, real_number, shown
 from penstock.collate.columns import Columns, columns_of
 from penstock.collate.default import collate_values
 from penstock.collate.errors import CollateError
@@ -185,10 +185,8 @@ def _check_alike(images: list[torch.Tensor]) -> None:
 def _per_channel(name: str, given: Any, usual: PerChannel) -> PerChannel:
     if given is None:
         return usual
-    listed = [given] if isinstance(given, int | float) else given
-    if not isinstance(listed, Iterable) or isinstance(listed, str | Mapping):
+    values = array_of(name, given, error=ConfigError)
+    if values.ndim > 1 or not values.size or values.dtype.kind not in "iuf":
         raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
-    values = [each.item() if isinstance(each, torch.Tensor) else each for each in listed]
-    if not values:
-        raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
-    return tuple(real_number(name, each, error=ConfigError) for each in values)
+    numbers = values.reshape(-1).tolist()
+    return tuple(real_number(name, each, error=ConfigError) for each in numbers)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.arguments import a_path, choice, flag, text, whole_number
+from penstock.arguments import a_path, choice, flag, shown, text, whole_number
 from penstock.atomic_files import remove_unfinished, replace_file
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import (
@@ -132,6 +132,11 @@ class CheckpointManager:
         epoch = whole_number("epoch", epoch, minimum=0, error=ConfigError)
         step = epoch if global_step is None else global_step
         step = whole_number("global_step", step, minimum=0, error=ConfigError)
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        for name, part in parts.items():
+            missing_is_fine = part is None and name != "model"
+            if not missing_is_fine and not callable(getattr(part, "state_dict", None)):
+                raise ConfigError(f"{name} must have a state_dict(), got {shown(part)}")
         entries = read_registry(self.checkpoint_dir)
         state = {
             "epoch": epoch,
@@ -160,7 +165,7 @@ class CheckpointManager:
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(metrics, Mapping):
-            raise ConfigError(f"metrics must be numbers by name, got {metrics!r}")
+            raise ConfigError(f"metrics must be numbers by name, got {shown(metrics)}")
         if self.monitor not in metrics:
             raise ConfigError(
                 f"monitor {self.monitor!r} not found in metrics {sorted(map(str, metrics))}: add "

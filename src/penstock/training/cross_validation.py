@@ -164,10 +164,10 @@ def _gather_data(
         features, labels, authors = table.features, table.labels, table.authors
     if labels is None:
         raise ConfigError("features= needs labels=, the class of each sample")
-    x = torch.as_tensor(array_of("features", features, error=ConfigError), dtype=torch.float32)
-    y = _classes(labels)
-    if x.ndim < 1:
-        raise ConfigError(f"features must be samples in a row, got shape {tuple(x.shape)}")
+    values = array_of("features", features, error=ConfigError)
+    if values.dtype.kind not in "biuf" or not values.ndim:
+        raise ConfigError(f"features must be numbers, a row for each sample, got {shown(features)}")
+    x, y = torch.as_tensor(values, dtype=torch.float32), _classes(labels)
     if len(x) != len(y):
         raise ConfigError(f"features has {len(x)} samples, labels {len(y)}: they must be as many")
     return _checked(TensorDataset(x, torch.from_numpy(y)), y, authors, recordings)

@@ -168,7 +168,12 @@ class TrainingEngine:
     def _fold(self, number: int, labels: Indices, loaders: tuple[Any, Any]) -> Fold:
         config, seed = self.config, self.config["seed"]
         torch.manual_seed(derive_key(seed, "fold", number, "weights"))
-        model = self.model_class(num_classes=self.num_classes).to(self.device)
+        model = self.model_class(num_classes=self.num_classes)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"model_class must make a torch.nn.Module of num_classes=, made {shown(model)}"
+            )
+        model = model.to(self.device)
         weights = balanced_weights(labels, self.num_classes).to(self.device)
         criterion = nn.CrossEntropyLoss(weights if config["use_class_weights"] else None)
         optimizer = torch.optim.Adam(

@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from penstock.arguments import shown
 from penstock.errors import PlanError
 
 
@@ -16,7 +17,7 @@ def check_strategy(strategy: str) -> str:
     if isinstance(strategy, str) and re.fullmatch(r"blocking-[1-9]\d*", strategy):
         return strategy
     raise PlanError(
-        f"interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', got {strategy!r}"
+        f"interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', got {shown(strategy)}"
     )
 
 

@@ -187,7 +187,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         """Give every pair this variant; None hands back to the curriculum."""
         if variant is not None and (not isinstance(variant, str) or variant not in VARIANTS):
             raise ConfigError(
-                f"steering must be one of {VARIANTS} or None, got {variant!r}"
+                f"steering must be one of {VARIANTS} or None, got {shown(variant)}"
                 f"{did_you_mean(variant, VARIANTS)}"
             )
         self._switches.forced = None if variant is None else VARIANTS.index(variant)
@@ -305,7 +305,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 def _device(device: Any) -> torch.device:
     try:
         return torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"device must be a torch.device or its name, got {shown(device)}"
         ) from error

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from penstock.arguments import shown
 from penstock.errors import ConfigError
 
 CONFIG: Final = "config.json"
@@ -101,7 +102,7 @@ def did_you_mean(name: object, known: tuple[str, ...]) -> str:
     >>> did_you_mean("trian", SPLITS)
     "; did you mean 'train'?"
     """
-    close = get_close_matches(str(name), known, n=1)
+    close = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -109,7 +110,7 @@ def checked_split(split: str) -> str:
     """The split, refused where there is none of that name."""
     if not isinstance(split, str) or split not in SPLITS:
         raise ConfigError(
-            f"Split file not found: split must be one of {SPLITS}, got {split!r}"
+            f"Split file not found: split must be one of {SPLITS}, got {shown(split)}"
             f"{did_you_mean(split, SPLITS)}"
         )
     return split

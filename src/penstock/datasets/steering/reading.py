@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from penstock.arguments import shown
 from penstock.checks import InvalidDataError
 from penstock.datasets.steering.files import Ragged, brief, load_pt, plain, ragged
 from penstock.datasets.steering.layout import HDF5, KEYWORDS, TABLES, Table, did_you_mean
@@ -159,7 +160,7 @@ def resolve_format(directory: Path, storage_format: str) -> str:
     """The format asked for, or, for "auto", the one that is there; HDF5 first."""
     if not isinstance(storage_format, str) or storage_format not in FORMATS:
         raise ConfigError(
-            f"Invalid storage_format: must be one of {FORMATS}, got {storage_format!r}"
+            f"Invalid storage_format: must be one of {FORMATS}, got {shown(storage_format)}"
             f"{did_you_mean(storage_format, FORMATS)}"
         )
     has_hdf5 = (directory / HDF5).is_file()
