@@ -3,14 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# JOBS: processes that run tests side by side; TIMES: runs of `make flaky`
+JOBS ?= 2
+TIMES ?= 50
+VERSIONS ?= 3.11 3.12 3.13 3.14
+MATRIX ?= -m "not proof and not cuda" -n $(JOBS) --dist loadfile
 
-.PHONY: demo test check bench proof clean
+.PHONY: demo test quick check bench proof reliability flaky matrix clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
 
+# every test, and a random sample of the campaigns of `make proof`
 test: $(READY)
-	$(BIN)/pytest -q -m "not proof and not cuda"
+	$(BIN)/pytest -q -m "not proof and not cuda" -n $(JOBS) --dist loadfile
+
+# under a minute, while you edit: order, plan, sources, collate, settings
+quick: $(READY)
+	$(BIN)/pytest -q -m "not proof and not cuda and not timing" -n $(JOBS) --dist loadfile \
+		tests/order tests/keyed tests/checks tests/collate tests/training/settings \
+		tests/sources/test_memory.py tests/sources/test_npy.py tests/sources/test_combine.py \
+		tests/sources/test_contract.py src/penstock/order src/penstock/collate
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -21,12 +34,28 @@ check: $(READY)
 bench: $(READY)
 	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
-# the long campaigns: kills, soaks, large matrices
+# the campaigns at full length; 2,000 examples of every law; the long forms of other tests
 proof: $(READY)
-	PENSTOCK_PROOF=1 $(BIN)/pytest -q -m "proof and not cuda"
+	$(BIN)/python -m tests.campaigns run --jobs $(JOBS)
+	HYPOTHESIS_PROFILE=proof $(BIN)/pytest -q -m "law and not cuda" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -q -m "proof and not law and not cuda" -n $(JOBS) --dist loadfile
+
+# the campaigns at full length, written to docs/reliability.md
+reliability: $(READY)
+	$(BIN)/python -m tests.campaigns run --jobs $(JOBS) --record
+	$(BIN)/python -m tests.campaigns page
+
+# tests with threads, processes, signals or clocks, $(TIMES) times beside a busy machine
+flaky: $(READY)
+	$(BIN)/python -m tests.campaigns flaky --times $(TIMES)
+
+# the tests on every Python that is installed here, each in .venv-3.x
+matrix:
+	$(PYTHON) -m tests.campaigns.interpreters $(VERSIONS) -- $(MATRIX)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo build dist
+	rm -rf $(VENV) .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .demo build dist
 	rm -f src/penstock/streaming/libpast_cache.so
 
 # torch comes with everything that depends on it, pinned: an unpinned one pulls gigabytes

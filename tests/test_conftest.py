@@ -6,7 +6,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-HOUSE = Path(__file__).with_name("conftest.py").read_text()
+FIXTURE = Path(__file__).with_name("left_running.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ HOUSE = Path(__file__).with_name("conftest.py").read_text()
     ],
 )
 def test_a_test_that_leaves_something_running_fails(pytester: pytest.Pytester, leaver: str) -> None:
-    pytester.makeconftest(HOUSE.replace("PATIENCE_SECONDS = 5.0", "PATIENCE_SECONDS = 0.2"))
+    pytester.makeconftest(FIXTURE.replace("PATIENCE_SECONDS = 5.0", "PATIENCE_SECONDS = 0.2"))
     pytester.makepyfile(
         f"""
         import multiprocessing, subprocess, threading, time
@@ -33,7 +33,7 @@ def test_a_test_that_leaves_something_running_fails(pytester: pytest.Pytester, l
 
 
 def test_a_test_that_cleans_up_passes(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(HOUSE)
+    pytester.makeconftest(FIXTURE)
     pytester.makepyfile(
         """
         import multiprocessing, os, threading

@@ -1,0 +1,53 @@
+"""The fixture that fails a test which leaves a thread or a process running."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+PATIENCE_SECONDS = 5.0  # for threads and processes that were asked to end
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """Fail a test that leaves a ``penstock-`` thread or a child process behind."""
+    threads, children = our_threads(), our_children()
+    yield
+    left = [thread for thread in our_threads() - threads if outlives(thread)]
+    multiprocessing.active_children()  # reaps those that ended
+    late = list(our_children() - children)
+    _, alive = psutil.wait_procs(late, timeout=PATIENCE_SECONDS) if late else ([], [])
+    names = [f"thread {thread.name}" for thread in left]
+    names += [f"process {child.pid}: {command(child)[:120]}" for child in alive if command(child)]
+    for child in alive:
+        child.kill()
+    if names:
+        pytest.fail(f"left running: {'; '.join(names)}", pytrace=False)
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+
+
+def outlives(thread: threading.Thread) -> bool:
+    thread.join(PATIENCE_SECONDS)
+    return thread.is_alive()
+
+
+def our_children() -> set[psutil.Process]:
+    """Children of this process, except for those that belong to multiprocessing itself."""
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if not any(name in command(child) for name in HELPERS)}
+
+
+def command(child: psutil.Process) -> str:
+    """The command line of a process, or ``""`` if the process is gone."""
+    try:
+        return " ".join(child.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
