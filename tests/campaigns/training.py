@@ -100,8 +100,8 @@ def save(path: Path, saved: dict[str, Any]) -> None:
 def delivered(room: Path) -> list[list[Any]]:
     """The ids of every step, of all ranks together; a start continues after its checkpoint."""
     steps: list[list[Any]] = []
-    for start in range(len(list(room.glob("diary-*-0")))):
-        diaries = [lines_of(room / f"diary-{start}-{rank}") for rank in ranks_of(room, start)]
+    for ranks in diaries_of(room):
+        diaries = [lines_of(diary) for diary in ranks]
         if not all(diaries):
             continue  # killed before every rank began
         del steps[diaries[0][0]["resumed"] :]
@@ -112,9 +112,13 @@ def delivered(room: Path) -> list[list[Any]]:
     return steps
 
 
-def ranks_of(room: Path, start: int) -> list[int]:
-    """The ranks that wrote something in a start."""
-    return sorted(int(path.name.split("-")[2]) for path in room.glob(f"diary-{start}-*"))
+def diaries_of(room: Path) -> list[list[Path]]:
+    """The diaries of every start by rank; a start that was killed early may have none."""
+    starts: dict[int, dict[int, Path]] = {}
+    for path in room.glob("diary-*"):
+        _, start, rank = path.name.split("-")
+        starts.setdefault(int(start), {})[int(rank)] = path
+    return [[starts[start][rank] for rank in sorted(starts[start])] for start in sorted(starts)]
 
 
 def lines_of(diary: Path) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock.collate import CollatorRegistry, TaskSpec, TextCollator
+from tests.seeds import seed_document
 
 HERE = Path(__file__).parent / "seed_blocks"
-SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 CHANGED_LINES = {
     "from utils.training.engine.data import CollatorRegistry": (
         "from penstock.collate import CollatorRegistry"
@@ -48,11 +48,10 @@ def guide(shared_registry, padding):
 
 
 def test_the_blocks_are_the_guides_own():
-    found = sorted(SEEDS.glob("003_*.txt")) if SEEDS.is_dir() else []
     assert len(BLOCKS) == 4
-    for seed in found:
-        for name in BLOCKS:
-            assert f"```python\n{block(name)}```" in seed.read_text()
+    seed = seed_document("003")
+    for name in BLOCKS:
+        assert f"```python\n{block(name)}```" in seed
 
 
 def test_only_import_lines_are_changed():

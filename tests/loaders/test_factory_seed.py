@@ -15,9 +15,9 @@ from penstock.loaders import (
     OptimalDataLoaderFactory,
     worker_init_fn,
 )
+from tests.seeds import seed_document
 
 HERE = Path(__file__).parent / "seed_002"
-SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 BLOCKS = sorted(path.stem for path in HERE.glob("*.txt"))
 OURS = {
     "worker_init_fn": worker_init_fn,
@@ -53,9 +53,9 @@ def definitions():
 
 def test_the_blocks_are_the_guides_own():
     assert len(BLOCKS) == 4
-    for seed in SEEDS.glob("002_*.txt") if SEEDS.is_dir() else ():
-        for name in BLOCKS:
-            assert f"```python\n{block(name)}```" in seed.read_text()
+    seed = seed_document("002")
+    for name in BLOCKS:
+        assert f"```python\n{block(name)}```" in seed
 
 
 @pytest.mark.parametrize(("name", "node", "ours"), list(definitions()))

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from penstock.datasets import JASPERSteeringDataset, build_steering_directory
 from penstock.loaders import create_loader, set_epoch, validate_first_batch
+from tests.seeds import seed_document
 
 HERE = Path(__file__).parent / "steering_seed_blocks"
-SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 LOADER = "from RAG_supporters.pytorch_datasets.loader import"
 CHANGED_LINES = {
     f"{LOADER} create_loader": "from penstock.loaders import create_loader",
@@ -101,10 +101,9 @@ def end(names):
 
 def test_the_blocks_are_the_documents_own():
     assert len(BLOCKS) == 17
-    for seed in sorted(SEEDS.glob("004_*.txt")) if SEEDS.is_dir() else []:
-        text = seed.read_text()
-        assert text.count("```python\n") == 17
-        assert all(f"```python\n{block}```" in text for block in BLOCKS.values())
+    text = seed_document("004")
+    assert text.count("```python\n") == 17
+    assert all(f"```python\n{block}```" in text for block in BLOCKS.values())
 
 
 def test_only_listed_lines_are_changed():

@@ -17,10 +17,10 @@ from torch.utils.data import TensorDataset
 from penstock.collate import CollatorRegistry, TaskSpec
 from penstock.loaders import Loader
 from penstock.modules import UniversalDataModule
+from tests.seeds import seed_document
 
 HERE = Path(__file__).parent
 ROOMS = [HERE / "seed_blocks", HERE.parent / "collate" / "seed_blocks"]
-SEEDS = HERE.parents[2] / "shared" / "seeds"
 BLOCKS = sorted(path.stem for path in ROOMS[0].glob("*.txt"))
 CHANGED_LINES = {
     "from utils.training.engine.data import DataModuleProtocol": (
@@ -87,9 +87,8 @@ def guide(monkeypatch, tmp_path):
 def test_every_block_of_the_guide_is_run_here_or_with_the_collators():
     ours = [path.read_text() for room in ROOMS for path in sorted(room.glob("*.txt"))]
     assert len(ours) == 27
-    for seed in sorted(SEEDS.glob("003_*.txt")) if SEEDS.is_dir() else []:
-        blocks = re.findall(r"^```python\n(.*?)^```", seed.read_text(), re.M | re.S)
-        assert sorted(blocks) == sorted(ours)
+    blocks = re.findall(r"^```python\n(.*?)^```", seed_document("003"), re.M | re.S)
+    assert sorted(blocks) == sorted(ours)
 
 
 def test_only_import_lines_are_changed():

@@ -15,10 +15,10 @@ from penstock.testing import same_batch
 from penstock.training import TrainingEngine, cross_val_training
 from penstock.training.fold_config import CROSS_VALIDATION
 from penstock.transforms import SpecAugment
+from tests.seeds import seed_document
 from tests.training.birds import CLASSES, Listener, birds
 
 HERE = Path(__file__).parent / "seed_002"
-SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 BLOCKS = sorted(path.stem for path in HERE.glob("*.txt"))
 OURS = {
     "WorkerSafeStandardizedDataset": WorkerSafeStandardizedDataset,
@@ -65,9 +65,9 @@ def pasted(name):
 
 def test_the_blocks_are_the_guides_own():
     assert len(BLOCKS) == 4
-    for seed in SEEDS.glob("002_*.txt") if SEEDS.is_dir() else ():
-        for name in BLOCKS:
-            assert f"```python\n{block(name)}```" in seed.read_text()
+    seed = seed_document("002")
+    for name in BLOCKS:
+        assert f"```python\n{block(name)}```" in seed
 
 
 @pytest.mark.parametrize(("name", "node", "ours"), list(functions()))

@@ -21,10 +21,10 @@ from penstock import ChunkedDataLoader, ChunkedSampler, ChunkedTraining
 from penstock.datasets import QuantizedAudioDataset
 from penstock.modules.sequence import QuantizedAutoregressiveAudio, SequenceDataset
 from tests.modules.chunking.runs import fit, ids
+from tests.seeds import seed_document
 
 HERE = Path(__file__).parent
 ROOM, DOCS = HERE / "seed_blocks", HERE.parents[2] / "docs"
-SEEDS = HERE.parents[3] / "shared" / "seeds"
 OURS = {  # there are no Chunked... twins: chunks are built into the base
     "ChunkedSampler": ChunkedSampler,
     "ChunkedDataLoader": ChunkedDataLoader,
@@ -116,9 +116,8 @@ def names_of(function: ast.FunctionDef) -> set[str]:
 def test_the_copies_are_the_blocks_of_the_design():
     copies = [path.read_text() for path in sorted(ROOM.iterdir())]
     assert len(copies) == 8
-    for seed in sorted(SEEDS.glob("000_*.txt")) if SEEDS.is_dir() else []:
-        blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```", seed.read_text(), re.M | re.S)
-        assert sorted(blocks) == sorted(copies)
+    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```", seed_document("000"), re.M | re.S)
+    assert sorted(blocks) == sorted(copies)
 
 
 def test_the_lines_that_had_to_change_are_of_the_design():
