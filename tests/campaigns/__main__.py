@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from tests.campaigns.results import Outcome, table
 def run(options: argparse.Namespace) -> int:
     """Run trials; 0 if nothing was lost, repeated, hung or left behind."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the server
     from tests.campaigns import plan
     from tests.campaigns.storages import Storages, make_storages
     from tests.s3_server import Server

@@ -18,13 +18,17 @@ from typing import Any
 
 HANG_SECONDS = 30.0  # a process that takes longer hangs
 SUBREAPER = 36  # prctl: orphans of a killed process become children of this one
+DEATH_SIGNAL = 1  # prctl: a signal for this process when its parent ends
 FAILED, INTERRUPTED = 70, 130
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes whose own parent is killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0)
+    """Become the parent of processes whose own parent is killed; end with one's own parent."""
+    system = ctypes.CDLL(None, use_errno=True)
+    system.prctl(SUBREAPER, 1, 0, 0, 0)
+    system.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Child:
