@@ -125,10 +125,10 @@ def interrupt(storages: Storages, kind: str, storage: str, trial: str) -> Watche
 
 
 def finish(children: list[Child], outcome: Outcome, code: int = 0) -> None:
-    """Wait for processes that end by themselves."""
+    """Wait for processes that end by themselves; one that makes no progress hangs."""
     began = time.monotonic()
     for child in children:
-        ended = child.wait()
+        ended = wait_for(child)
         outcome.slowest_seconds = max(outcome.slowest_seconds, time.monotonic() - began)
         if ended is None:
             outcome.hangs += 1
@@ -136,6 +136,20 @@ def finish(children: list[Child], outcome: Outcome, code: int = 0) -> None:
             child.end_all()
         elif ended not in (code, 0):
             outcome.fail(f"exit code {ended}: {errors_of([child])}")
+
+
+def wait_for(child: Child) -> int | None:
+    """The exit code; None if it delivered nothing for as long as it may take."""
+    while True:
+        before = written(child)
+        code = child.wait()
+        if code is not None or written(child) == before:
+            return code
+
+
+def written(child: Child) -> int:
+    """The bytes in the diaries of its run."""
+    return sum(diary.stat().st_size for diary in child.room.parent.glob("diary-*"))
 
 
 def compare(outcome: Outcome, room: Path, want: list[list[Any]], *, ordered: bool) -> None:

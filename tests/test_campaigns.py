@@ -1,0 +1,134 @@
+"""A random sample of the campaigns, their comparison shown to fail, and their page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import page
+from tests.campaigns.results import Outcome, table
+
+ROOT = Path(__file__).parents[1]
+SAMPLE_SECONDS = 45  # no trial begins after these
+
+
+@pytest.mark.timing
+def test_a_random_sample_of_the_campaigns_finds_nothing(record_property):
+    """Other trials in every run; a failure prints the seed and the command that repeats it."""
+    command = [sys.executable, "-m", "tests.campaigns", "run", "--sample", "--jobs", "1"]
+    done = subprocess.run(
+        [*command, "--seconds", str(SAMPLE_SECONDS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20 * SAMPLE_SECONDS,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+
+
+def test_the_page_is_what_the_recorded_results_make():
+    recorded = json.loads(page.RECORDED.read_text())
+    assert page.PAGE.read_text() == page.render(recorded), "run: python -m tests.campaigns page"
+
+
+# -- the comparison can fail
+
+
+@pytest.fixture
+def outcome():
+    return Outcome("loader", "storage", "1", "SIGKILL", "trial")
+
+
+def write(room, start, rank, resumed, *steps):
+    lines = [{"resumed": resumed, "pid": 1}]
+    lines += [{"step": resumed + 1 + at, "ids": ids} for at, ids in enumerate(steps)]
+    (room / f"diary-{start}-{rank}").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_starts_are_joined_at_the_checkpoints_they_resumed_from(tmp_path):
+    from tests.campaigns.training import delivered
+
+    write(tmp_path, 0, 0, 0, [1, 2], [3, 4], [5, 6])
+    write(tmp_path, 2, 0, 2, [5, 6], [7, 8])  # start 1 was killed before it wrote anything
+    assert delivered(tmp_path) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    write(tmp_path, 3, 0, 4, [9])
+    write(tmp_path, 3, 1, 4, [10], [11])  # rank 0 was killed before this step
+    assert delivered(tmp_path)[4:] == [[9, 10]]
+    write(tmp_path, 4, 0, 6, [13])  # a step is missing
+    with pytest.raises(AssertionError, match="after 5 steps came"):
+        delivered(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("got", "lost", "repeated", "errors"),
+    [
+        ([[1, 2], [3, 4]], 0, 0, 0),
+        ([[1, 2]], 2, 0, 0),
+        ([[1, 2], [3, 4], [3, 4]], 0, 2, 0),
+        ([[1, 2], [2, 4]], 1, 1, 0),
+        ([[3, 4], [1, 2]], 0, 0, 1),
+    ],
+)
+def test_samples_that_are_lost_repeated_or_in_another_order_are_counted(
+    outcome, got, lost, repeated, errors
+):
+    outcome.compare(got, [[1, 2], [3, 4]])
+    assert (outcome.lost, outcome.repeated, outcome.errors) == (lost, repeated, errors)
+    assert outcome.bad == (lost + repeated + errors > 0)
+    assert [row["lost"] for row in table([outcome, outcome])] == [2 * lost]
+
+
+FAULTS = """
+import os, sys, threading, tempfile, subprocess, time
+from pathlib import Path
+from tests.campaigns.kills import Watched, finish
+from tests.campaigns.processes import Child, adopt_orphans
+from tests.campaigns.results import Outcome
+
+def leaves_a_process():
+    subprocess.Popen(["sleep", "60"])
+
+def leaves_a_file():
+    tempfile.mkstemp()
+
+def leaves_a_thread():
+    threading.Thread(target=time.sleep, args=[60], name="penstock-x", daemon=True).start()
+
+def hangs():
+    time.sleep(60)
+
+def fails():
+    raise ValueError("a failure")
+
+adopt_orphans()
+for fault in (leaves_a_process, leaves_a_file, leaves_a_thread, hangs, fails, int):
+    room = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+    outcome = Outcome("", "", "", "", "")
+    child = Child(fault, room=room, seconds=6.0 if fault is hangs else 30.0)
+    finish([child], outcome)
+    Watched(outcome, [child], seconds=0.5).ended().settled(wait=True)
+    print(fault.__name__, outcome.hangs, outcome.leftovers, outcome.errors)
+"""
+
+
+def test_what_hangs_fails_or_leaves_something_is_counted(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split("\n")[:-1] == [
+        "leaves_a_process 0 1 0",
+        "leaves_a_file 0 1 0",
+        "leaves_a_thread 0 0 1",
+        "hangs 1 0 0",
+        "fails 0 0 1",
+        "int 0 0 0",
+    ]
