@@ -40,9 +40,17 @@ class Commands:
 
     def __call__(self, cwd, *args, **env):
         """Run `penstock` with these arguments in a directory, and wait for its end."""
+        return self._run(cwd, [PENSTOCK, *args], env, program=False)
+
+    def program(self, cwd, *args, **env):
+        """Run a Python file with these arguments in a directory, and wait for its end."""
+        return self._run(cwd, args, env, program=True)
+
+    def _run(self, cwd, args, env, *, program):
         out, err = cwd / ".out", cwd / ".err"
-        job = {"argv": [str(PENSTOCK), *map(str, args)], "cwd": str(cwd), "env": env, "wait": True}
-        print(json.dumps({**job, "out": str(out), "err": str(err)}), file=self._server.stdin)
+        job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": True}
+        job |= {"out": str(out), "err": str(err), "program": program}
+        print(json.dumps(job), file=self._server.stdin)
         self._server.stdin.flush()
         self._server.stdout.readline()  # its process id
         code = int(self._server.stdout.readline())

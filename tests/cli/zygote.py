@@ -6,6 +6,7 @@ and output, that can be killed like any other process.
 
 import json
 import os
+import runpy
 import sys
 import traceback
 from importlib import import_module
@@ -38,11 +39,15 @@ def become(job):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.stdin = Path(os.devnull).open()  # noqa: SIM115  # for as long as the process lives
     sys.argv = job["argv"]
-    from penstock.cli import main
-
     code = 70
     try:
-        main()
+        if job["program"]:
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            from penstock.cli import main
+
+            main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

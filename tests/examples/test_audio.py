@@ -1,10 +1,7 @@
 """Autoregressive audio, in chunks: by configuration, by all four combinations, by hand."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +10,9 @@ AUDIO = Path(__file__).parents[2] / "examples" / "audio"
 EXPERIMENT = AUDIO / "configs" / "experiment" / "audio" / "sashimi-musdb18mono.yaml"
 
 
-def run(cwd, *command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def output(done):
+    assert done.code == 0, done.err[-3000:]
+    return done.out
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +26,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_experiment_trains_through_the_whole_corpus_and_learns(folder):
-    out = run(folder, "-m", "penstock", "train", EXPERIMENT, "train.max_passes=1")
+def test_the_experiment_trains_through_the_whole_corpus_and_learns(commands, folder):
+    out = output(commands(folder, "train", EXPERIMENT, "train.max_passes=1"))
     assert "done after 44 steps, 5 chunks" in out
     assert "88 samples, 1 pass, 100.00% of the dataset" in out
     best = float(re.search(r"best +val/loss (\S+)", out).group(1))
@@ -47,14 +35,14 @@ def test_the_experiment_trains_through_the_whole_corpus_and_learns(folder):
     assert (folder / "runs/sashimi-musdb18mono/checkpoints/best.ckpt").exists()
 
 
-def test_every_combination_of_chunk_sizes_trains_on_what_it_says(folder):
-    out = run(folder, AUDIO / "matrix.py", "data/musdb18mono")
+def test_every_combination_of_chunk_sizes_trains_on_what_it_says(commands, folder):
+    out = output(commands.program(folder, AUDIO / "matrix.py", "data/musdb18mono"))
     steps = dict(re.findall(r"(\w+) *: 2 epochs of Lightning, (\d+) steps", out))
     assert steps == {"none": "6", "train": "8", "val": "88", "both": "8"}
 
 
-def test_a_plain_loop_uses_the_same_loaders(folder):
-    out = run(folder, AUDIO / "plain_loop.py", "data/musdb18mono")
+def test_a_plain_loop_uses_the_same_loaders(commands, folder):
+    out = output(commands.program(folder, AUDIO / "plain_loop.py", "data/musdb18mono"))
     chunks = re.findall(r"chunk (\d): (\d+) batches, then (\d+): (\S+)", out)
     assert [(number, batches, scored) for number, batches, scored, _ in chunks] == [
         (str(number), "10", "2") for number in range(1, 5)

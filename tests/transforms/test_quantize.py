@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock import PlanError
@@ -41,8 +41,7 @@ def test_silence_is_the_zero_level_unless_told_otherwise(kind):
 )
 def test_decoding_gives_the_scaled_wave_back_to_one_level(values, kind, bits):
     wave = torch.tensor(values)
-    if float(wave.max() - wave.min()) < 0.1:
-        return
+    assume(float(wave.max() - wave.min()) >= 0.1)
     quantize = Quantize(bits, kind)
     levels = quantize(wave)
     assert levels.dtype == torch.int64

@@ -1,0 +1,3 @@
+"""Examples run in forks of a process that has imported everything."""
+
+from tests.cli.conftest import commands as commands
