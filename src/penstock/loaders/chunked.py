@@ -35,12 +35,13 @@ from penstock.loaders.options import (
     size_of,
     torchs_own,
 )
-from penstock.loaders.peeking import First, first_of_torch, undisturbed
+from penstock.loaders.peeking import first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import resolve_seed
 from penstock.loaders.sharding import check_workers, share_of_rank
 from penstock.loaders.threads import ThreadStream
+from penstock.loaders.timed import TimedIterator
 from penstock.order import (
     Cursor,
     Order,
@@ -181,10 +182,8 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
         if self._passes_through is None:
             return super().__iter__()
         self._share_iterable()
-        batches, limit = DataLoader.__iter__(self), self.limit_batches
-        if limit is None:
-            return batches
-        return First(batches, len(self) if isinstance(limit, float) else limit)
+        limit = len(self) if isinstance(self.limit_batches, float) else self.limit_batches
+        return TimedIterator(self, partial(DataLoader.__iter__, self), limit)
 
     def _share_iterable(self) -> None:
         """Have this rank, and each of its workers, read a part of its own; or refuse."""

@@ -51,23 +51,6 @@ def first_of_torch(loader: DataLoader[Any]) -> Any:
         return first_of(apart)
 
 
-class First(Iterator[Any]):
-    """The first ``count`` batches of an iterator, which continues after an error.
-
-    >>> list(First(iter("abc"), 2))
-    ['a', 'b']
-    """
-
-    def __init__(self, batches: Iterator[Any], count: int) -> None:
-        self._batches, self._left = batches, count
-
-    def __next__(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        self._left -= 1  # a batch that raises counts: it was one of the first
-        return next(self._batches)
-
-
 def first_of(batches: Any) -> Any:
     """The first of some batches; that there is none is an error."""
     for batch in batches:

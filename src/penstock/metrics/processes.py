@@ -22,8 +22,10 @@ def tree_bytes() -> int:
 
 
 def tree_cpu_seconds() -> float:
-    """Processor time that this process and its workers have used so far."""
-    return sum(_cpu_seconds(pid) for pid in tree_pids())
+    """Processor time that this process and its workers have used so far, ended ones too."""
+    alive = sum(_cpu_seconds(pid) for pid in tree_pids())  # this also collects those that ended
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return alive + ended.ru_utime + ended.ru_stime
 
 
 def _proportional_bytes(pid: int) -> int:
