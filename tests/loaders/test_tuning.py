@@ -190,6 +190,18 @@ def test_what_was_in_flight_does_not_look_like_speed(monkeypatch):
     assert trial.first_batch_seconds == 1.0
 
 
+def test_waves_of_readers_do_not_look_like_speed(monkeypatch):
+    """Four threads deliver four batches a second, at once: a run may end within a wave."""
+    waves = [float(second) for second in range(1, 30) for _ in range(4)]
+    config = DataLoaderConfig(1, num_workers=0, executor="threads", threads=4)
+    for more in range(4):
+        times = iter([0.0, *waves])
+        monkeypatch.setattr(trials_module, "perf_counter", lambda times=times: next(times))
+        trial = Trial(config, torch.arange(999))
+        trial.run(seconds=4.0 + more / 4, deadline=1e9)
+        assert trial.samples_per_second == pytest.approx(4.0)
+
+
 def test_the_better_half_goes_on_and_the_cheapest_of_the_close_ones_wins():
     ran = []
 
@@ -221,9 +233,6 @@ def test_where_a_device_is_busy_what_reads_meanwhile_wins():
     options = {"budget_seconds": 1.5, "cached": False, "verbose": False}
     dataset = OneAtATime()
     assert tune(dataset, 4, step_seconds=0.02, **options).executor == "threads"
-    for wrong in (-1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=f"step_seconds must be 0 or more, got {wrong}"):
-            tune(dataset, 4, step_seconds=wrong, **options)
 
 
 def test_long_steps_are_measured_in_short_ones(capsys):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import BatchError
 from penstock.metrics import Delivery, summarize, tree_bytes, tree_cpu_seconds
 from penstock.metrics.processes import tree_pids
 
@@ -58,3 +59,30 @@ def test_memory_and_processor_time_count_workers_too():
         finish.set()
         worker.join()
     assert worker.pid not in tree_pids()
+
+
+def test_processor_time_of_workers_that_ended_still_counts():
+    context = multiprocessing.get_context("fork")
+    started, finish = context.Event(), context.Event()
+    finish.set()
+    cpu = tree_cpu_seconds()
+    worker = context.Process(target=work, args=(started, finish))
+    worker.start()
+    worker.join()
+    assert tree_cpu_seconds() - cpu > 0.01
+
+
+def test_no_deliveries_are_refused():
+    with pytest.raises(BatchError, match="measure one batch or more"):
+        summarize([])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [(-1.0, 1, 1), (float("nan"), 1, 1), ("1", 1, 1), (True, 1, 1), (None, 1, 1)]
+    + [(1.0, wrong, 1) for wrong in (-1, 1.5, True, "1", None)]
+    + [(1.0, 1, wrong) for wrong in (-1, 1.5, True, "1", None)],
+)
+def test_a_delivery_that_cannot_be_is_refused(fields):
+    with pytest.raises(BatchError, match=r"(seconds|samples|nbytes) must be"):
+        Delivery(*fields)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from penstock.errors import MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 from penstock.loaders import DataLoaderPerformanceMonitor
 from penstock.report import BenchmarkReport
 
@@ -73,3 +73,21 @@ def test_a_table_needs_no_plotting_library_and_a_plot_says_which(report, monkeyp
     assert report.to_table()
     with pytest.raises(MissingExtraError, match=r"penstock\[report\]"):
         report.figure()
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        None, [], "config", 3, {"a": 1}, {"a": None}, {1: {}}, {"a": [("p50", 1)]},
+        *({"a": {"samples_per_second": v}} for v in ("9", None, True, -1.0, float("nan"))),
+        *({"a": {"memory_bytes": v}} for v in ("9", None, float("inf"))),
+    ],
+)  # fmt: skip
+def test_results_that_are_none_are_refused(results):
+    with pytest.raises(ConfigError, match=r"results must|must be (a number|finite|at least)"):
+        BenchmarkReport(results)
+
+
+def test_what_was_not_measured_is_not_called_the_best():
+    assert BenchmarkReport({"a": {"num_workers": 0}}).best == ""
+    assert BenchmarkReport({"a": {"p50": 1.0}, "b": {"samples_per_second": 0.0}}).best == "b"

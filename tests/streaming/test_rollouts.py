@@ -134,3 +134,14 @@ def test_latency_summary_in_milliseconds(capsys):
     empty = stats.get_summary()
     assert empty.keys() == names and set(empty.values()) == {0}
     stats.print_summary()
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "1", None, True])
+def test_a_time_that_cannot_be_is_refused(wrong):
+    stats = ChunkLatencyStats()
+    with pytest.raises(ValueError, match="seconds must be"):
+        stats.record_chunk_get(wrong)
+    for name in ("forward", "backward", "step"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            stats.record_batch_times(**{"forward": 0.1, "backward": 0.1, "step": 0.1, name: wrong})
+    assert stats.get_summary()["num_chunks"] == stats.get_summary()["num_batches_sampled"] == 0

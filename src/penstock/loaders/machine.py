@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from penstock.arguments import flag, whole_number
+from penstock.errors import ConfigError
 from penstock.streaming.budget import usable_cores
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -19,6 +21,11 @@ UNLIMITED = 1 << 62
 class Machine:
     """Cores that may be used, whether there is an accelerator to feed, and memory.
 
+    Args:
+        cores: Cores that this process may use, 1 or more.
+        accelerator: Is there one to feed?
+        memory_bytes: Memory that this process may use.
+
     >>> Machine(cores=32, accelerator=True).cores
     32
     """
@@ -26,6 +33,11 @@ class Machine:
     cores: int
     accelerator: bool
     memory_bytes: int = 16 * 10**9
+
+    def __post_init__(self) -> None:
+        whole_number("cores", self.cores, minimum=1, error=ConfigError)
+        flag("accelerator", self.accelerator, error=ConfigError)
+        whole_number("memory_bytes", self.memory_bytes, minimum=1, error=ConfigError)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""One configuration on trial: run for a moment, and what was measured of it so far."""
+"""One configuration on trial: it runs for a moment, and what was measured is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.config import DataLoaderConfig
 from penstock.loaders.contents import arrays_of, samples_of
 from penstock.loaders.machine import this_machine
-from penstock.metrics import tree_bytes
+from penstock.metrics import Delivery, steady, tree_bytes
 
 AHEAD = 2  # batches each reader is asked for at once, where nothing is said
 COMPARED = 2  # batches that threads must give as they are read inline
@@ -72,42 +72,43 @@ class Trial:
         return 0.0 if self.refused or not self.seconds else self.samples / self.seconds
 
     def run(self, seconds: float, deadline: float) -> None:
-        """Take batches for so long, with workers and threads that end with it.
+        """Take batches for ``seconds``, with workers and threads that end with it.
 
-        What is in flight when the first batch comes would, coming at once, look like speed: so
-        many batches are taken before the clock starts. Where the deadline leaves no time for
-        that, the whole run counts, the start of its workers too.
+        Batches that were ready when they were asked for would look like speed: what was in flight
+        when the first batch arrived does not count, and the clock runs from one batch that was
+        waited for to another. Where the deadline leaves no time for that, the whole run counts,
+        the start of its workers too.
         """
-        begin = perf_counter()
-        arrivals, device = [(begin, 0)], Event()
+        arrivals, device = [], Event()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # storage may want it
+            begin = perf_counter()
             with ChunkedDataLoader(self.dataset, **self.config.options()) as loader:
-                for arrival in self._timed(_endless(loader), begin):
+                for arrival, now in self._timed(_endless(loader), begin):
                     arrivals.append(arrival)
-                    if arrival[0] >= deadline or self._is_enough(arrivals, seconds):
+                    if now >= deadline or self._is_enough(arrivals, seconds):
                         break
                     if self.step_seconds:
-                        device.wait(min(self.step_seconds, deadline - arrival[0]))
+                        device.wait(min(self.step_seconds, deadline - now))
                 self.memory_bytes = tree_bytes()
-        steady = arrivals[self.in_flight :]
-        if len(steady) <= self.readers:
-            steady = arrivals
-        self.samples += sum(samples for _, samples in steady[1:])
-        self.seconds += steady[-1][0] - steady[0][0]
+        complete = len(arrivals) >= self.in_flight + self.readers
+        counted = steady(arrivals, self.in_flight) if complete else arrivals
+        self.samples += sum(each.samples for each in counted)
+        self.seconds += sum(each.seconds for each in counted)
 
-    def _is_enough(self, arrivals: list[tuple[float, int]], seconds: float) -> bool:
-        if len(arrivals) <= self.in_flight + 2 * self.readers:
+    def _is_enough(self, arrivals: list[Delivery], seconds: float) -> bool:
+        if len(arrivals) < self.in_flight + 2 * self.readers:
             return False
-        return arrivals[-1][0] - arrivals[self.in_flight][0] >= seconds
+        return sum(each.seconds for each in arrivals[self.in_flight :]) >= seconds
 
-    def _timed(self, batches: Iterator[Any], begin: float) -> Iterator[tuple[float, int]]:
-        """When each batch came, and its samples."""
+    def _timed(self, batches: Iterator[Any], begin: float) -> Iterator[tuple[Delivery, float]]:
+        """Each batch, with the seconds since the one before, and when it arrived."""
         for batch in batches:
             now = perf_counter()
             self.first_batch_seconds = self.first_batch_seconds or now - begin
             self._keep(batch)
-            yield now, samples_of(batch)
+            yield Delivery(now - begin, samples_of(batch), 0), now
+            begin = now
 
     def _keep(self, batch: Any) -> None:
         place = len(self.seen)

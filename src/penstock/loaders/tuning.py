@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
 from torch.utils.data import IterableDataset
 
+from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.config import DataLoaderConfig
-from penstock.loaders.costs import SampleCost, cost_of
+from penstock.loaders.costs import SampleCost, check_dataset, cost_of
 from penstock.loaders.fitting import unfit_for_workers
 from penstock.loaders.machine import this_machine
 from penstock.loaders.peeking import undisturbed
@@ -48,12 +49,21 @@ def tune(
     """The fastest way to load this dataset here, found within a budget of time and memory.
 
     Successive halving: all candidates run for a moment, the better half for twice as long, and so
-    on. Among those close to the fastest the cheapest wins. What is delivered is the same for all.
-    ``memory_budget`` bounds what is held in batches read ahead. ``step_seconds`` is how long an
-    accelerator is busy with a batch: then what trains fastest wins, which may be readers that are
-    slower than a plain loop but read meanwhile. The answer is remembered for this machine and
-    dataset (``cached=False`` measures anew); progress and a table go to standard error, unless
-    ``verbose=False``.
+    on. Among those close to the fastest the cheapest wins. All deliver the same batches. Progress
+    and a table are printed to standard error.
+
+    Args:
+        dataset: A map-style dataset with one sample or more.
+        batch_size: Samples of a batch.
+        collate_fn: Makes a batch of a list of samples; None for torch's default.
+        budget_seconds: How long to measure, 0 or more; the start of workers may add to it.
+        memory_budget: Bound on what is held in batches read ahead: bytes, or ``"2GB"``.
+        step_seconds: How long an accelerator is busy with a batch, 0 or more. Then what trains
+            fastest wins, which may be readers that are slower than a plain loop but read
+            meanwhile.
+        cached: Use the answer of an earlier call for this machine and dataset, and save this one;
+            False measures again.
+        verbose: Print progress and the table.
 
     >>> import torch
     >>> config = tune(torch.zeros(4096, 8), 256, budget_seconds=0.2, cached=False, verbose=False)
@@ -61,14 +71,21 @@ def tune(
     0
     """
     check_tunable(dataset)
-    if not 0 <= step_seconds < math.inf:
-        raise ConfigError(f"step_seconds must be 0 or more, got {step_seconds!r}")
+    checked = partial(real_number, minimum=0, error=ConfigError)
+    batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample", error=ConfigError)
+    collate_fn = function("collate_fn", collate_fn, error=ConfigError)
+    budget_seconds = checked("budget_seconds", budget_seconds)
+    step_seconds = checked("step_seconds", step_seconds)
+    budget = check_budget(memory_budget)
+    cached, verbose = (
+        flag(name, value, error=ConfigError)
+        for name, value in (("cached", cached), ("verbose", verbose))
+    )
     say = _say if verbose else _say_nothing
-    budget = parse_bytes(memory_budget)
     memory = TuneCache.of(dataset, batch_size, collate_fn, (budget, step_seconds), this_machine())
     if cached and (known := memory.load()) is not None:
-        say(f"{Trial(known, dataset).name}: measured before; cached=False measures anew")
-        return replace(known, collate_fn=collate_fn)
+        say(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
+        return replace(known, batch_size=batch_size, collate_fn=collate_fn)
     with undisturbed():
         deadline = perf_counter() + budget_seconds
         trials = candidates(dataset, batch_size, collate_fn, budget, step_seconds, say)
@@ -88,6 +105,7 @@ def tune(
 
 def check_tunable(dataset: Any) -> None:
     """Refuse what is not a map-style dataset with samples in it."""
+    check_dataset(dataset)
     kind = type(dataset).__name__
     if isinstance(dataset, Loader | Source):
         raise ConfigError(
@@ -99,8 +117,19 @@ def check_tunable(dataset: Any) -> None:
             f"{kind} has no samples by index, so there is no order that all executors could "
             "share: give tune() a map-style dataset"
         )
-    if len(dataset) == 0:
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        raise ConfigError(f"{kind} has no length ({error}): give it a __len__") from error
+    if samples == 0:
         raise ConfigError(f"{kind} is empty: there is nothing to measure")
+
+
+def check_budget(memory_budget: Any) -> int:
+    """A bound on memory, in bytes."""
+    if isinstance(memory_budget, str):
+        memory_budget = parse_bytes(memory_budget)
+    return whole_number("memory_budget", memory_budget, minimum=1, unit="byte", error=ConfigError)
 
 
 def candidates(

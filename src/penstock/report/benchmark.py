@@ -9,7 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from penstock.arguments import real_number
 from penstock.atomic_files import replace_text
+from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.streaming.budget import format_bytes
 
@@ -23,11 +25,16 @@ COLUMNS = {
     "CPU/sample": ("cpu_seconds_per_sample", "{:.2g} s"),
     "memory": ("memory_bytes", ""),
 }
+FIGURES = {key for key, _ in COLUMNS.values()}
 
 
 @dataclass(frozen=True)
 class BenchmarkReport:
     """What `DataLoaderPerformanceMonitor.benchmark_configurations` found, made readable.
+
+    Args:
+        results: The figures and settings of each configuration, by its name. Figures are finite
+            numbers.
 
     >>> report = BenchmarkReport({"config_1": {"num_workers": 0, "samples_per_second": 1200.0}})
     >>> print(report.to_table())
@@ -37,10 +44,26 @@ class BenchmarkReport:
 
     results: Mapping[str, Mapping[str, Any]]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.results, Mapping):
+            raise ConfigError(
+                f"results must be a dict of dicts, as benchmark_configurations() returns it, got "
+                f"{type(self.results).__name__}"
+            )
+        for name, found in self.results.items():
+            if not isinstance(name, str) or not isinstance(found, Mapping):
+                raise ConfigError(
+                    f"results must have a dict of figures for each name, got {name!r}: {found!r}"
+                )
+            for figure in FIGURES & found.keys():
+                label = f"{figure} of {name}"
+                real_number(label, found[figure], minimum=0, error=ConfigError)
+
     @property
     def best(self) -> str:
-        """The name of the fastest configuration."""
-        rates = {name: each.get("samples_per_second", 0.0) for name, each in self.results.items()}
+        """The name of the fastest configuration; empty where no speed was measured."""
+        measured = (name for name in self.results if "samples_per_second" in self.results[name])
+        rates = {name: self.results[name]["samples_per_second"] for name in measured}
         return max(rates, key=rates.__getitem__, default="")
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

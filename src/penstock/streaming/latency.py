@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import fmean
+
+from penstock.arguments import real_number
+
+_seconds = partial(real_number, minimum=0)
 
 
 class ChunkLatencyStats:
@@ -25,12 +30,28 @@ class ChunkLatencyStats:
         self._batches: list[tuple[float, float, float]] = []
 
     def record_chunk_get(self, seconds: float) -> None:
-        """A chunk was got after so many seconds."""
-        self._chunks.append(seconds)
+        """Record how long a chunk was waited for.
+
+        Args:
+            seconds: 0 or more.
+        """
+        self._chunks.append(_seconds("seconds", seconds))
 
     def record_batch_times(self, forward: float, backward: float, step: float) -> None:
-        """The parts of a training step took so many seconds."""
-        self._batches.append((forward, backward, step))
+        """Record how long the parts of a training step took.
+
+        Args:
+            forward: Seconds of the forward pass, 0 or more.
+            backward: Seconds of the backward pass.
+            step: Seconds of the optimizer's step.
+        """
+        self._batches.append(
+            (
+                _seconds("forward", forward),
+                _seconds("backward", backward),
+                _seconds("step", step),
+            )
+        )
 
     def get_summary(self) -> dict[str, float]:
         """Means and extremes in milliseconds; zeros where nothing was recorded."""
