@@ -9,7 +9,7 @@ TIMES ?= 50
 VERSIONS ?= 3.11 3.12 3.13 3.14
 MATRIX ?= -m "not proof and not cuda" -n $(JOBS) --dist loadfile
 
-.PHONY: demo test quick check bench proof reliability flaky matrix clean
+.PHONY: demo test quick check bench proof reliability flaky matrix cuda clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -31,8 +31,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# all of them run, with the loaders they are compared with; exits with 1 if a claim does not hold
 bench: $(READY)
-	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks
 
 # the campaigns at full length; 2,000 examples of every law; the long forms of other tests
 proof: $(READY)
@@ -52,6 +54,11 @@ flaky: $(READY)
 # the tests on every Python that is installed here, each in .venv-3.x
 matrix:
 	$(PYTHON) -m tests.campaigns.interpreters $(VERSIONS) -- $(MATRIX)
+
+# the tests that need an accelerator; fails where there is none
+cuda: $(READY)
+	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.accelerator.is_available() else 'make cuda: this machine has no accelerator, so nothing was tested')"
+	$(BIN)/pytest -q -m cuda
 
 clean:
 	rm -rf $(VENV) .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from measure import arguments, emit, interleaved, ratio, report, verdict
+from measure import arguments, claim, emit, interleaved, ratio, report, run
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock import ChunkedDataLoader
@@ -49,7 +49,7 @@ def epoch_of(loader: ChunkedDataLoader) -> None:
         drain(loader)
 
 
-def in_memory(samples: int, rounds: int) -> bool:
+def in_memory(samples: int, rounds: int) -> None:
     """Tensors in memory: 64 floats a sample."""
     data = torch.randn(samples, 64)
     tensors = TensorDataset(data, torch.arange(samples))
@@ -65,18 +65,16 @@ def in_memory(samples: int, rounds: int) -> bool:
     cases["ceiling"] = lambda: drain(data.index_select(0, at) for at in order.split(BATCH))
     seconds = interleaved(cases, rounds=rounds)
     report(seconds, about="in memory", samples=samples, batch=BATCH)
-    holds = True
     for ours, theirs in (
         ("chunked", "torch"),
         ("unchunked", "torch"),
         ("one tensor, chunked", "one tensor, torch"),
     ):
         faster = ratio(seconds, ours, theirs)
-        holds &= verdict(f"in memory: {ours}, times as fast as torch", faster, at_least=5.0)
-    return holds
+        claim(f"in memory: {ours}, times as fast as torch", faster, at_least=5.0)
 
 
-def plain_python(samples: int, rounds: int, workers: int) -> bool:
+def plain_python(samples: int, rounds: int, workers: int) -> None:
     """A plain Python dataset: ours reads it as torch does, and must not be slower."""
     data = Plain(samples)
     options: dict[str, Any] = {"num_workers": workers} if workers else {}
@@ -96,12 +94,10 @@ def plain_python(samples: int, rounds: int, workers: int) -> bool:
         seconds = interleaved(cases, rounds=rounds, warmup=0)
         del theirs, cases
     report(seconds, about="plain python", workers=workers, samples=samples, batch=BATCH)
-    holds = True
     for case in ("chunked", "unchunked"):
-        claim = f"plain python, {workers} workers: {case}, times as fast as torch"
-        holds &= verdict(claim, ratio(seconds, case, "torch"), at_least=0.95)
-        emit(about=f"{claim}, by processor time", found=ratio(cpu, case, "torch"))
-    return holds
+        text = f"plain python, {workers} workers: {case}, times as fast as torch"
+        claim(text, ratio(seconds, case, "torch"), at_least=0.95)
+        emit(about=f"{text}, by processor time", found=ratio(cpu, case, "torch"))
 
 
 def counting(work: Callable[[], None], spent: list[float]) -> None:
@@ -121,7 +117,7 @@ def processor_seconds() -> float:
     return sum(each.user + each.system for each in times)
 
 
-def resume(samples: int, rounds: int) -> bool:
+def resume(samples: int, rounds: int) -> None:
     """Time to the first batch: a fresh start, and at nine tenths of the epoch."""
     data = Plain(samples)
     state = ChunkedDataLoader(data, BATCH, 1000).state_dict()
@@ -138,21 +134,17 @@ def resume(samples: int, rounds: int) -> bool:
     seconds = interleaved(cases, rounds=rounds)
     report(seconds, about="20 first batches", samples=samples, batch=BATCH)
     later = ratio(seconds, "fresh", "resumed")  # how many times as long the resumed one took
-    return verdict("resume at 90 %, time to first batch over a fresh start's", later, at_most=1.1)
+    claim("resume at 90 %, time to first batch over a fresh start's", later, at_most=1.1)
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__, rounds=11)
-    tiny = options.tiny
-    rounds, samples = (1, 2_000) if tiny else (options.rounds, 100_000)
-    holds = [
-        in_memory(samples, rounds),
-        plain_python(samples // 4, rounds, workers=0),
-        plain_python(samples, rounds, workers=2),
-        resume(10**8, rounds),
-    ]
-    return 0 if tiny or all(holds) else 1
+    rounds, samples = (1, 2_000) if options.tiny else (options.rounds, 100_000)
+    in_memory(samples, rounds)
+    plain_python(samples // 4, rounds, workers=0)
+    plain_python(samples, rounds, workers=2)
+    resume(10**8, rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main, __file__))

@@ -15,9 +15,9 @@ the wait for a chunk's first batch beside that for any other.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import statistics
+import sys
 import time
 import warnings
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any
 import lightning.pytorch as pl
 import psutil
 import torch
-from measure import arguments, emit, interleaved, ratio, report, verdict
+from measure import arguments, claim, emit, in_new_process, interleaved, ratio, report, run
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.modules import ChunkedTraining
@@ -136,7 +136,7 @@ def cases(batches: int, workers: int) -> dict[str, Any]:
 # -- memory: each in a process of its own
 
 
-def peak_of(make: Any, batches: int, results: Any) -> None:
+def peak_of(make: Any, batches: int) -> tuple[int, int]:
     """Most that this process held, and how much of it training added to data and libraries.
 
     Not ``ru_maxrss``: a process inherits that of the one that started it.
@@ -147,25 +147,15 @@ def peak_of(make: Any, batches: int, results: Any) -> None:
     fit(data, make() if make else None, **options)
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
-    results.put((peak, peak - before))
+    return peak, peak - before
 
 
-def held_over(chunks: int, batches: int, results: Any) -> None:
+def held_over(chunks: int, batches: int) -> tuple[int, int]:
     torch.set_num_threads(1)
     clock = fit(
         loaders(batches, 0), ChunkedTraining(max(1, batches // 8), VAL_BATCHES), epochs=chunks
     )
-    results.put((clock.held[min(9, chunks - 1)], clock.held[-1]))
-
-
-def apart(work: Any, *args: Any) -> Any:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=work, args=(*args, results))
-    process.start()
-    found = results.get()
-    process.join()
-    return found
+    return clock.held[min(9, chunks - 1)], clock.held[-1]
 
 
 def main() -> None:
@@ -183,11 +173,9 @@ def main() -> None:
         )
         emit(workers=workers, added_microseconds_a_batch=round(added / batches * 1e6, 1))
         name = f"{workers} workers"
-        verdict(
-            f"{name}: chunked / standard", 1 / ratio(taken, "chunked", "standard"), at_most=1.02
-        )
+        claim(f"{name}: chunked / standard", 1 / ratio(taken, "chunked", "standard"), at_most=1.02)
         alone = 1 / ratio(taken, "no sizes", "no callback")
-        verdict(f"{name}: callback without sizes / none", alone, at_most=1.02)
+        claim(f"{name}: callback without sizes / none", alone, at_most=1.02)
     memory(options, batches)
     ends_of_chunks(options, batches)
     emit(load_average=os.getloadavg()[0])
@@ -196,14 +184,16 @@ def main() -> None:
 def memory(options: Any, batches: int) -> None:
     make = partial(ChunkedTraining, batches // CHUNKS, VAL_BATCHES)
     (chunked, added), (standard, added_there) = (
-        apart(peak_of, each, batches) for each in (make, None)
+        in_new_process(peak_of, each, batches) for each in (make, None)
     )
     emit(peak_bytes_chunked=chunked, added_bytes_chunked=added)
     emit(peak_bytes_standard=standard, added_bytes_standard=added_there)
-    verdict("peak memory, chunked / standard", chunked / standard, at_most=1.02)
-    tenth, last = apart(held_over, 12 if options.tiny else options.chunks, min(batches, 80))
+    claim("peak memory, chunked / standard", chunked / standard, at_most=1.02)
+    tenth, last = in_new_process(
+        held_over, 12 if options.tiny else options.chunks, min(batches, 80)
+    )
     emit(bytes_after_10_chunks=tenth, bytes_after_all_chunks=last)
-    verdict("memory after all chunks / after 10", last / tenth, at_most=1.01)
+    claim("memory after all chunks / after 10", last / tenth, at_most=1.01)
 
 
 def ends_of_chunks(options: Any, batches: int) -> None:
@@ -221,4 +211,4 @@ def ends_of_chunks(options: Any, batches: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, __file__))

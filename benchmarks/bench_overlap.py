@@ -9,12 +9,13 @@ hidden. Loading and training only wait here, as a disk and an accelerator would 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from measure import arguments, emit, interleaved, ratio, report, verdict
+from measure import arguments, claim, emit, interleaved, ratio, report, run
 
 from penstock import RandomChunkLoader, StreamLoader
 from penstock.sources import Arrays, MemorySource
@@ -105,12 +106,12 @@ def main() -> None:
             gain = ratio(seconds, name, "one after the other")
             emit(case=name, load_ms=load_ms, speed_up=gain, ideal=ideal)
             if load_ms == train_ms:
-                verdict(f"{name}: share of the ideal speed-up", gain / ideal, at_least=0.97)
+                claim(f"{name}: share of the ideal speed-up", gain / ideal, at_least=0.97)
             else:
                 share = sum(waited) / sum(seconds[name])
-                verdict(f"{name}: share of the time waited", share, at_most=0.02)
+                claim(f"{name}: share of the time waited", share, at_most=0.02)
     emit(load_average=os.getloadavg()[0])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, __file__))

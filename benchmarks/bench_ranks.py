@@ -17,6 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
-from measure import arguments, emit, interleaved, ratio, report, verdict
+from measure import arguments, claim, emit, interleaved, ratio, report, run
 from torch.utils.data import DistributedSampler
 from zarr.codecs import BloscCodec
 
@@ -89,14 +90,14 @@ def shared_reading(path: Path, rows: int, rounds: int) -> None:
         samples = sum(said[1] for said in kept[world])
         emit(case=case, samples_per_second=samples / sorted(taken)[len(taken) // 2])
         emit(case=case, bytes_per_rank=[said[2] for said in kept[world]])
-    verdict("times the samples a second of one rank", ratio(seconds, "2 ranks", "1 rank"))
+    emit(case="2 ranks", times_the_samples_a_second_of_one=ratio(seconds, "2 ranks", "1 rank"))
     alone = kept[1][0][2]
     most = max(said[2] for said in kept[2])
-    verdict("share of all bytes that a rank of two reads", most / alone, at_most=0.55)
+    claim("share of all bytes that a rank of two reads", most / alone, at_most=0.55)
     times = Counter(block for said in kept[2] for block in said[3])
     shared = sum(count > 1 for count in times.values())
     emit(case="2 ranks", blocks=len(times), blocks_read_by_both=shared)
-    verdict("blocks read by both: the ragged end", shared, at_most=LANES)
+    claim("blocks read by both: the ragged end", shared, at_most=LANES)
 
 
 # -- a thousand ranks
@@ -133,11 +134,9 @@ def many_ranks(samples: int, world: int, control: int) -> None:
         batches.append(loader.samples_at(len(loader) // 2))
         began.append(time.perf_counter() - begin)
     report({"a rank knows its batch": began}, samples=samples, world=world)
-    verdict(
-        "milliseconds until a rank knows its batch", sorted(began)[world // 2] * 1e3, at_most=20
-    )
+    claim("milliseconds until a rank knows its batch", sorted(began)[world // 2] * 1e3, at_most=20)
     distinct = len(np.unique(np.concatenate(batches)))
-    verdict("samples of the step on all ranks, each once", distinct / (64 * world), at_least=1)
+    claim("samples of the step on all ranks, each once", distinct / (64 * world), at_least=1)
     begin = time.perf_counter()
     with loader:
         next(iter(loader))
@@ -168,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, __file__))

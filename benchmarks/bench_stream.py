@@ -10,21 +10,29 @@ the page cache dropped, and how long the first batch takes.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measure import Measured, emit, interleaved, ratio, verdict
-from peers_streaming import BATCH, RowsAtOnce, peers, torch_loader
+from measure import (
+    Measured,
+    arguments,
+    claim,
+    claim_not_made,
+    emit,
+    in_new_process,
+    interleaved,
+    ratio,
+    run,
+)
+from peers_streaming import AHEAD, BATCH, REQUIRED, Peers, RowsAtOnce, peers, torch_loader
 from streaming_data import (
     CHUNK_ROWS,
     CORES,
@@ -67,7 +75,7 @@ def steady(batches: Callable[[], Iterator[torch.Tensor]], early: int, unit: int)
         for _ in range(early):
             next(stream[0])
         nbytes, begin = 0, time.perf_counter()
-        while (taken := time.perf_counter() - begin) < seconds:
+        while (taken := time.perf_counter() - begin) < seconds or not nbytes:
             for _ in range(unit):
                 nbytes += next(stream[0]).nbytes
         return taken / nbytes * 1e9
@@ -76,7 +84,7 @@ def steady(batches: Callable[[], Iterator[torch.Tensor]], early: int, unit: int)
 
 
 def shares_of_the_ceiling(
-    folder: Path, layouts: list[Layout], others: dict[str, Callable], seconds: float, rounds: int
+    folder: Path, layouts: list[Layout], others: Peers, seconds: float, rounds: int
 ) -> None:
     """All in one run: ceilings, ours and the others take turns."""
     cases: dict[str, Callable[[], float]] = {}
@@ -86,24 +94,28 @@ def shares_of_the_ceiling(
         first = len(loader) % ROUND_BATCHES  # so that bursts begin where rounds do
         ours = steady(partial(endless, loader), 4 * ROUND_BATCHES + first, ROUND_BATCHES)
         runs = {"ceiling": ceiling(layout, folder), "penstock": ours}
-        for who, run in runs.items():
+        for who, work in runs.items():
             case = f"{layout.name}, {who}"
-            cases[case] = partial(with_cpu, run, seconds, cpu.setdefault(case, []))
+            cases[case] = partial(with_cpu, work, seconds, cpu.setdefault(case, []))
     if any(layout.name == "npy" for layout in layouts):  # it has no chunks: what if none are given?
         loader = StreamLoader(folder / "rows.npy", BATCH)
         by_default = steady(partial(endless, loader), 2 * len(loader), len(loader))
         cases["npy, penstock, blocks and window by default"] = partial(by_default, seconds)
     for name, batches in others.items():
-        cases[name] = partial(steady(batches, 8, 1), seconds)
+        if batches is None:
+            emit(case=name, skipped="not installed")
+        else:
+            cases[name] = partial(steady(batches, AHEAD, 1), seconds)
     taken = interleaved(cases, rounds=rounds)
     for case, each in taken.items():
         emit(case=case, **speeds(Measured.of(case, each)))
     for layout in layouts:
         share = ratio(taken, f"{layout.name}, penstock", f"{layout.name}, ceiling")
-        verdict(f"share of the ceiling, {layout.name}", share, at_least=layout.share)
+        claim(f"share of the ceiling, {layout.name}", share, at_least=layout.share)
         share = ratio(cpu, f"{layout.name}, penstock", f"{layout.name}, ceiling")
         emit(case=f"share of the ceiling in CPU time, {layout.name}", found=share)
-    against(taken, [f"{layout.name}, penstock" for layout in layouts], list(others))
+    if others:
+        against(taken, [f"{layout.name}, penstock" for layout in layouts], others)
 
 
 def with_cpu(run: Callable[[float], float], seconds: float, cpu: list[float]) -> float:
@@ -122,15 +134,25 @@ def speeds(measured: Measured) -> dict[str, float]:
     }
 
 
-def against(taken: dict[str, list[float]], ours: list[str], others: list[str]) -> None:
-    """Ours against the fastest of the others on the same kind of storage."""
+def against(taken: dict[str, list[float]], ours: list[str], others: Peers) -> None:
+    """Ours against the fastest of the others on the same kind of storage.
+
+    Without a peer that belongs to the comparison there is none: "the best" would be torch.
+    """
     kinds = {".npy and formats of their own": ("npy, penstock", lambda name: "Zarr" not in name)}
     kinds["blosc-lz4 Zarr"] = ("blosc-lz4, penstock", lambda name: "Zarr" in name)
+    missing = [name for name in REQUIRED if others.get(name, "there") is None]
     for kind, (case, belongs) in kinds.items():
-        rivals = [name for name in others if belongs(name)]
-        if case in ours and rivals:
-            best = min(rivals, key=lambda name: np.median(taken[name]))
-            verdict(f"times faster than {best} ({kind})", ratio(taken, case, best), at_least=2)
+        rivals = [name for name in others if name in taken and belongs(name)]
+        if case not in ours:
+            continue
+        if missing:
+            text = f"times faster than the best of {', '.join(['torch', *REQUIRED])} ({kind})"
+            claim_not_made(text, f"not installed: {', '.join(missing)}; pip install '.[bench]'")
+            continue
+        best = min(rivals, key=lambda name: np.median(taken[name]))
+        text = f"times faster than {best}, the best of {len(rivals)} ({kind})"
+        claim(text, ratio(taken, case, best), at_least=2)
 
 
 def cold(folder: Path, layouts: list[Layout], rounds: int) -> None:
@@ -203,25 +225,18 @@ def first_batches(folder: Path, layouts: list[Layout], rounds: int) -> None:
             taken = []
             for _ in range(rounds):
                 drop_cache(path)
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                    taken.append(process.submit(work, path, state).result())
+                taken.append(in_new_process(work, path, state))
             emit(case=f"{layout.name}, first batch, {name}", seconds=float(np.median(taken)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="run small and short: a smoke test")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn of each case")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="some layouts, peers, cold, first: npy,peers")
-    parser.add_argument("--directory", type=Path, help="keep the data there for the next time")
-    options = parser.parse_args()
+    options = arguments(__doc__, seconds=3.0, rounds=5, only="", directory="")
     wanted = options.only.split(",") if options.only else [*PARTS, *(x.name for x in LAYOUTS)]
     layouts = [layout for layout in LAYOUTS if layout.name in wanted]
     rows, columns = (32 * CHUNK_ROWS, 16) if options.tiny else (128 * CHUNK_ROWS, 1024)
     seconds, rounds = (0.05, 2) if options.tiny else (options.seconds, options.rounds)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.directory or Path(temporary)
+        folder = Path(options.directory or temporary)
         folder.mkdir(exist_ok=True)
         lz4 = next(layout for layout in LAYOUTS if layout.name == "blosc-lz4")
         write_layouts(folder, [*layouts, lz4], rows=rows, columns=columns)
@@ -231,12 +246,10 @@ def main() -> None:
         if "first" in wanted:
             first_batches(folder, layouts[:1] if options.tiny else layouts, rounds)
         others = peers(folder, lz4.path(folder)) if "peers" in wanted else {}
-        for name in [name for name, batches in others.items() if batches is None]:
-            emit(case=name, skipped="not installed")
-        installed = {name: batches for name, batches in others.items() if batches is not None}
-        shares_of_the_ceiling(folder, layouts, installed, seconds, rounds)
-        emit(load_average=os.getloadavg()[0])
+        if options.tiny:  # new processes take longer than all the rest
+            others = {name: each for name, each in others.items() if "workers" not in name}
+        shares_of_the_ceiling(folder, layouts, others, seconds, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, __file__))

@@ -10,13 +10,12 @@ guide to chunked streaming at the width of a real recording, 13,741 neurons and 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
-from measure import arguments, emit, interleaved, ratio, report, verdict
+from measure import arguments, claim, emit, in_new_process, interleaved, ratio, report, run
 from numcodecs import Blosc
 from streaming_data import CHUNK_ROWS, LAYOUTS, write_layouts
 
@@ -56,8 +55,7 @@ def peak_bytes() -> int:
 
 def alone(work: Callable[..., Any], *args: Any) -> tuple[float, int]:
     """Seconds and peak bytes of ``work`` in a new process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(weighed, work, *args).result()
+    return in_new_process(weighed, work, *args)
 
 
 def weighed(work: Callable[..., float], *args: Any) -> tuple[float, int]:
@@ -144,11 +142,14 @@ def epochs(folder: Path, rows: int, columns: int, rounds: int) -> None:
         }
         cases = {f"{step}, {way}": partial(alone, run, path, step) for way, run in ways.items()}
         found = compare(cases, rounds)
-        longer = ratio(found["seconds"], f"{step}, in memory", f"{step}, streamed")
-        bound = {"at_most": 1.03} if step == "a device step of 20 ms" else {}
-        verdict(f"{step}: times as long as from memory", longer, **bound)
-        longer = ratio(found["seconds"], f"{step}, steps alone", f"{step}, streamed")
-        verdict(f"{step}: times as long as the steps alone", longer, **bound)
+        for control in ("from memory", "the steps alone"):
+            case = {"from memory": "in memory", "the steps alone": "steps alone"}[control]
+            longer = ratio(found["seconds"], f"{step}, {case}", f"{step}, streamed")
+            text = f"{step}: times as long as {control}"
+            if step == "a device step of 20 ms":
+                claim(text, longer, at_most=1.03)
+            else:  # decoding takes cores from the model: no promise
+                emit(case=text, found=longer)
 
 
 # -- the guide's loop over a recording
@@ -231,9 +232,9 @@ def guide(folder: Path, timesteps: int, neurons: int, stimuli: int, rounds: int)
     found = compare({f"guide, {way}": partial(alone, f, *size) for way, f in ways.items()}, rounds)
     for way in ("streamed", "streamed, second epoch"):
         longer = ratio(found["seconds"], "guide, in memory", f"guide, {way}")
-        verdict(f"guide, {way}: times as long as from memory", longer, at_most=1.05)
+        claim(f"guide, {way}: times as long as from memory", longer, at_most=1.05)
     ours, theirs = (median(found["peaks"][f"guide, {way}"]) for way in ("streamed", "in memory"))
-    verdict("guide: share of the memory saved", 1 - ours / theirs, at_least=0.87)
+    claim("guide: share of the memory saved", 1 - ours / theirs, at_least=0.87)
 
 
 def main() -> None:
@@ -251,4 +252,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, __file__))

@@ -1,6 +1,8 @@
 """Other loaders over the same rows, each tuned, each on the storage it likes best.
 
-None of them is needed by Penstock. One that is not installed is reported as such.
+``pip install 'penstock[bench]'`` installs those that claims compare with. LitData is measured where
+it is installed; it is in no extra, because it needs torchvision, and botocore, which cannot be
+installed beside the pinned python-dateutil. One that is missing is reported as such.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 
 WORKERS = 2
 BATCH = 256
+AHEAD = 8  # batches not counted; some have more ready, which counts in their favour
 
 Batches = Callable[[], Iterator[torch.Tensor]]
+Peers = dict[str, Batches | None]  # None: not installed
+REQUIRED = ("scdataset", "grain")  # without these there is no "best of the others"
 
 
 class Rows(Dataset):
@@ -77,10 +82,10 @@ def endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def peers(folder: Path, storage: Path) -> dict[str, Batches | None]:
+def peers(folder: Path, storage: Path) -> Peers:
     """Name -> endless batches; None where it is not installed. ``storage``: a compressed Zarr."""
     memmap = folder / "rows.npy"
-    found: dict[str, Batches | None] = {
+    found: Peers = {
         "torch, a sample a call, .npy": torch_loader(Rows(memmap), 0),
         f"torch, a sample a call, .npy, {WORKERS} workers": torch_loader(Rows(memmap), WORKERS),
         "torch, a sample a call, Zarr": torch_loader(Rows(storage), 0),

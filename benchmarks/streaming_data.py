@@ -126,7 +126,7 @@ def _by_all_cores(layout: Layout, folder: Path, work: Callable) -> Callable[[flo
 
         def one(number: int) -> None:
             take, rng = thread_work(number), np.random.default_rng(number)
-            while time.perf_counter() < end:
+            while time.perf_counter() < end or not done[number]:
                 for chunk in rng.integers(count, size=8).tolist():
                     take(chunk)
                     done[number] += nbytes

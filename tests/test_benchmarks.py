@@ -1,32 +1,170 @@
-"""Every benchmark runs, tiny: a smoke test. Figures come from ``make bench``."""
+"""Every benchmark runs, tiny, and a claim that does not hold makes it fail."""
 
 import ast
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOM = Path(__file__).parents[1] / "benchmarks"
-BENCHMARKS = sorted(ROOM.glob("bench_*.py"))
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+BENCHMARKS = sorted(path.stem for path in FOLDER.glob("bench_*.py"))
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_a_benchmark_asks_a_question_first(path):
-    text = ast.get_docstring(ast.parse(path.read_text()))
+def python(*arguments, cwd, timeout=110):
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": f"{FOLDER}{os.pathsep}{ROOT / 'src'}"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """What all of them print, by name: they run one after the other in one process."""
+    folder = tmp_path_factory.mktemp("tiny")
+    results = {path: path.stat().st_mtime_ns for path in (FOLDER / "results").glob("*")}
+    run = python(FOLDER, "--tiny", cwd=folder, timeout=900)
+    assert run.returncode == 0, run.stderr[-4000:]
+    after = {path: path.stat().st_mtime_ns for path in (FOLDER / "results").glob("*")}
+    assert after == results and list(folder.iterdir()) == []  # figures of a tiny run are not kept
+    found, current = {}, []
+    for line in map(json.loads, run.stdout.splitlines()):
+        if "machine" in line:
+            current = found[line["benchmark"]] = []
+        current.append(line)
+    return found
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_asks_a_question_first(name):
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
     assert text.splitlines()[0].endswith("?")
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_a_benchmark_runs_tiny_and_prints_json_lines(path, tmp_path):
-    result = subprocess.run(
-        [sys.executable, str(path), "--tiny"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd=tmp_path,
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_runs_tiny_and_makes_claims_with_bounds(name, tiny):
+    first, *lines, last = tiny[name]
+    assert first["machine"]["cores"] >= 1 and first["date"]
+    claims = [line for line in lines if "claim" in line]
+    assert claims and last["claims"] == len(claims)
+    assert last["failed"] == [line["claim"] for line in claims if not line["holds"]]
+    for line in claims:
+        assert {"at_least", "at_most", "not_measured"} & line.keys(), line
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_leaves_its_exit_code_to_the_one_mechanism(name):
+    text = (FOLDER / f"{name}.py").read_text()
+    assert text.endswith('if __name__ == "__main__":\n    sys.exit(run(main, __file__))\n')
+    assert text.count("sys.exit") == 1
+    assert not re.search(r"\bprint\(", text)
+
+
+def test_the_machine_is_described_without_a_name(tiny):
+    text = json.dumps([lines[0] for lines in tiny.values()])
+    assert os.uname().nodename not in text or os.uname().nodename in "Linux x86_64"
+
+
+# -- the mechanism, in a benchmark of its own
+
+BENCHMARK = """
+import sys
+from measure import arguments, claim, claim_not_made, emit, run
+
+def main():
+    arguments("Is it so?", size=3)
+    emit(case="a", seconds=1.0)
+    {claims}
+
+if __name__ == "__main__":
+    sys.exit(run(main, __file__))
+"""
+
+
+def run_one(tmp_path, claims, *options):
+    path = tmp_path / "bench_own.py"
+    path.write_text(BENCHMARK.format(claims=claims))
+    return python(path, "--results", tmp_path / "results", *options, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("claims", "code"),
+    [
+        ("claim('fast', 2.0, at_least=1)", 0),
+        ("claim('fast', 2.0, at_least=2, at_most=2)", 0),
+        ("claim('fast', 2.0, at_least=3)", 1),
+        ("claim('slow', 2.0, at_most=1)", 1),
+        ("claim('none', float('nan'), at_least=1)", 1),
+        ("claim('no', 2.0, at_most=1); claim('yes', 2.0, at_least=1)", 1),
+        ("claim_not_made('twice the best', 'not installed: a peer')", 1),
+        ("emit(case='no claim')", 0),
+    ],
+)
+def test_the_exit_code_says_whether_all_claims_hold(tmp_path, claims, code):
+    run = run_one(tmp_path, claims, "--size", "7")
+    assert run.returncode == code, run.stderr
+    found = json.loads((tmp_path / "results" / "bench_own.json").read_text())
+    assert found["benchmark"] == "bench_own" and found["options"] == {"size": 7}
+    assert found["date"][:2] == "20" and {"processor", "cores", "torch"} <= found["machine"].keys()
+    assert found["lines"][0] == {"case": "a", "seconds": 1.0}
+    assert bool(found["failed"]) is bool(code)
+
+
+@pytest.mark.parametrize("bounds", ["", ", at_least=None", ", at_most=float('inf')"])
+def test_a_claim_without_a_bound_cannot_be_made(tmp_path, bounds):
+    run = run_one(tmp_path, f"claim('fast', 2.0{bounds})")
+    assert run.returncode == 1 and "has no bound: give at_least= or at_most=" in run.stderr
+
+
+def test_an_unknown_benchmark_is_refused(tmp_path):
+    run = python(FOLDER, "bench_nothing", cwd=tmp_path)
+    assert run.returncode == 2 and "no such benchmark: bench_nothing" in run.stderr
+
+
+# -- peers
+
+AGAINST = """
+import sys
+from bench_stream import against
+from measure import run
+taken = {"npy, penstock": [1.0], "blosc-lz4, penstock": [1.0], "torch, .npy": [9.0],
+         "torch, Zarr": [9.0]}
+
+def main():
+    against(taken, ["npy, penstock", "blosc-lz4, penstock"], OTHERS)
+
+sys.argv = ["x"]
+sys.exit(run(main, "bench_x.py"))
+"""
+
+
+@pytest.mark.parametrize("missing", ["scdataset", "grain"])
+def test_twice_the_best_is_not_claimed_against_torch_alone(tmp_path, missing):
+    others = {"torch, .npy": 1, "torch, Zarr": 1, missing: None}
+    text = AGAINST.replace("OTHERS", repr(others)).replace(
+        'sys.argv = ["x"]', "import measure; measure.RESULTS = measure.Path('results')"
     )
-    assert result.returncode == 0, result.stderr[-2000:]
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert lines and all(isinstance(line, dict) for line in lines)
+    run = python("-c", text, cwd=tmp_path)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    claims = [line for line in lines if "claim" in line]
+    assert run.returncode == 1 and len(claims) == 2
+    for line in claims:
+        assert line["holds"] is False and f"not installed: {missing}" in line["not_measured"]
+
+
+def test_the_peers_are_in_an_extra_and_pinned():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    bench = " ".join(extras["bench"])
+    pins = (ROOT / "constraints.txt").read_text().lower()
+    for peer in ("scdataset", "grain"):
+        assert peer in bench and f"\n{peer}==" in pins
+    assert "torchvision" not in pins and "torch==2.13.0" in pins
