@@ -72,7 +72,9 @@ class TaskSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a task needs a name that is a non-empty str, got {shown(self.name)}")
+            raise ConfigError(
+                f"a task needs a name that is a non-empty str, got {shown(self.name)}"
+            )
         for name in ("task_type", "modality", "model_family", "loss_type"):
             if not isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{name} must be a str, got {shown(value)}")

@@ -12,8 +12,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
+from penstock.arguments import real_number
 from penstock.errors import WorkerError
-from penstock.loaders.agreement import HEARD_SECONDS, said, several
+from penstock.loaders.agreement import HEARD_SECONDS, said
+from penstock.seeds import several
 
 FOREVER = timedelta(days=365)
 EVERYONE_IS_DONE = ""
@@ -38,6 +40,7 @@ def together(*, grace_seconds: float = 30.0) -> Iterator[None]:
     >>> with together():
     ...     pass  # train
     """
+    grace_seconds = real_number("grace_seconds", grace_seconds, minimum=0)
     if not several():
         yield
         return

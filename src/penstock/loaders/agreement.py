@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from penstock.errors import PlanError
 from penstock.loaders.base import Loader
+from penstock.seeds import several
 
 HEARD_SECONDS = 3.0  # for the others to hear a reason before the rank that has it is gone
 
@@ -24,8 +25,14 @@ def agreed(make: Callable[[], Made], group: dist.ProcessGroup | None = None) -> 
     """The loader that ``make`` gives, once every rank of the group made the same one.
 
     A collective call, as `agree`. A rank whose ``make`` fails raises its own error, and the others
-    one that tells it: none is left waiting.
+    one with its message: none is left waiting.
+
+    Args:
+        make: Called without arguments; returns a loader.
+        group: The ranks to compare; None for all of them.
     """
+    if not callable(make):
+        raise PlanError(f"make must be a function that returns a loader, got {make!r}")
     try:
         loader = make()
     except Exception as error:
@@ -41,7 +48,17 @@ def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
 
     A collective call: every rank of the group makes it, as for ``DistributedDataParallel``. With
     one process, or none initialised, there is nothing to compare.
+
+    Args:
+        loader: This rank's loader.
+        group: The ranks to compare; None for all of them.
     """
+    if not isinstance(loader, Loader):
+        kind = type(loader).__name__
+        raise PlanError(
+            f"cannot compare the plan of a {kind} on all ranks: pass a Penstock loader, such as "
+            "ChunkedDataLoader or StreamLoader"
+        )
     if not several(group):
         return
     try:
@@ -87,12 +104,6 @@ def compare(identities: list[dict[str, Any]]) -> str | None:
                 for value, some in ranks.items()
             )
     return None
-
-
-def several(group: dist.ProcessGroup | None = None) -> bool:
-    """Is there a process group of more than one rank?"""
-    group = group or (dist.group.WORLD if dist.is_available() else None)
-    return group is not None and group.size() > 1
 
 
 def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> str | None:

@@ -75,6 +75,11 @@ class Loader(Generic[Batch]):
         parts += [f"epoch={course.cursor.epoch}", f"position={course.cursor.position}"]
         return f"<{type(self).__name__}: {', '.join(parts)}>"
 
+    @property
+    def _is_new(self) -> bool:
+        """Whether it is where it was when it was made."""
+        return self._course.cursor == Cursor()
+
     # -- iterating
 
     def __iter__(self) -> Iterator[Batch]:
@@ -326,6 +331,11 @@ class Stream(Protocol):
     def close(self) -> None:
         """End what runs for this stream, soon."""
         ...
+
+
+def ranks() -> int:
+    """Return the number of ranks of ``torch.distributed``; 1 where it is not initialised."""
+    return current_topology(None, None).world
 
 
 def current_topology(rank: int | None, world_size: int | None) -> Topology:

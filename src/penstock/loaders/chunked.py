@@ -28,7 +28,6 @@ from penstock.loaders.options import (
     check_dataset,
     check_executor,
     check_order,
-    check_seed,
     check_threads,
     check_torchs,
     refuse_ours,
@@ -38,23 +37,16 @@ from penstock.loaders.options import (
 from penstock.loaders.peeking import first_of_torch, undisturbed
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.loaders.sharding import check_workers, share_of_rank
 from penstock.loaders.threads import ThreadStream
 from penstock.loaders.timed import TimedIterator
-from penstock.order import (
-    Cursor,
-    Order,
-    Plan,
-    PlannedBatch,
-    SequentialOrder,
-    ShuffledOrder,
-    Topology,
-)
+from penstock.loaders.torch_loader import TorchLoader
+from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.order.state import check_format
 
 
-class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
+class ChunkedDataLoader(Loader[Batch], TorchLoader):
     """torch's ``DataLoader`` in chunks, each continuing where the last one ended; resumable.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
@@ -96,9 +88,6 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
     (1, 1, 3)
     """
 
-    # accelerate rebuilds a loader it does not know as prepared, and its cursor never moves then
-    _is_accelerate_prepared = True
-
     def __init__(
         self,
         dataset: Any,
@@ -107,9 +96,9 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
         *,
         limit_batches: int | float | None = None,
         shuffle: bool | None = None,
-        seed: int | None = 42,
+        seed: Seed | int | None = 42,
         drop_last: bool = False,
-        order: Order | None = None,
+        order: Order | HeldOrder | None = None,
         evaluation: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
@@ -118,7 +107,7 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
-        options = check_torchs(dataloader_kwargs)
+        options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)
         self.chunk_size = chunk_size
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
@@ -140,13 +129,13 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
             self._given = dataset  # torch wraps some
             self._share_iterable()
             return
-        size, seed = size_of(dataset), check_seed(seed)
-        self._seed_given = seed is not None or order is not None
+        size = size_of(dataset)
         if order is None:
-            order = make_order(size, resolve_seed(seed), shuffle=shuffle)
+            make = partial(make_order, shuffle=shuffle)
+            self._held = HeldOrder.following(drawn, size, make)
         else:
-            check_order(order, size)
-        self._held = HeldOrder(order)
+            self._held = order if isinstance(order, HeldOrder) else HeldOrder(order)
+            check_order(self._order, size)
         self._planned = Course(
             self._held,
             topology=partial(current_topology, rank, world_size),
@@ -156,12 +145,13 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
             limit=limit_batches if chunk_size is None else None,
             evaluation=evaluation,
             fingerprint=partial(fingerprint_of, dataset),
+            seed=self._held.seed,
         )
         self._planned.replan()  # refuses what cannot be, now and not at the first batch
         self.chunk_size, batch_size = self._planned.chunk, self._planned.batch
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         sampler = RankSampler(dataset, self._planned)
-        super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
+        self._present(dataset, batch_size, sampler, drop_last=drop_last, **options)
 
     def __repr__(self) -> str:
         if self._passes_through is None:
@@ -223,28 +213,20 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
     def _follow_dataset(self) -> None:
         """Order the samples there are now, where the next ``iter()`` begins an epoch."""
         size = self._size
-        if size != self._order.size and self._resizes and self._planned.start.position == 0:
-            self._held.order = self._order_of(size)
+        if size != self._order.size and self._held.resizes and not self._planned.start.position:
+            self._held.resize(size)
             self._planned.reorder()
 
     @property
     def _size(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    @property
-    def _resizes(self) -> bool:
-        """Is the order one of those that exist for every size?"""
-        return type(self._order) in (ShuffledOrder, SequentialOrder)
-
-    def _order_of(self, size: int) -> Order:
-        return make_order(size, self._order.seed, shuffle=self._order.kind == "shuffled")
-
     def _check_size(self) -> None:
         """Refuse a dataset that has another size than the rest of its epoch."""
         size, epoch = self._size, self._planned.cursor.epoch
         if size == self._order.size:
             return
-        if not self._resizes:
+        if not self._held.resizes:
             raise PlanError(
                 f"the dataset has {size:,} samples now, the order has {self._order.size:,}: "
                 f"build the loader again, with an order of {size:,} samples"
@@ -341,28 +323,26 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        _ = self._course  # refused where the order is torch's own
-        before = self._order
-        if not self._seed_given:
+        seed = self._course.seed  # refused where the order is torch's own
+        saved, before = seed.save(), self._order
+        if not seed.given:
             self._adopt_seed(state_dict)
         try:
-            if self._resizes and self._size != self._order.size:
-                self._use(self._order_of(self._size))
+            if self._held.resizes and self._size != self._order.size:
+                self._held.resize(self._size)
+                self._planned.replan()
             super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError):
-            self._use(before)
+            seed.go_back(saved)
+            self._held.order = before
+            self._planned.replan()
             raise
 
     def _adopt_seed(self, state: dict[str, Any]) -> None:
         check_format(state)
         seed = state.get("seed")
         if state.get("order") == self._order.kind and isinstance(seed, int):
-            shuffle = self._order.kind == "shuffled"
-            self._use(make_order(self._order.size, seed, shuffle=shuffle))
-
-    def _use(self, order: Order) -> None:
-        if order is not self._order:
-            self._held.order = order
+            self._course.seed.restore(seed)
             self._course.replan()
 
     # -- executing
@@ -459,18 +439,3 @@ class ChunkedDataLoader(Loader[Batch], DataLoader[Any]):
             f"chunk {self.current_chunk}, {self.remaining:,} batches to come",
         ]
         return "\n".join(lines)
-
-
-class HeldOrder:
-    """The order a loader has now.
-
-    Its course asks this and not the loader, which would be a cycle: workers of a loader in a cycle
-    are left to the garbage collector, and torch then waits five seconds for each.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-
-    def __call__(self, topology: Topology) -> Order:
-        """The order, the same for every topology."""
-        return self.order

@@ -14,6 +14,7 @@ from penstock.arguments import flag, real_number, whole_number
 from penstock.errors import PlanError
 from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch, Steps, Topology
 from penstock.order.state import check_data, check_format, check_identity, cursor_of, to_state
+from penstock.seeds import Seed
 
 log = logging.getLogger("penstock")
 
@@ -37,6 +38,7 @@ class Course:
         limit: Batches an epoch (an int), or a share of it (a float), as Lightning has it.
         evaluation: Every iteration is epoch 0 from its start, nothing dropped.
         fingerprint: Identity of the data, asked when a state is taken or loaded.
+        seed: The seed of the order. It cannot be replaced once a batch was asked for.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Course:
         limit: int | float | None,
         evaluation: bool,
         fingerprint: Callable[[], str | None],
+        seed: Seed,
     ) -> None:
         self._order, self._topology, self._fingerprint = order, topology, fingerprint
+        self.seed = seed
         self.batch = check_batch_size(batch)
         self.chunk = None if chunk is None else check_chunk_size(chunk)
         self.limit = None if limit is None else check_limit(limit)
@@ -64,7 +68,7 @@ class Course:
         self._resized = False  # since the iteration began: what it leaves is continued
         self._live: Plan | None = None  # what is iterated right now, by the iterator of this turn
         self._origin = Cursor(), 0  # where this epoch's steps are counted from, and their size
-        self._cached: tuple[Topology, Plan] | None = None
+        self._cached: tuple[Topology, int, Plan] | None = None
         self._known: tuple[str | None] | None = None  # the fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,9 +82,10 @@ class Course:
     def plan(self) -> Plan:
         """The plan for the ranks there are now."""
         topology = self._topology()
-        if self._cached is None or self._cached[0] != topology:
-            self._cached = topology, self._make_plan(topology)
-        return self._cached[1]
+        if self._cached is None or self._cached[:2] != (topology, self.seed.value):
+            plan = self._make_plan(topology)  # which may replace the seed by rank 0's
+            self._cached = topology, self.seed.value, plan
+        return self._cached[2]
 
     def _make_plan(self, topology: Topology) -> Plan:
         order = self._order(topology)
@@ -142,7 +147,9 @@ class Course:
 
     def begin_iteration(self) -> tuple[int, Plan]:
         """Its turn and its plan: the cursor belongs to this iterator from now on."""
+        self.seed.for_ranks(self._topology().world)  # the ranks there are now share it
         plan = self.plan
+        self.seed.settle("batches were delivered")
         self.cursor, self._exact, self._resized = self.start, True, False
         self.failed, self.turn, self._live = None, next(_turns), plan
         self._origin = self._origin_in(plan, self.cursor)
@@ -206,13 +213,15 @@ class Course:
         self.turn, self._live = next(_turns), None
 
     def save(self) -> tuple[Any, ...]:
-        """Where it is, for `restore`."""
-        return tuple(getattr(self, name) for name in _PLACE)
+        """Return where it is, for `restore`."""
+        return (*(getattr(self, name) for name in _PLACE), self.seed.save())
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Go back as if nothing had happened since; iterators of then continue."""
-        for name, value in zip(_PLACE, saved, strict=True):
+        *place, seed = saved
+        for name, value in zip(_PLACE, place, strict=True):
             setattr(self, name, value)
+        self.seed.go_back(seed)
 
     def seek(self, epoch: int, step: int) -> None:
         """Go to a step of an epoch."""

@@ -150,8 +150,3 @@ def check_threads(threads: int | None, executor: str) -> int | None:
             "executor='threads', or leave it out"
         )
     return whole_number("threads", threads, minimum=1)
-
-
-def check_seed(seed: int | None) -> int | None:
-    """The seed, refused where it is no integer; None for one to be drawn."""
-    return None if seed is None else whole_number("seed", seed, maximum=(1 << 64) - 1)

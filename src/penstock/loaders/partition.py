@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loaders.chunked import ChunkedDataLoader, HeldOrder
+from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.course import Course
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, Topology
 
 
@@ -17,7 +17,7 @@ def validation_loader(
     batch_size: int,
     chunk_size: int | None = None,
     *,
-    seed: int | None = 42,
+    seed: Seed | int | None = 42,
     cycle: bool = False,
     rank: int | None = None,
     world_size: int | None = None,
@@ -48,19 +48,26 @@ def validation_loader(
     >>> len(first), torch.equal(first, again)
     (8, True)
     """
-    seed = resolve_seed(seed)
-    options = dataloader_kwargs | {"seed": seed, "rank": rank, "world_size": world_size}
+    held = Seed.of(seed)
+    options = dataloader_kwargs | {"seed": held, "rank": rank, "world_size": world_size}
     options |= {"drop_last": False}
     if chunk_size is None:
         return kind(dataset, batch_size, evaluation=True, **options)
     if cycle:
-        options["order"] = FixedShuffle(len(dataset), seed)
+        options["order"] = HeldOrder.following(held, len(dataset), FixedShuffle)
         return kind(dataset, batch_size, chunk_size, **options)
     loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
-    course = loader._course
-    course._order = Choice(course, int(chunk_size), loader._held, seed)
-    course.replan()
+    choose_samples(loader, int(chunk_size), held)
     return loader
+
+
+def choose_samples(loader: ChunkedDataLoader, chunk_size: int, seed: Seed) -> None:
+    """Have an evaluation loader deliver ``chunk_size`` batches of samples chosen by ``seed``."""
+    course = loader._course
+    partition = HeldOrder.following(seed, course.plan.order.size, SequentialOrder)
+    loader._held, course.seed = partition, seed
+    course._order = Choice(course, chunk_size, partition)
+    course.replan()
 
 
 class FixedShuffle(ShuffledOrder):
@@ -114,12 +121,11 @@ class ChosenOrder:
 class Choice:
     """The samples that a loader validates on, for its ranks, batch size and partition now."""
 
-    def __init__(self, course: Course, chunk_batches: int, held: HeldOrder, seed: int) -> None:
-        self._course, self._chunk_batches = course, chunk_batches
-        self._held, self._seed = held, seed  # the order held has the size of the partition
+    def __init__(self, course: Course, chunk_batches: int, partition: HeldOrder) -> None:
+        self._course, self._chunk_batches, self._partition = course, chunk_batches, partition
 
     def __call__(self, topology: Topology) -> Order:
         """The order of those samples; all of them where there are no more."""
-        partition = SequentialOrder(self._held.order.size, self._seed)
         size = self._chunk_batches * self._course.batch * topology.world
+        partition = self._partition(topology)
         return partition if size >= partition.size else ChosenOrder(size, partition)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import Sampler
 
 from penstock.arguments import choice, flag, whole_number
+from penstock.loaders.base import current_topology
 from penstock.loaders.course import Course, check_epoch
-from penstock.loaders.options import check_seed
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.loaders.torch_loader import OwnedSampler
 from penstock.order import (
     BlockOrder,
     Cursor,
@@ -51,9 +53,18 @@ class ChunkedSampler(Sampler[int]):
         self.dataset_size = whole_number("dataset_size", dataset_size)
         self.chunk_size = whole_number("chunk_size", chunk_size, minimum=1, unit="sample")
         self.shuffle = flag("shuffle", shuffle)
-        self.seed = resolve_seed(check_seed(seed))
-        self._order = make_order(self.dataset_size, self.seed, shuffle=self.shuffle)
+        make = partial(make_order, shuffle=self.shuffle)
+        self._held = HeldOrder.following(Seed.of(seed), self.dataset_size, make)
         self.epoch = self.current_chunk = 0
+
+    @property
+    def seed(self) -> int:
+        """The seed in use: passed in, or drawn at random; the same on all ranks."""
+        return self._order.seed
+
+    @property
+    def _order(self) -> Order:
+        return self._held(current_topology(None, None))
 
     @property
     def total_chunks(self) -> int:
@@ -66,7 +77,9 @@ class ChunkedSampler(Sampler[int]):
         Past the last chunk the cycle continues: chunk ``total_chunks`` is the next epoch's first.
         """
         epoch, begin, end = self._span(chunk_idx)
-        return self._order.at(epoch, np.arange(begin, end))
+        order = self._order
+        self._held.seed.settle("samples were delivered")
+        return order.at(epoch, np.arange(begin, end))
 
     def _span(self, chunk: int) -> tuple[int, int, int]:
         chunk = whole_number("chunk_idx", chunk, minimum=0)
@@ -84,8 +97,10 @@ class ChunkedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         epoch, begin, end = self._span(self.current_chunk)
+        order = self._order
+        self._held.seed.settle("samples were delivered")
         for at in range(begin, end, STRIDE):
-            yield from self._order.at(epoch, np.arange(at, min(at + STRIDE, end))).tolist()
+            yield from order.at(epoch, np.arange(at, min(at + STRIDE, end))).tolist()
 
     def __len__(self) -> int:
         _, begin, end = self._span(self.current_chunk)
@@ -124,17 +139,12 @@ def order_named(kind: str, size: int, seed: int) -> Order:
     return make_order(size, seed, shuffle=kind == "shuffled")
 
 
-class RankSampler(DistributedSampler[Any]):
-    """What trainers find as ``loader.sampler``: this rank's share, already dealt.
-
-    It *is* a ``DistributedSampler``, so Lightning does not put one in its place; and its
-    `set_epoch` does nothing, because trainers call it with numbers that count chunks.
-    """
+class RankSampler(OwnedSampler):
+    """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
 
     def __init__(self, dataset: Any, course: Course) -> None:
-        Sampler.__init__(self)  # not DistributedSampler's, which fixes the ranks once and for all
-        self.dataset, self._course = dataset, course
-        self.epoch = 0
+        super().__init__(dataset)
+        self._course = course
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -145,9 +155,6 @@ class RankSampler(DistributedSampler[Any]):
     def rank(self) -> int:  # type: ignore[override]
         """Which of them this is."""
         return self._course.plan.rank
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing: the epoch is the loader's, and travels with the indices."""
 
     def __iter__(self) -> Iterator[int]:
         plan, course = self._course.plan, self._course

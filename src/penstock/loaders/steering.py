@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Subset
 
+from penstock.arguments import flag, whole_number
 from penstock.checks import BatchSchema
 from penstock.datasets import JASPERSteeringDataset
 from penstock.datasets.steering.schema import batch_schema
@@ -22,6 +23,7 @@ from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.course import Course
 from penstock.loaders.peeking import first_of, first_of_torch, undisturbed
 from penstock.loaders.sampler import RankSampler
+from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import Cursor, Plan, PlannedBatch
 
 
@@ -100,6 +102,13 @@ def create_loader(
     of shuffle and variants, is the directory's own by default. Further options are those of
     `ChunkedDataLoader`.
     """
+    batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
+    num_workers = whole_number("num_workers", num_workers, minimum=0)
+    epoch = whole_number("epoch", epoch, minimum=0)
+    flag("distributed", distributed)
+    flag("pin_memory", pin_memory)
+    if drop_last is not None:
+        flag("drop_last", drop_last)
     if distributed and not (dist.is_available() and dist.is_initialized()):
         raise PlanError(
             "distributed=True needs a process group: start the script with torchrun, and call "
@@ -182,7 +191,12 @@ def set_epoch(loader: Any, epoch: int) -> None:
     """Move a loader's shuffle and its dataset's curriculum to an epoch, workers included.
 
     Inside that epoch already, a resumed loader stays where it is.
+
+    Args:
+        loader: A Penstock loader, or one of torch's with a sampler that has a ``set_epoch``.
+        epoch: The epoch, counted from 0.
     """
+    epoch = whole_number("epoch", epoch, minimum=0)
     if isinstance(loader, Loader):
         loader.set_epoch(epoch)
     else:
@@ -200,6 +214,8 @@ def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool
     The batch is read apart, in this process: no cursor moves, no random number is drawn and no
     worker starts. ``schema`` is that of the loader's steering dataset by default.
     """
+    if not hasattr(loader, "__iter__"):
+        raise PlanError(f"loader must be a loader, got {loader!r}")
     if schema is None:
         dataset = _steering_of(loader)
         schema = batch_schema() if dataset is None else dataset.schema()
@@ -209,7 +225,7 @@ def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool
 
 def first_batch(loader: Any) -> Any:
     """The batch a loader would begin with, leaving no trace in the run that follows."""
-    if isinstance(loader, Loader):
+    if isinstance(loader, TorchLoader):
         return loader.peek()
     if isinstance(loader, DataLoader):
         return first_of_torch(loader)

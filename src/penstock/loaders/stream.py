@@ -15,8 +15,10 @@ import torch
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.sampler import RankSampler
+from penstock.loaders.seeds import Seed
 from penstock.loaders.stream_page import page, warnings_of
+from penstock.loaders.torch_loader import TorchLoader, refuse_torchs
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
@@ -37,7 +39,7 @@ log = logging.getLogger("penstock")
 Result = TypeVar("Result")
 
 
-class StreamLoader(Loader):
+class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     """Shuffled batches straight from storage, in place, at storage speed.
 
     Blocks from all over the dataset are read ahead by threads, mixed in windows, and handed out
@@ -77,7 +79,7 @@ class StreamLoader(Loader):
         window_blocks: int | None = None,
         chunk_size: int | None = None,
         shuffle: bool = True,
-        seed: int | None = 42,
+        seed: Seed | int | None = 42,
         drop_last: bool = True,
         steps: int = 1,
         device: torch.device | str | None = None,
@@ -88,7 +90,9 @@ class StreamLoader(Loader):
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
+        **unknown: Any,  # a DataLoader is built again with further arguments by Lightning's predict
     ) -> None:
+        refuse_torchs("StreamLoader", unknown)
         self.source: Source = open_source(source)
         self.chunk_size, self.steps = chunk_size, steps
         self.memory_budget = parse_bytes(memory_budget)
@@ -99,7 +103,7 @@ class StreamLoader(Loader):
         check_fields(self.source.fields)
         check_transform(transform, self.source.fields)
         self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
-        self._seed_given, self._seed = seed is not None, resolve_seed(seed)
+        self._seed = Seed.of(seed)
         self._chunk_rows = decoded_rows(self.source)
         self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
         self._slots: Slots | None = None
@@ -112,8 +116,11 @@ class StreamLoader(Loader):
             limit=None,
             evaluation=evaluation,
             fingerprint=weakly(self._data_fingerprint),
+            seed=self._seed,
         )
         self._placed.replan()  # refuses what cannot be, now and not at the first batch
+        sampler = RankSampler(self.source, self._placed)
+        self._present(self.source, batch_size, sampler, drop_last=self.drop_last)
         for warning in warnings_of(self):
             log.warning("%s", warning)
 
@@ -131,10 +138,19 @@ class StreamLoader(Loader):
         """Samples of this rank's batch."""
         return self._placed.batch
 
+    @batch_size.setter
+    def batch_size(self, batch_size: int | None) -> None:
+        """Nothing: torch's constructor sets it, and refuses to after that."""
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether accelerate's ``save_state`` saves the place of this loader."""
+        return not self.evaluation
+
     @property
     def seed(self) -> int:
-        """Given, drawn, or adopted from a state."""
-        return self._seed
+        """The seed in use: passed in, drawn at random, or restored from a state."""
+        return self._seed.value
 
     @property
     def rank(self) -> int:
@@ -211,13 +227,13 @@ class StreamLoader(Loader):
     def _order_for(self, topology: Topology) -> Order:
         if self._placed.batch < 1:
             raise PlanError(f"batch_size must be at least 1 sample, got {self._placed.batch!r}")
-        resolved = self._resolve(topology)
+        resolved, seed = self._resolve(topology), self._seed.for_ranks(topology.world)
         block, window = resolved.block.value, resolved.window.value
         order: Order
         if self.shuffle:
-            order = BlockOrder(self.samples, self._seed, block, window, resolved.lanes.value)
+            order = BlockOrder(self.samples, seed, block, window, resolved.lanes.value)
         else:
-            order = StoredOrder(self.samples, self._seed, block=block, window=window)
+            order = StoredOrder(self.samples, seed, block=block, window=window)
         self._resolver(topology).check(resolved, round_samples(order))
         return order
 
@@ -231,12 +247,13 @@ class StreamLoader(Loader):
         Block, window and lanes are adopted from it where none were given.
         """
         check_format(state_dict)
-        before = self._adopted, self._seed
+        before, seed = self._adopted, self._seed.save()
         try:
             self._adopt(state_dict)
             super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
-            self._adopted, self._seed = before
+            self._adopted = before
+            self._seed.go_back(seed)
             self._placed.replan()
             if isinstance(error, PlanError):
                 raise StateError(f"the state does not fit this loader: {error}") from error
@@ -245,8 +262,8 @@ class StreamLoader(Loader):
     def _adopt(self, state: Mapping[str, Any]) -> None:
         if self.shuffle and state.get("order") == BlockOrder.kind:
             self._adopted = Geometry(*(state.get(name) for name in ("block", "window", "lanes")))
-        if not self._seed_given and isinstance(state.get("seed"), int):
-            self._seed = state["seed"]
+        if not self._seed.given and isinstance(state.get("seed"), int):
+            self._seed.restore(state["seed"])
         self._placed.replan()
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -255,6 +272,7 @@ class StreamLoader(Loader):
         self._adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
         try:
             super().set_batch_size(batch_size)
+            self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
         except PlanError:
             self._adopted = before
             self._placed.replan()

@@ -16,8 +16,8 @@ from torch.utils.data import (
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.base import current_topology
-from penstock.loaders.partition import Choice, FixedShuffle, validation_loader
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.partition import FixedShuffle, choose_samples, validation_loader
+from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.modules.chunk_settings import ChunkSettings
 
 COPIED = (
@@ -47,7 +47,8 @@ def training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     options = options_of(loader)
     world = options.get("world_size") or current_topology(None, None).world
     size = size or batches_of(samples_of(loader), loader.batch_size, world)
-    order = settings.order_of(samples_of(loader), resolve_seed(settings.seed))
+    seed = Seed.of(settings.seed)
+    order = HeldOrder.following(seed, samples_of(loader), settings.order_of)
     return ChunkedDataLoader(
         *(loader.dataset, loader.batch_size, size),
         order=order,
@@ -63,7 +64,7 @@ def scoring_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
         return left_alone(loader, reason, name, "val_chunk_size", size)
     if isinstance(loader, Loader):
         if size is not None and loader._course.chunk is None:
-            choose(loader, size, resolve_seed(settings.seed), cycle=settings.val_cycle)
+            choose(loader, size, Seed.of(settings.seed), cycle=settings.val_cycle)
         elif size is not None and loader._course.chunk != size:
             raise two_sizes("val_chunk_size", size, loader)
         return loader
@@ -75,7 +76,7 @@ def scoring_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     )
 
 
-def choose(loader: Loader, size: int, seed: int, *, cycle: bool) -> None:
+def choose(loader: Loader, size: int, seed: Seed, *, cycle: bool) -> None:
     """A validation loader of Penstock that has no size gets one, as `validation_loader` gives."""
     if not isinstance(loader, ChunkedDataLoader):
         raise ConfigError(
@@ -85,9 +86,10 @@ def choose(loader: Loader, size: int, seed: int, *, cycle: bool) -> None:
     course, samples = loader._course, samples_of(loader)
     course.evaluation, course.drop_last = not cycle, False
     if cycle:
-        loader._held.order = FixedShuffle(samples, seed)
+        loader._held = HeldOrder.following(seed, samples, FixedShuffle)
+        course._order, course.seed = loader._held, seed
     else:
-        course._order = Choice(course, size, loader._held, seed)
+        choose_samples(loader, size, seed)
     loader.set_chunk_size(size)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
+from penstock.arguments import LARGEST_INTEGER, choice, flag, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.sampler import ORDERS, order_named
 from penstock.order import Order
@@ -52,11 +53,15 @@ class ChunkSettings:
             ("train_chunk_size", 1, "batch"),
             ("val_chunk_size", 1, "batch"),
             ("max_passes", 1, "pass"),
-            ("start_chunk", 0, None),
+            ("start_chunk", 0, ""),
+            ("seed", 0, ""),
         ):
-            check_count(name, getattr(self, name), least, unit)
-        if self.order not in ORDERS:
-            raise ConfigError(f"order must be one of {ORDERS}, got {self.order!r}")
+            value, most = getattr(self, name), (1 << 64) - 1 if name == "seed" else LARGEST_INTEGER
+            if value is not None:
+                whole_number(name, value, minimum=least, maximum=most, unit=unit, error=ConfigError)
+        for name in ("shuffle", "val_cycle", "cycle"):
+            flag(name, getattr(self, name), error=ConfigError)
+        choice("order", self.order, ORDERS, error=ConfigError)
         if not self.cycle and self.max_passes not in (None, 1):
             raise ConfigError(
                 f"cycle=False is one pass, but max_passes={self.max_passes!r}: leave one out"
@@ -97,14 +102,3 @@ class ChunkSettings:
 def _value(section: Any, name: str, missing: object) -> Any:
     get = getattr(section, "get", None)
     return get(name, missing) if callable(get) else getattr(section, name, missing)
-
-
-def check_count(name: str, value: Any, least: int, unit: str | None) -> None:
-    """Refuse a count that is no int, or too small."""
-    if value is None:
-        return
-    wanted = f"at least {least} {unit}" if unit else f"{least} or more"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an int, {wanted}, got {value!r}")
-    if value < least:
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}")

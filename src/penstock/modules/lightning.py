@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,11 @@ from penstock.modules.lightning_resume import KEY as KEY
 from penstock.order import Cursor
 
 log = logging.getLogger("penstock")
+
+NO_POSITION: Final = (
+    "there is no data position: no Penstock loader was trained on; call trainer.fit with "
+    "ChunkedTraining in callbacks and a Penstock loader, or with a train_chunk_size"
+)
 
 
 class ChunkedTraining(SizedLoaders):
@@ -153,7 +158,7 @@ class ChunkedTraining(SizedLoaders):
     def place(self) -> str:
         """Where training is: ``epoch 3, chunk 7/16``."""
         if self._loader is None:
-            raise StateError("there is no place: no loader of Penstock is trained on")
+            raise StateError(NO_POSITION)
         course = self._loader._course
         return place_in_words(course.plan.steps, course.cursor)
 
@@ -212,7 +217,7 @@ class ChunkedTraining(SizedLoaders):
     def summary(self) -> ChunkSummary:
         """What is in the weights, over all sessions of the run, and what this one waited."""
         if self._loader is None or self._progress is None:
-            raise StateError("nothing to sum up: no loader of Penstock was trained on")
+            raise StateError(NO_POSITION)
         plan = self._loader._course.plan
         seen = [*self._past, (self._since, cursor_of(self._progress.loader))]
         samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)

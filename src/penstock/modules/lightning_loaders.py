@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.modules.chunk_replacing import scoring_loader, training_loader
+from penstock.loaders.torch_loader import TorchLoader
+from penstock.modules.chunk_replacing import scoring_loader, training_loader, why_not
 from penstock.modules.chunk_settings import ChunkSettings
 from penstock.modules.chunk_sizes import ChunkSizes, block_of_words
 from penstock.modules.lightning_resume import ExactResume
 from penstock.modules.lightning_settings import TrainerSettings
-from penstock.modules.lightning_source import SteadySource
+from penstock.modules.lightning_source import SteadySource, why_no_position
 
 log = logging.getLogger("penstock")
 
@@ -89,6 +90,8 @@ class SizedLoaders(ExactResume):
         if trainer.enable_validation:
             validation.fetch()
         given = training.given, validation.given
+        for loader in given[0]:
+            self._check_position(loader)
         sizes = ChunkSizes.detect(self.settings, trainer.datamodule, *given)
         if self.settings.sized:
             names = {"settings": self.settings}
@@ -101,6 +104,16 @@ class SizedLoaders(ExactResume):
         elif self._loader is None and not validation.fetched_ours:
             self._step_aside()
         self._start()
+
+    def _check_position(self, loader: Any) -> None:
+        """Refuse, or warn of, a training loader whose position no checkpoint would have."""
+        why = why_no_position(loader)
+        if why is None or (self.settings.train_chunk_size is not None and why_not(loader) is None):
+            return
+        problem = f"cannot save the data position: the trainer's train_dataloader is {why}"
+        if isinstance(loader, TorchLoader):
+            raise ConfigError(f"{problem}, or remove ChunkedTraining from callbacks")
+        log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
         assert self._trainer_settings is not None

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
-from penstock.loaders import Loader
+from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.torch_loader import TorchLoader
 
 log = logging.getLogger("penstock")
 
@@ -169,6 +172,24 @@ class SteadySource(connector._DataLoaderSource):  # type: ignore[misc, name-defi
         for loader in self._given:
             if isinstance(loader, Loader):
                 loader.close()
+
+
+def why_no_position(loader: Any) -> str | None:
+    """What a loader is that ChunkedTraining cannot resume, and what to use instead."""
+    if knows_its_place(loader):
+        return None
+    if isinstance(loader, ChunkedDataLoader):
+        return (
+            f"a ChunkedDataLoader with {loader._passes_through}, whose order torch decides; use "
+            "seed= and order= instead"
+        )
+    if isinstance(loader, TorchLoader):
+        return (
+            f"a {type(loader).__name__}, which cannot seek; use a dataset with an index (Parquet, "
+            "Zarr, a map-style dataset)"
+        )
+    kind = "torch DataLoader" if type(loader) is DataLoader else type(loader).__name__
+    return f"a {kind}, not a Penstock loader; wrap the dataset in ChunkedDataLoader"
 
 
 def knows_its_place(loader: Any) -> bool:

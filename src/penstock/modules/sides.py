@@ -8,41 +8,46 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.collate import Collator
-from penstock.loaders import ChunkedDataLoader, DataLoaderConfig, DataLoaderFactory, StreamLoader
+from penstock.loaders import ChunkedDataLoader, DataLoaderConfig, StreamLoader
 from penstock.loaders.fitting import build, stacked
 from penstock.modules.kinds import is_source, is_stream
 from penstock.modules.replay import ReplayLoader
+from penstock.seeds import Seed
 
 SideLoader: TypeAlias = ChunkedDataLoader | StreamLoader | ReplayLoader
 
 
-def loader_of(data: Any, config: DataLoaderConfig, collate: Collator | None) -> SideLoader:
+def loader_of(
+    data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed
+) -> SideLoader:
     """Training batches of any kind of data."""
     if is_source(data) or is_stream(data):
-        return _special(data, config, collate, evaluation=False)
-    return DataLoaderFactory.create_dataloader(data, config, data_collator=collate)
+        return _special(data, config, collate, seed, evaluation=False)
+    data = stacked(data) if collate is None else data
+    options = config.options() | {"collate_fn": collate, "seed": seed}
+    return build(data, options, why="as configured")
 
 
 def evaluation_loader_of(
-    data: Any, config: DataLoaderConfig, collate: Collator | None
+    data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed
 ) -> SideLoader:
     """The same batches each time, in order, nothing left out."""
     if is_source(data) or is_stream(data):
-        return _special(data, config, collate, evaluation=True)
+        return _special(data, config, collate, seed, evaluation=True)
     data = stacked(data) if collate is None else data
-    options = config.options() | {"shuffle": False, "evaluation": True, "collate_fn": collate}
+    options = config.options() | {"collate_fn": collate, "seed": seed}
+    options |= {"shuffle": False, "evaluation": True}
     return build(data, options, why="for evaluation")
 
 
 def _special(
-    data: Any, config: DataLoaderConfig, collate: Collator | None, *, evaluation: bool
+    data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
 ) -> SideLoader:
-    assert config.seed is not None  # a module draws one
     if is_source(data):
         return StreamLoader(
             data,
             config.batch_size,
-            seed=config.seed,
+            seed=seed,
             drop_last=config.drop_last,
             shuffle=not evaluation,
             evaluation=evaluation,
@@ -53,7 +58,7 @@ def _special(
         batch_size=config.batch_size,
         num_workers=config.num_workers,
         collate=collate,
-        seed=config.seed,
+        seed=seed,
         evaluation=evaluation,
     )
 

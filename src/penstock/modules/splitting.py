@@ -8,6 +8,7 @@ from typing import Any, overload
 import numpy as np
 from torch.utils.data import Subset
 
+from penstock.arguments import real_number
 from penstock.errors import ConfigError
 from penstock.modules.kinds import is_hugging_face, is_source
 from penstock.modules.ranges import SelectedRanges, split_ranges
@@ -32,7 +33,7 @@ def split_sizes(samples: int, val_split: float) -> tuple[int, int]:
 
 def check_share(val_split: float) -> None:
     """Refuse a share that leaves nothing to train on."""
-    if not 0 <= val_split < 1:
+    if not 0 <= real_number("val_split", val_split, error=ConfigError) < 1:
         raise ConfigError(f"val_split must be in [0, 1), got {val_split!r}")
 
 

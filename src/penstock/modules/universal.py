@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock.arguments import flag, function, whole_number
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import DataLoaderConfig
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.base import ranks
 from penstock.modules.closing import Closing
 from penstock.modules.flavours import flavoured
 from penstock.modules.kinds import is_hugging_face, is_source, is_stream, opened
 from penstock.modules.protocol import BatchSettings, DataModuleProtocol
 from penstock.modules.sides import SideLoader, evaluation_loader_of, loader_of
 from penstock.modules.splitting import check_share, split
+from penstock.modules.states import check_mapping
 from penstock.modules.tensors import check_padding, is_ragged, padded
 from penstock.modules.text import without_empty_text
+from penstock.seeds import Seed
 
 FORMAT: Final = "penstock-module/1"
 
@@ -34,13 +37,17 @@ class UniversalDataModule(Closing):
     lengths without a task give ``[padded, lengths]``.
 
     Args:
+        train_data: To train on.
         val_data: To validate on; then nothing is split off ``train_data``.
         task_spec: What is trained; picks the collator.
         tokenizer: For text; alone it means text, whatever the task.
         data_collator: Wins over the task.
+        batch_size: Samples of this rank's batch.
         val_split: Share of ``train_data`` to validate on, a keyed shuffle: at least one sample on
             each side; 0 for none. Of a source, whole blocks.
-        seed: Of the split, the order, and what is keyed by sample; None draws one and logs it.
+        num_workers: Worker processes of each loader.
+        seed: Of the split, the order, and what is keyed by sample; None draws one for all ranks and
+            logs it.
         collator_registry: Instead of the one all share.
         test_data: For ``test_dataloader()``.
         text_field: Name of the field that holds raw text, if not ``text`` or one of the task's.
@@ -80,11 +87,19 @@ class UniversalDataModule(Closing):
     ) -> None:
         super().__init__()
         check_share(val_split)
+        batch_size = whole_number(
+            "batch_size", batch_size, minimum=1, unit="sample", error=ConfigError
+        )
+        num_workers = whole_number("num_workers", num_workers, minimum=0, error=ConfigError)
+        flag("keep_empty_text", keep_empty_text, error=ConfigError)
+        function("data_collator", data_collator, error=ConfigError)
+        if text_field is not None and not isinstance(text_field, str):
+            raise ConfigError(f"text_field must be the name of a field, got {text_field!r}")
         self.task_spec, self.tokenizer, self.data_collator = task_spec, tokenizer, data_collator
         self.batch_size, self.val_split, self.num_workers = batch_size, val_split, num_workers
         self.collator_registry, self.text_field = collator_registry, text_field
         self.keep_empty_text, self.executor = keep_empty_text, executor
-        self._seed_given, self.seed = seed is not None, resolve_seed(seed)
+        self._seed = Seed(seed)
         self._config()  # refuses what cannot be, now
         self._loaders: dict[str, SideLoader] = {}
         self._given = self._prepared(train_data)
@@ -105,9 +120,10 @@ class UniversalDataModule(Closing):
 
     def train_dataloader(self) -> SideLoader:
         """Shuffled batches; every ``iter()`` goes on with the next epoch. Always the same one."""
+        self._share_seed()
         if "train" not in self._loaders:
-            collate = self._collator(self.train_data)
-            self._loaders["train"] = loader_of(self.train_data, self._config(), collate)
+            collate, seed = self._collator(self.train_data), self._fixed_seed
+            self._loaders["train"] = loader_of(self.train_data, self._config(), collate, seed)
         return self._loaders["train"]
 
     def val_dataloader(self) -> Any:
@@ -115,18 +131,37 @@ class UniversalDataModule(Closing):
 
         Lightning, which takes no None, gets an empty list.
         """
+        self._share_seed()
         found = self._evaluation("val", self.val_data)
         return [] if found is None and getattr(self, "trainer", None) is not None else found
 
     def test_dataloader(self) -> SideLoader | None:
         """Batches of ``test_data``, in order, the same each time; None where there is none."""
+        self._share_seed()
         return self._evaluation("test", self.test_data)
 
     def _evaluation(self, side: str, data: Any) -> SideLoader | None:
         if data is not None and side not in self._loaders:
-            collate = self._collator(data)
-            self._loaders[side] = evaluation_loader_of(data, self._config(), collate)
+            collate, seed = self._collator(data), self._fixed_seed
+            self._loaders[side] = evaluation_loader_of(data, self._config(), collate, seed)
         return self._loaders.get(side)
+
+    # -- the seed
+
+    @property
+    def seed(self) -> int:
+        """The seed in use: passed in, drawn at random, or restored from a state."""
+        return self._seed.value
+
+    def _share_seed(self) -> None:
+        """Split again by rank 0's seed, if the seed was drawn before there were ranks."""
+        before = self.seed
+        if self._seed.for_ranks(ranks()) != before:
+            self._divide()
+
+    @property
+    def _fixed_seed(self) -> Seed:
+        return self._seed.fixed("loaders were made of it")
 
     def _config(self) -> DataLoaderConfig:
         return DataLoaderConfig(
@@ -167,7 +202,8 @@ class UniversalDataModule(Closing):
                 "it cannot be told: give val_data= (its take(n), say, and skip(n) to train on), "
                 "or val_split=0"
             )
-        self.train_data, self.val_data = split(self._given, self.val_split, self.seed)
+        seed = self._seed.for_ranks(ranks())
+        self.train_data, self.val_data = split(self._given, self.val_split, seed)
 
     def _collator(self, data: Any) -> Collator | None:
         if self.data_collator is not None:
@@ -191,22 +227,22 @@ class UniversalDataModule(Closing):
         """Where training is, and what the split was: small and JSON-able."""
         return self._identity | {"train": self.train_dataloader().state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly there, from the next ``iter()`` of the training loader on."""
-        if state.get("format") != FORMAT:
-            raise StateError(
-                f"this is no state of a data module: its format is {state.get('format')!r}, "
-                f"expected {FORMAT!r}"
-            )
-        self._adopt_seed(state)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue exactly there, from the next ``iter()`` of the training loader on.
+
+        Args:
+            state_dict: What `state_dict` returned, for the same data, split and seed.
+        """
+        check_mapping(state_dict, FORMAT)
+        self._adopt_seed(state_dict)
         ours = self._identity
         for name in ours:
-            if state.get(name) != ours[name]:
+            if state_dict.get(name) != ours[name]:
                 raise StateError(
-                    f"the state has {name} {state.get(name)!r}, this module {ours[name]!r}: build "
-                    "it as it was when the state was taken"
+                    f"the state has {name} {state_dict.get(name)!r}, this module {ours[name]!r}: "
+                    "build it as it was when the state was taken"
                 )
-        self.train_dataloader().load_state_dict(state["train"])
+        self.train_dataloader().load_state_dict(state_dict.get("train", {}))
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -221,14 +257,14 @@ class UniversalDataModule(Closing):
 
     def _adopt_seed(self, state: dict[str, Any]) -> None:
         seed = state.get("seed")
-        if self._seed_given or seed == self.seed or not isinstance(seed, int):
+        if self._seed.given or seed == self.seed or not isinstance(seed, int):
             return
         if self._loaders:
             raise StateError(
                 f"the state has seed {seed}, this module drew {self.seed} and gave out loaders: "
                 "load the state before asking for a loader, or give the seed"
             )
-        self.seed = seed
+        self._seed.restore(seed)
         self._divide()
 
     # -- the end

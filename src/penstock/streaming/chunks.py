@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
 from penstock.errors import PenstockError, PlanError, StateError
 from penstock.order.state import FORMAT, check_format
+from penstock.seeds import Seed, several
 from penstock.streaming.budget import format_bytes
 from penstock.streaming.chunk_plan import ChunkPlan
 from penstock.streaming.loading import ChunkLoading, LoadFn
@@ -36,7 +37,7 @@ class RandomChunkLoader:
         chunk_size: Timesteps a chunk, at most.
         device: Where chunks go; None is the CPU.
         prefetch: Chunks read ahead.
-        seed: Of the plan; None draws one and logs it.
+        seed: Of the plan; None draws one, the same for all ranks, and logs it.
         sampling: ``"cover"``: each pass tiles the recording once. ``"uniform"``: independent
             random starts.
         align: Starts are multiples of it: of the storage's chunking, or of time units.
@@ -65,11 +66,10 @@ class RandomChunkLoader:
     ) -> None:
         if prefetch < 1:
             raise PlanError(f"prefetch must be at least 1 chunk, got {prefetch!r}")
-        self._seed_given = seed is not None
-        if seed is None:
-            seed = secrets.randbits(32)
-            log.info("seed=%d (drawn; give it to repeat this run)", seed)
-        self.plan = ChunkPlan(total_timesteps, chunk_size, seed, sampling, align, overlap)
+        self._seed = Seed(seed)
+        self._plan = ChunkPlan(
+            total_timesteps, chunk_size, self._seed.value, sampling, align, overlap
+        )
         self.total_timesteps, self.chunk_size = total_timesteps, chunk_size
         self.device, self.prefetch = device, prefetch
         self._loading = ChunkLoading(
@@ -81,8 +81,16 @@ class RandomChunkLoader:
         self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
 
     @property
+    def plan(self) -> ChunkPlan:
+        """Which chunks an epoch has, the same on all ranks of ``torch.distributed``."""
+        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if self._plan.seed != self._seed.for_ranks(world):
+            self._plan = replace(self._plan, seed=self._seed.value)
+        return self._plan
+
+    @property
     def seed(self) -> int:
-        """Of the plan: given, drawn, or adopted from a state."""
+        """The seed in use: passed in, drawn at random, or restored from a state."""
         return self.plan.seed
 
     # -- an epoch
@@ -94,6 +102,12 @@ class RandomChunkLoader:
         else:
             epoch, taken = self._resume
         spans = self.plan.spans(epoch, num_chunks)
+        self._seed.settle("chunks were delivered")
+        if self._epoch < 0 and not self._seed.given and several():
+            log.warning(
+                "seed=None gives the same chunks to all ranks: to read different ones, pass a "
+                "different seed= on each rank"
+            )
         self.cleanup()
         self._epoch, self._taken, self._planned = epoch, min(taken, num_chunks), num_chunks
         self._resume = None
@@ -140,7 +154,7 @@ class RandomChunkLoader:
         check_format(state)
         epoch, taken = (checked_count(state, name) for name in ("epoch", "position"))
         ours = self._identity()
-        if not self._seed_given:
+        if not self._seed.given:
             ours["seed"] = checked_count(state, "seed")  # a drawn one is not insisted on
         for name, value in ours.items():
             if state.get(name) != value:
@@ -149,7 +163,8 @@ class RandomChunkLoader:
                     f"{value!r}: build it with the same {name}"
                 )
         self.cleanup()
-        self.plan = replace(self.plan, seed=ours["seed"])
+        if not self._seed.given:
+            self._seed.restore(ours["seed"])
         self._chunks, self._resume = None, (epoch, taken)
 
     def _identity(self) -> dict[str, Any]:

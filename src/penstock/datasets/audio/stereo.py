@@ -17,7 +17,8 @@ def check_strategy(strategy: str) -> str:
     if isinstance(strategy, str) and re.fullmatch(r"blocking-[1-9]\d*", strategy):
         return strategy
     raise PlanError(
-        f"interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', got {shown(strategy)}"
+        "interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', "
+        f"got {shown(strategy)}"
     )
 
 

@@ -10,14 +10,18 @@ from typing import Any, ClassVar, Final, Self, cast
 import torch
 from torch.utils.data import random_split
 
+from penstock.arguments import flag, real_number
 from penstock.errors import ConfigError, StateError
+from penstock.loaders.base import ranks
 from penstock.modules.flavours import flavoured
 from penstock.modules.sequence.chunk_sizes import check_chunk_size, check_order
 from penstock.modules.sequence.kept import KeptLoaders
 from penstock.modules.sequence.loading import PartitionLoaders
 from penstock.modules.sequence.settings import check_undeclared
 from penstock.modules.sequence.stages import staged
+from penstock.modules.states import check_mapping
 from penstock.registry import Registry
+from penstock.seeds import Seed
 
 FORMAT: Final = "penstock-sequence/1"
 
@@ -47,7 +51,8 @@ class SequenceDataset(PartitionLoaders):
         val_chunk_size: Batches of a validation.
         loader: What ``train_dataloader()`` and the others are built with if not told otherwise:
             ``batch_size``, ``num_workers``, ... A ``batch_size`` given here alone is the same.
-        chunk_seed: Of the training order, and of the choice of what is validated on.
+        chunk_seed: Of the training order, and of the choice of what is validated on. None draws
+            one, the same for all ranks.
         chunk_shuffle: False: train on the samples as they lie.
         chunk_order: ``shuffled``, ``sequential``, or ``block``: runs of samples that lie together.
         val_cycle: Validate on the next chunk each time instead of on the same one.
@@ -96,7 +101,7 @@ class SequenceDataset(PartitionLoaders):
         val_chunk_size: int | None = None,
         *,
         loader: Mapping[str, Any] | None = None,
-        chunk_seed: int = 42,
+        chunk_seed: int | None = 42,
         chunk_shuffle: bool = True,
         chunk_order: str = "shuffled",
         val_cycle: bool = False,
@@ -111,8 +116,13 @@ class SequenceDataset(PartitionLoaders):
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self.explicit_train_chunk_size = check_chunk_size("train_chunk_size", train_chunk_size)
         self.explicit_val_chunk_size = check_chunk_size("val_chunk_size", val_chunk_size)
-        self.chunk_seed, self.chunk_shuffle = chunk_seed, chunk_shuffle
+        self._chunk_seed, self.chunk_shuffle = Seed(chunk_seed, "chunk_seed"), chunk_shuffle
+        self._split_seed: Seed | None = None  # of a random split that was done
         self.chunk_order, self.val_cycle = check_order(chunk_order), val_cycle
+        flag("chunk_shuffle", chunk_shuffle, error=ConfigError)
+        flag("val_cycle", val_cycle, error=ConfigError)
+        if not isinstance(loader, Mapping | None):
+            raise ConfigError(f"loader must be a dict of loader options, got {loader!r}")
         self.loader = dict(loader or {})
         self._loaders = KeptLoaders()
         self._asked = self.loader
@@ -146,10 +156,17 @@ class SequenceDataset(PartitionLoaders):
             )
 
     def split_train_val(self, val_split: float) -> None:
-        """Cut ``dataset_train`` in two, at random by ``self.seed`` (42)."""
+        """Split ``dataset_train`` in two, at random by ``self.seed`` (42).
+
+        Args:
+            val_split: Share of the samples to validate on, in [0, 1].
+        """
+        val_split = real_number("val_split", val_split, minimum=0, maximum=1, error=ConfigError)
         train = int(len(self.dataset_train) * (1.0 - val_split))
         sizes = train, len(self.dataset_train) - train
-        generator = torch.Generator().manual_seed(getattr(self, "seed", 42))
+        self._split_seed = Seed(getattr(self, "seed", 42))
+        generator = torch.Generator().manual_seed(self._split_seed.for_ranks(ranks()))
+        self._split_seed.settle("the data were split")
         self.dataset_train, self.dataset_val = random_split(self.dataset_train, sizes, generator)
 
     def __str__(self) -> str:
@@ -163,16 +180,20 @@ class SequenceDataset(PartitionLoaders):
             self.train_dataloader()
         return {"format": FORMAT, "name": self._name_, "loaders": self._loaders.places()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly there, from the next ``iter()`` on."""
-        ours = {"format": FORMAT, "name": self._name_}
-        for key, expected in ours.items():
-            if state.get(key) != expected:
-                raise StateError(
-                    f"this is no state of {type(self).__name__}: its {key} is {state.get(key)!r}, "
-                    f"expected {expected!r}"
-                )
-        self._loaders.move(state["loaders"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue exactly there, from the next ``iter()`` on.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        check_mapping(state_dict, FORMAT)
+        name, places = state_dict.get("name"), state_dict.get("loaders")
+        if name != self._name_ or not isinstance(places, Mapping):
+            raise StateError(
+                f"the state is of a dataset {name!r} with loaders {places!r}, this one is "
+                f"{self._name_!r}: build the dataset that the state was taken of"
+            )
+        self._loaders.move(places)
 
     def __reduce__(self) -> Any:
         # loaders, workers and Lightning's trainer stay here

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import ConfigError, PlanError
+from penstock.arguments import choice, whole_number
+from penstock.errors import ConfigError
 from penstock.loaders.base import current_topology
 from penstock.loaders.sampler import ORDERS
 
@@ -17,18 +18,12 @@ def check_chunk_size(name: str, batches: Any) -> int | None:
     """
     if batches is None:
         return None
-    if not isinstance(batches, int) or isinstance(batches, bool):
-        raise ConfigError(f"{name} must be a number of batches, got {batches!r}")
-    if batches < 1:
-        raise PlanError(f"{name} must be at least 1 batch, got {batches!r}")
-    return batches
+    return whole_number(name, batches, minimum=1, unit="batch", error=ConfigError)
 
 
 def check_order(chunk_order: str) -> str:
     """An order by name."""
-    if chunk_order not in ORDERS:
-        raise ConfigError(f"chunk_order must be one of {ORDERS}, got {chunk_order!r}")
-    return chunk_order
+    return choice("chunk_order", chunk_order, ORDERS, error=ConfigError)
 
 
 def partition_batches(

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
 from penstock.modules.closing import Closing
 from penstock.modules.sequence.chunked import ChunkedPartitions
 from penstock.modules.sequence.collation import SequenceCollation
 from penstock.modules.sequence.loader_keys import loader_options
 from penstock.modules.sequence.training_order import training_loader
+from penstock.seeds import Seed
 
 
 class PartitionLoaders(SequenceCollation, ChunkedPartitions, Closing):
@@ -22,10 +24,16 @@ class PartitionLoaders(SequenceCollation, ChunkedPartitions, Closing):
     _plain: ClassVar[type[Any]]  # this class without Lightning: the one that pickle finds
 
     loader: dict[str, Any]  # what they are made with if not told otherwise
-    chunk_seed: int
+    _chunk_seed: Seed
+    _split_seed: Seed | None
     chunk_shuffle: bool
     chunk_order: str
     val_cycle: bool
+
+    @property
+    def chunk_seed(self) -> int:
+        """The seed in use: passed in, drawn at random, or restored from a state."""
+        return self._chunk_seed.value
 
     def train_dataloader(self, **loader: Any) -> Any:
         """Batches to train on, shuffled: the next chunk, or epoch, at each ``iter()``."""
@@ -79,7 +87,9 @@ class PartitionLoaders(SequenceCollation, ChunkedPartitions, Closing):
         kind, options = loader_options(
             loader, self.collate_args, self.loader_args, self._collation()
         )
-        options.setdefault("seed", self.chunk_seed)
+        if self._split_seed is not None:
+            self._split_seed.for_ranks(ranks())  # refused where each rank split its own way
+        options.setdefault("seed", self._chunk_seed)
         if side == "train":
             order = self.chunk_order if self.chunk_shuffle else "sequential"
             return training_loader(dataset, chunk_size, order=order, kind=kind, **options)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from penstock.errors import BatchError, PlanError
+from penstock.arguments import whole_number
+from penstock.errors import BatchError
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.base import LoaderIterator
 from penstock.order import Cursor
@@ -51,8 +52,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
         **options: Any,
     ) -> None:
         for name, value in (("chunk_len", chunk_len), ("overlap_len", overlap_len)):
-            if value < 1:
-                raise PlanError(f"{name} must be at least 1 step, got {value!r}")
+            whole_number(name, value, minimum=1, unit="step")
         super().__init__(dataset, batch_size, chunk_size, **options)
         self.chunk_len, self.overlap_len = chunk_len, overlap_len
         self.zero = getattr(dataset, "zero", 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.sampler import order_named
+from penstock.loaders.seeds import HeldOrder, Seed
 
 
 def training_loader(
@@ -17,7 +19,7 @@ def training_loader(
     batch_size: int | None,
     order: str,
     kind: type[ChunkedDataLoader],
-    seed: int,
+    seed: Seed | int | None,
     shuffle: bool | None = None,
     **options: Any,
 ) -> ChunkedDataLoader:
@@ -32,4 +34,5 @@ def training_loader(
     if batch_size is None or options.get("generator") is not None:
         return kind(dataset, shuffle=shuffle is not False, **given)
     name = "sequential" if shuffle is False else order
-    return kind(dataset, order=order_named(name, len(dataset), seed), **given)
+    held = HeldOrder.following(Seed.of(seed), len(dataset), partial(order_named, name))
+    return kind(dataset, order=held, **given)

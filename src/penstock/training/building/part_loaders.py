@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.loaders.base import current_topology
+from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.seeds import resolve_seed
+from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.modules.chunk_settings import ChunkSettings
 from penstock.modules.kinds import is_source
 from penstock.modules.ranges import SelectedRanges, split_ranges
@@ -47,7 +47,8 @@ class PartLoaders:
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
-        order = self.chunks.order_of(len(data), resolve_seed(self.chunks.seed))
+        seed = Seed.of(self.chunks.seed)
+        order = HeldOrder.following(seed, len(data), self.chunks.order_of)
         chunk = self._train_chunk(len(data))
         return ChunkedDataLoader(data, self.batch_size, chunk, order=order, **options)
 
@@ -82,7 +83,7 @@ class PartLoaders:
         """The whole of a partition, in batches of this rank; None where nothing is chunked."""
         if not self.chunks.sized:
             return None
-        return -(-samples // (self.batch_size * current_topology(None, None).world))
+        return -(-samples // (self.batch_size * ranks()))
 
     # -- streams
 
@@ -91,13 +92,15 @@ class PartLoaders:
             return self._stream(source, evaluation=True)
         if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
-        samples = size * self.batch_size * current_topology(None, None).world
-        return self._stream(self._chosen(source, samples), chunk_size=size, evaluation=True)
+        samples = size * self.batch_size * ranks()
+        seed = Seed.of(self.chunks.seed)
+        if samples < len(source):
+            source = self._chosen(source, samples, seed)
+            seed = seed.fixed("validation samples were chosen")
+        return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
 
-    def _chosen(self, source: Source, samples: int) -> Source:
-        if samples >= len(source):
-            return source
-        key = derive_key(resolve_seed(self.chunks.seed), "validation")
+    def _chosen(self, source: Source, samples: int, seed: Seed) -> Source:
+        key = derive_key(seed.for_ranks(ranks()), "validation")
         ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
         return SelectedRanges(source, sorted(ranges))
 

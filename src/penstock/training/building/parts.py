@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.loaders.seeds import resolve_seed
 from penstock.modules.kinds import is_source
 from penstock.modules.sequence import SequenceDataset
 from penstock.modules.splitting import check_share, split
@@ -57,7 +56,7 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
         "loader": {"batch_size": BATCH_SIZE} | loaders.options,
         "train_chunk_size": chunks.train_chunk_size,
         "val_chunk_size": chunks.val_chunk_size,
-        "chunk_seed": resolve_seed(chunks.seed),
+        "chunk_seed": chunks.seed,
         "chunk_shuffle": chunks.shuffle,
         "chunk_order": chunks.order,
         "val_cycle": chunks.val_cycle,
