@@ -255,3 +255,10 @@ def test_a_run_moves_to_two_ranks_and_back_and_all_stop_at_the_same_step(
     assert moved["seen"] == state["seen"]
     close = torch.allclose(moved["state_dict"]["weight"], state["state_dict"]["weight"])
     assert close  # the mean over ranks rounds otherwise than the mean over a batch
+
+
+def test_a_drawn_seed_is_one_seed_on_two_ranks(commands, tmp_path):
+    project = new_project(tmp_path / "drawn")
+    done = commands(project, "train", "tiny.yaml", *ON_TWO_RANKS, "train.chunk_seed=null")
+    assert done.code == 0, done.err
+    assert_each_sample_once_an_epoch(final_state(project / "run"))

@@ -17,13 +17,17 @@ FORK = multiprocessing.get_context("fork")  # nothing runs in the program before
 TIMEOUT_SECONDS = 60
 
 
-def run_ranks(world, target, *args):
-    """Exit codes of ``target(rank, world, *args)`` on every rank, once all of them ended."""
+def run_ranks(world, target, *args, before=None):
+    """Exit codes of ``target(rank, world, *args)`` on every rank, once all of them ended.
+
+    ``before()`` is called on every rank before there is a process group; what it gives comes first
+    in ``args``.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
-        FORK.Process(target=rank_main, args=(rank, world, port, target, args))
+        FORK.Process(target=rank_main, args=(rank, world, port, target, args, before))
         for rank in range(world)
     ]
     for process in ranks:
@@ -38,9 +42,10 @@ def run_ranks(world, target, *args):
     return [process.exitcode for process in ranks]
 
 
-def rank_main(rank, world, port, target, args):
+def rank_main(rank, world, port, target, args, before):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10)  # where a rank hangs
+    args = args if before is None else (before(), *args)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

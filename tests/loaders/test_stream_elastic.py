@@ -112,7 +112,7 @@ def test_another_seed_size_or_kind_of_order_is_refused():
 def test_a_drawn_seed_is_kept_in_the_state_and_adopted(caplog):
     with caplog.at_level("INFO", logger="penstock"):
         one, other = StreamLoader(ARRAY, 10, seed=None), StreamLoader(ARRAY, 10, seed=None)
-    assert "drawn" in caplog.text
+    assert "using random seed" in caplog.text
     assert one.seed != other.seed
     other.load_state_dict(one.state_dict())
     assert other.seed == one.seed

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from penstock.loaders import ChunkedDataLoader
+from penstock.loaders import ChunkedDataLoader, StreamLoader
 
 
 class Record:
@@ -33,14 +33,22 @@ def gathered(accelerator, ids):
     return accelerator.gather_for_metrics(ids.tolist(), use_gather_object=True)
 
 
+def make_loader(job):
+    data = torch.arange(job["samples"])
+    if job.get("kind") == "stream":
+        blocks = {"block_samples": 4, "window_blocks": 3, "lanes": 2}
+        options = {"chunk_size": job["chunk"], "drop_last": False, **blocks}
+        return StreamLoader(data.numpy(), job["batch"], **options)
+    return ChunkedDataLoader(data, job["batch"], job["chunk"], num_workers=job.get("workers", 0))
+
+
 def fit(job, load_from=None, save_to=None):
     """One run; what it did."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=job["accumulate"])
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    data = torch.arange(job["samples"])
-    given = ChunkedDataLoader(data, job["batch"], job["chunk"], num_workers=job.get("workers", 0))
+    given = make_loader(job)
     val = ChunkedDataLoader(torch.arange(1000, 1005), 2, evaluation=True)
     model, optimizer, train, val = accelerator.prepare(model, optimizer, given, val)
     kept, record, saved = train is given, Record(), 0
@@ -56,6 +64,7 @@ def fit(job, load_from=None, save_to=None):
 
     while record.chunks < job["chunks"]:
         for ids in () if record.due else train:
+            ids = ids.clone()  # a batch of a stream is a view of memory that is used again
             record.pending.append(["train", gathered(accelerator, ids)])
             with accelerator.accumulate(model):
                 loss = (model(ids.double()[:, None] / 100) - 1).pow(2).mean()

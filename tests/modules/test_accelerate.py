@@ -57,21 +57,25 @@ def runs(tmp_path_factory) -> dict:
     one_dir, two_dir = str(directory / "one"), str(directory / "two")
     one = program.fit({**ONE, "chunks": 6})
     program.fit({**ONE, "chunks": 4}, save_to=one_dir)
+    stream, stream_dir = {**TWO, "kind": "stream", "chunks": 6}, str(directory / "stream")
     jobs = [{**TWO, "chunks": 4, "save_to": two_dir}, {**TWO, "chunks": 6}]
-    _, two = start(directory, "two", 2, jobs)
+    jobs += [{**stream, "save_to": stream_dir}]
+    _, two, streamed = start(directory, "two", 2, jobs)
     whole_one, whole_two = {**ONE, "chunks": 6}, {**TWO, "chunks": 6}
     jobs = [{**whole_one, "resume_from": one_dir}, {**whole_one, "resume_from": two_dir}]
     from_one, two_to_one = start(directory, "on_one", 1, jobs)
     jobs = [
         {**whole_two, "resume_from": two_dir},
         {**whole_two, "resume_from": one_dir, "every": 3},
+        {**stream, "resume_from": stream_dir, "every": 4},
     ]
-    from_two, one_to_two = start(directory, "on_two", 2, jobs)
+    from_two, one_to_two, from_stream = start(directory, "on_two", 2, jobs)
     return {
         "one": one,
         "two": two["fresh"],
         "resumed": {"one": from_one, "two": from_two},
         "moved": {"two to one": two_to_one, "one to two": one_to_two},
+        "stream": (streamed["fresh"], from_stream),
     }
 
 
@@ -92,6 +96,14 @@ def test_every_saved_state_resumes_in_a_new_process_as_if_nothing_had_happened(r
     assert {name.split("-")[1] for name in resumed} == {"batch", "validated"}
     for name, run in resumed.items():
         assert run == runs[ranks], name
+
+
+def test_a_stream_on_two_processes_resumes_from_every_saved_state(runs):
+    whole, resumed = runs["stream"]
+    assert whole["kept"] and set(Counter(samples(whole)).values()) == {2}
+    assert resumed
+    for name, run in resumed.items():
+        assert run == whole, name
 
 
 @pytest.mark.parametrize("move", ["two to one", "one to two"])

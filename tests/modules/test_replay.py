@@ -141,7 +141,7 @@ def test_an_iterator_ends_when_its_loader_is_moved():
     batches = iter(loader)
     next(batches)
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="iterated anew"):
+    with pytest.raises(StateError, match="iterated again"):
         next(batches)
 
 
@@ -152,6 +152,6 @@ def test_closing_ends_the_workers_of_an_iterator_that_somebody_still_holds():
     assert len(multiprocessing.active_children()) == 2
     loader.close()
     assert multiprocessing.active_children() == []
-    with pytest.raises(StateError, match="iterated anew"):
+    with pytest.raises(StateError, match="iterated again"):
         next(batches)
     assert len(stream(loader)) == 6

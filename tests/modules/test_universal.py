@@ -356,7 +356,7 @@ def test_a_state_of_another_module_is_refused_saying_what_differs(options, diffe
 
 def test_a_loaders_state_is_not_a_modules():
     module = module_of(torch.arange(30))
-    with pytest.raises(StateError, match="no state of a data module"):
+    with pytest.raises(StateError, match="must have the format 'penstock-module/1'"):
         module.load_state_dict(module.train_dataloader().state_dict())
 
 

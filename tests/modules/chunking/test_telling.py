@@ -123,7 +123,7 @@ def test_a_bar_without_sizes_is_lightnings(capsys):
 
 def test_the_summary_counts_what_is_in_the_weights():
     callback = ChunkedTraining(4)
-    with pytest.raises(StateError, match="nothing to sum up"):
+    with pytest.raises(StateError, match="there is no data position"):
         callback.summary()
     fit(callback, max_epochs=2)
     summary = callback.summary()

@@ -215,7 +215,7 @@ def test_its_state_resumes_exactly_in_another_object():
     again.train_dataloader()
     again.load_state_dict(state)
     assert again.current_train_chunk == 1
-    with pytest.raises(StateError, match="its name is 'counting', expected 'named'"):
+    with pytest.raises(StateError, match="of the dataset 'counting', this one is 'named'"):
         made(Named).load_state_dict(state)
     with pytest.raises(StateError, match="dataset changed"):
         smaller = made(batch_size=3, train=19)
@@ -320,7 +320,7 @@ def test_sizes_that_cannot_be_are_refused_at_once(name):
     with pytest.raises(PlanError, match=f"{name} must be at least 1 batch, got 0"):
         Counting(**{name: 0})
     for wrong in (True, 2.5, "many"):
-        with pytest.raises(ConfigError, match=f"{name} must be a number of batches"):
+        with pytest.raises(ConfigError, match=f"{name} must be an integer"):
             Counting(**{name: wrong})
 
 

@@ -188,11 +188,13 @@ class SequenceDataset(PartitionLoaders):
         """
         check_mapping(state_dict, FORMAT)
         name, places = state_dict.get("name"), state_dict.get("loaders")
-        if name != self._name_ or not isinstance(places, Mapping):
+        if name != self._name_:
             raise StateError(
-                f"the state is of a dataset {name!r} with loaders {places!r}, this one is "
-                f"{self._name_!r}: build the dataset that the state was taken of"
+                f"the state is of the dataset {name!r}, this one is {self._name_!r}: build the "
+                "dataset that the state was taken of"
             )
+        if not isinstance(places, Mapping):
+            raise StateError(f"the state's loaders must be a dict of states, got {places!r}")
         self._loaders.move(places)
 
     def __reduce__(self) -> Any:

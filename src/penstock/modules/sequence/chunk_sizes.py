@@ -18,7 +18,8 @@ def check_chunk_size(name: str, batches: Any) -> int | None:
     """
     if batches is None:
         return None
-    return whole_number(name, batches, minimum=1, unit="batch", error=ConfigError)
+    batches = whole_number(name, batches, error=ConfigError)
+    return whole_number(name, batches, minimum=1, unit="batch")
 
 
 def check_order(chunk_order: str) -> str:

@@ -1,0 +1,374 @@
+"""Every trainer with every kind of loader: a resumed run is exact, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from penstock import (
+    ChunkedDataLoader,
+    ConfigError,
+    DataLoaderFactory,
+    StateError,
+    StreamLoader,
+    build_steering_directory,
+    create_loader,
+)
+from penstock.modules import ChunkedTraining, TrainerLoader, UniversalDataModule
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of the trainers
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+SAMPLES, BATCH, EPOCH = 44, 4, 11  # batches an epoch
+SAVED, MORE = 15, 9  # batches: in the second epoch, and over its end
+
+
+class Numbers(IterableDataset):
+    """Another order in every epoch, which it has to be told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = np.random.default_rng(self.epoch).permutation(SAMPLES)
+        return (torch.tensor(float(i)) for i in order)
+
+
+def numbers():
+    return torch.arange(float(SAMPLES))
+
+
+def module(data):
+    return UniversalDataModule(data, batch_size=BATCH, num_workers=0, val_split=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    build_steering_directory(folder, pairs=SAMPLES, embedding_dim=4)
+    return folder
+
+
+@pytest.fixture
+def kinds(folder):
+    """Name -> what makes a new loader of that kind, which ends with the test."""
+    with ExitStack() as ends:
+
+        def closed(make):
+            loader = make()
+            ends.callback(loader.close)
+            return loader
+
+        yield {name: partial(closed, make) for name, make in makers(folder).items()}
+
+
+def makers(folder):
+    chunked = partial(ChunkedDataLoader, batch_size=BATCH, shuffle=True)
+    stream = partial(StreamLoader, batch_size=BATCH, block_samples=4, window_blocks=3)
+    training = DataLoaderFactory.create_training_loader
+    return {
+        "chunked": lambda: chunked(numbers()),
+        "chunked, chunk_size": lambda: chunked(numbers(), chunk_size=4),
+        "stream": lambda: stream(numbers().numpy()),
+        "stream, chunk_size": lambda: stream(numbers().numpy(), chunk_size=4),
+        "factory": lambda: training(numbers(), BATCH, num_workers=0),
+        "steering": lambda: create_loader(folder, "train", BATCH),
+        "module": lambda: module(list(numbers())).train_dataloader(),
+        "replay": lambda: module(Numbers()).train_dataloader(),
+        "sampler=": lambda: ChunkedDataLoader(numbers(), BATCH, sampler=RandomSampler(range(44))),
+    }
+
+
+STATEFUL = [
+    "chunked",
+    "chunked, chunk_size",
+    "stream",
+    "stream, chunk_size",
+    "factory",
+    "steering",
+    "module",
+    "replay",
+]
+
+
+def ids(batch):
+    if isinstance(batch, dict):
+        return batch["relevance"].tolist()
+    return (batch[0] if isinstance(batch, list | tuple) else batch).tolist()
+
+
+def forever(loader):
+    while True:
+        yield from loader
+
+
+def expected(make):
+    """What an undisturbed run delivers after `SAVED` batches."""
+    loader = make()
+    return [ids(batch) for batch in islice(forever(loader), SAVED, SAVED + MORE)]
+
+
+# -- loops that ask the loader for its state
+
+
+def plain(make, folder):
+    loader = make()
+    list(islice(forever(loader), SAVED))
+    state, resumed = loader.state_dict(), make()
+    resumed.load_state_dict(state)
+    return resumed
+
+
+def accelerated(make, folder):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(make())
+    list(islice(forever(loader), SAVED))
+    accelerator.save_state(str(folder))
+    accelerator = Accelerator(cpu=True)
+    resumed = accelerator.prepare(make())
+    accelerator.load_state(str(folder))
+    return resumed
+
+
+def distributed_checkpoint(make, folder):
+    loader = make()
+    list(islice(forever(loader), SAVED))
+    dcp.save({"loader": loader}, checkpoint_id=folder)
+    resumed = make()
+    dcp.load({"loader": resumed}, checkpoint_id=folder)
+    return resumed
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("loop", [plain, accelerated, distributed_checkpoint])
+def test_a_loop_that_saves_the_loader_resumes_exactly(kinds, tmp_path, loop, name):
+    resumed = loop(kinds[name], tmp_path)
+    found = [ids(batch) for batch in islice(forever(resumed), MORE)]
+    assert found == expected(kinds[name])
+
+
+@pytest.mark.parametrize("loop", [plain, distributed_checkpoint])
+def test_a_loop_that_saves_a_loader_without_state_is_refused(kinds, tmp_path, loop):
+    with pytest.raises(Exception, match="this loader has no state: sampler is torch's own"):
+        loop(kinds["sampler="], tmp_path)
+
+
+# -- Lightning
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.ones(1)), []
+
+    def training_step(self, batch, index):
+        self.seen.append(ids(batch))
+        return self.weight.square().sum()
+
+    def predict_step(self, batch, index):
+        self.seen.append(ids(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def lightning(loader, callbacks, checkpoint=None, *, at=SAVED, folder=None, **options):
+    saving = [ModelCheckpoint(folder, "{step}", every_n_train_steps=at)] if folder else []
+    steps = {"max_steps": at} if folder else {"max_steps": SAVED + MORE}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, *saving],
+        **({"max_epochs": 100, "enable_checkpointing": bool(folder)} | steps | options),
+    )
+    model = Model()
+    trainer.fit(model, loader, ckpt_path=checkpoint)
+    return model.seen
+
+
+@pytest.mark.parametrize("name", [name for name in STATEFUL if name != "replay"])
+@pytest.mark.parametrize("ours", [True, False], ids=["ChunkedTraining", "alone"])
+def test_lightning_resumes_exactly(kinds, tmp_path, name, ours):
+    make = kinds[name]
+    lightning(make(), [ChunkedTraining()] * ours, folder=tmp_path)
+    found = lightning(make(), [ChunkedTraining()] * ours, tmp_path / f"step={SAVED}.ckpt")
+    assert found == expected(make)
+
+
+def test_lightning_alone_leaves_out_a_batch_of_a_stream_and_says_so(kinds, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "penstock")
+    lightning(kinds["replay"](), [], folder=tmp_path)
+    assert "one batch ahead" in caplog.text
+    found = lightning(kinds["replay"](), [], tmp_path / f"step={SAVED}.ckpt")
+    assert found[: MORE - 1] == expected(kinds["replay"])[1:]
+
+
+@pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
+def test_lightning_alone_at_the_end_of_an_epoch_begins_again_with_a_warning(
+    kinds, tmp_path, name, caplog
+):
+    """It saves the loader's state there, and does not load it."""
+    caplog.set_level(logging.WARNING, "penstock")
+    make, ends = kinds[name], {"max_epochs": 2, "max_steps": -1}
+    saving = ModelCheckpoint(tmp_path, "end", save_on_train_epoch_end=True)
+    lightning(make(), [saving], enable_checkpointing=True, **(ends | {"max_epochs": 1}))
+    assert "its position was not restored" not in caplog.text
+    lightning(make(), [], tmp_path / "end.ckpt", **ends)
+    assert "its position was not restored" in caplog.text
+    if name != "replay":  # as advised
+        saving = ModelCheckpoint(tmp_path / "ours", "end", save_on_train_epoch_end=True)
+        lightning(make(), [ChunkedTraining(), saving], enable_checkpointing=True, max_epochs=1)
+        caplog.clear()
+        found = lightning(make(), [ChunkedTraining()], tmp_path / "ours" / "end.ckpt", **ends)
+        assert found == [ids(batch) for batch in islice(forever(make()), EPOCH, 2 * EPOCH)]
+        assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("replay", "is a ReplayLoader, which cannot seek; use a dataset with an index"),
+        ("sampler=", "is a ChunkedDataLoader with sampler, whose order torch decides"),
+    ],
+)
+@pytest.mark.parametrize("how", [lambda x: x, lambda x: [x, x], CombinedLoader])
+def test_chunked_training_refuses_at_start_what_it_cannot_resume(kinds, name, sentence, how):
+    with pytest.raises(ConfigError, match=f"cannot save the data position: .* {sentence}"):
+        lightning(how(kinds[name]()), [ChunkedTraining()])
+    assert len(lightning(kinds[name](), [])) == SAVED + MORE  # removed from callbacks, as advised
+
+
+def test_chunked_training_warns_of_a_loader_of_torchs_own(kinds, caplog):
+    caplog.set_level(logging.WARNING, "penstock")
+    assert len(lightning(DataLoader(numbers(), BATCH), [ChunkedTraining()])) == SAVED + MORE
+    assert "train_dataloader is a torch DataLoader, not a Penstock loader; wrap" in caplog.text
+    caplog.clear()
+    lightning(ChunkedDataLoader(numbers(), BATCH), [ChunkedTraining()])  # as advised
+    lightning(DataLoader(numbers(), BATCH), [ChunkedTraining(4)])  # which replaces it
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_lightning_predicts_with_the_loader_as_it_is(kinds, name):
+    model = Model()
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.predict(model, kinds[name](), return_predictions=False)
+    assert model.seen == [ids(batch) for batch in kinds[name]()]
+
+
+@pytest.mark.parametrize("name", ["chunked", "stream"])
+def test_overfitting_is_refused_and_has_another_way(kinds, name):
+    with pytest.raises(ValueError, match="pass limit_train_batches=n, and a loader with evaluatio"):
+        lightning(kinds[name](), [], overfit_batches=2)
+    kind = ChunkedDataLoader if name == "chunked" else StreamLoader
+    with kind(numbers().numpy(), BATCH, evaluation=True) as loader:
+        seen = lightning(loader, [], limit_train_batches=2, max_epochs=3)
+    assert seen == seen[:2] * 3
+
+
+# -- Hugging Face
+
+
+class Fed(Trainer):
+    """The natural thing to do: a Trainer that is given a loader."""
+
+    def get_train_dataloader(self):
+        return self.fed
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.ones(1)), []
+
+    def forward(self, **batch):
+        self.seen.append(batch["relevance"].tolist())
+        return {"loss": self.weight.square().sum()}
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= SAVED
+
+
+def as_fields(loader):
+    """Its batches as Hugging Face's Trainer wants them: by the names of the model's arguments."""
+    return {"relevance": loader} if isinstance(loader, torch.Tensor) else loader
+
+
+def hugging_face(loader, folder, *, resume):
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=SAVED + MORE,
+        save_steps=SAVED,
+        logging_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    model = Network()
+    trainer = Fed(model, arguments, callbacks=[] if resume else [Stop()])
+    trainer.fed = loader
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED}") if resume else None)
+    return model.seen
+
+
+def named(name, folder):
+    """A loader of that kind whose batches have the name of the model's argument."""
+    if name == "stream":
+        return StreamLoader({"relevance": numbers().numpy()}, BATCH, block_samples=4)
+    if name == "replay":
+        return module(Named()).train_dataloader()
+    rows = [{"relevance": float(i)} for i in range(SAMPLES)]
+    return ChunkedDataLoader(rows, BATCH, shuffle=True)
+
+
+class Named(Numbers):
+    def __iter__(self):
+        return ({"relevance": each} for each in super().__iter__())
+
+
+@pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
+def test_a_trainer_given_a_loader_as_it_is_trains_and_refuses_to_resume(tmp_path, name):
+    make = partial(named, name, tmp_path)
+    seen = hugging_face(make(), tmp_path, resume=False)
+    assert seen == [ids(batch) for batch in islice(forever(make()), SAVED)]
+    with pytest.raises(StateError, match=r"return TrainerLoader\(loader\) from the Trainer's get_"):
+        hugging_face(make(), tmp_path, resume=True)
+    if name != "replay":  # as advised: the same checkpoint, exactly
+        found = hugging_face(TrainerLoader(make()), tmp_path, resume=True)
+        assert found == expected(make)
+
+
+@pytest.mark.parametrize("name", ["replay", "chunked, chunk_size", "sampler="])
+def test_trainer_loader_refuses_what_has_no_steps_to_seek(kinds, name):
+    with pytest.raises((ConfigError, StateError), match=r"give a Penstock loader|has no state"):
+        TrainerLoader(kinds[name]())
+
+
+def test_skipping_batches_after_load_state_is_refused_instead_of_skipping_twice(kinds, tmp_path):
+    loader = accelerated(kinds["chunked"], tmp_path)
+    skipped = Accelerator(cpu=True).skip_first_batches(loader, SAVED % EPOCH)
+    with pytest.raises(StateError, match="iterate the loader itself after load_state"):
+        next(iter(skipped))
+    assert [ids(batch) for batch in islice(forever(loader), MORE)] == expected(kinds["chunked"])
