@@ -15,6 +15,7 @@ import torch
 
 from penstock.errors import WorkerError
 from penstock.loaders.stream import StreamLoader
+from penstock.order import BlockOrder
 from penstock.testing.watched import WatchedSource
 
 ARRAY = np.arange(600)
@@ -99,6 +100,32 @@ def test_errors_that_are_no_exceptions_arrive_too():
     with StreamLoader(WatchedSource(ARRAY, gives_up), 7, **GEOMETRY) as loader:
         with pytest.raises(SystemExit):
             next(iter(loader))
+
+
+def test_a_storage_that_raises_stop_iteration_does_not_end_the_epoch():
+    def stops(start, stop):
+        raise StopIteration("nothing more")
+
+    with StreamLoader(WatchedSource(ARRAY, stops), 7, **GEOMETRY) as loader:
+        with pytest.raises(WorkerError, match="the source raised StopIteration"):
+            next(iter(loader))
+
+
+def test_an_error_of_the_plan_arrives_as_itself_whichever_reader_meets_it(monkeypatch):
+    """A second reader that plans on finds the plan ended: that must not replace the error."""
+
+    def broken(self, epoch, k, column):
+        if k == 2:
+            raise Broken("of the plan")
+        return reads(self, epoch, k, column)
+
+    reads = BlockOrder.window_reads
+    monkeypatch.setattr(BlockOrder, "window_reads", broken)
+    for _ in range(30):
+        with StreamLoader(WatchedSource(ARRAY), 7, threads=6, **GEOMETRY) as loader:
+            seen, error = delivered_until_error(loader, Exception)
+            assert type(error) is Broken, repr(error)
+            assert len(seen) == 98  # all batches of the rounds before
 
 
 def test_a_transform_or_collate_that_raises_leaves_the_batch_to_come_again():

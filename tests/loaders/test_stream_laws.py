@@ -234,7 +234,7 @@ def test_named_fields_of_several_dtypes_stay_together(shuffle):
 
 def test_a_list_of_sources_is_one_after_the_other():
     parts = [np.arange(100), np.arange(100, 137), np.arange(137, 400)]
-    with StreamLoader(parts, 16, block_samples=9, window_blocks=3, steps=3) as loader:
+    with StreamLoader(parts, 16, block_samples=9, window_blocks=3) as loader:
         expect_epochs(loader, {"": np.arange(400)})
 
 

@@ -102,12 +102,12 @@ def test_what_is_really_reserved_is_within_the_budget(tmp_path, kind, ledger):
 
 
 def test_the_budget_is_used_and_not_only_kept(ledger):
-    array = np.zeros((20_000, 16), "f4")
-    loader = StreamLoader(WatchedSource(array, block_samples=50), 32, memory_budget="500kB")
-    assert 0.8 * 500_000 < loader.buffer_bytes <= 500_000
+    array = np.zeros((20_000, 256), "f4")
+    loader = StreamLoader(WatchedSource(array, block_samples=50), 32, memory_budget="5MB")
+    assert 0.8 * 5e6 < loader.buffer_bytes <= 5e6
     with loader:
         next(iter(loader))
-        assert 0.8 * 500_000 < ledger.most <= 500_000
+        assert 0.8 * 5e6 < ledger.most <= 5e6
 
 
 def test_a_user_who_keeps_every_batch_has_right_data_and_no_more_is_reserved(ledger):

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError, WorkerError
 from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.sources.base import Field
-from penstock.streaming import past_cache
+from penstock.streaming import past_cache, segments
 from penstock.streaming.budget import Demand, format_bytes, parse_bytes
 from penstock.streaming.memory import Slots, followed, reserve
 from penstock.streaming.placing import as_items, scatter
 from penstock.streaming.prefetch import Prefetched
-from penstock.streaming.segments import Segment, plan_rounds
-from penstock.streaming.threads import Servant, dismiss, employ
+from penstock.streaming.segments import Segment, plan_parts
+from penstock.streaming.threads import BackgroundThread, start_all, stop_all
 
 PATIENCE = 20.0
 FIELD = Field((2,), np.dtype("f4"))
@@ -205,13 +205,13 @@ def test_a_dropped_one_ends_its_thread():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
-def test_a_servant_lets_others_go_first():
+def test_a_background_thread_runs_at_lower_priority():
     own, found = os.getpriority(os.PRIO_PROCESS, 0), []
-    servant = Servant(
-        "modest", lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)), lambda: None
+    thread = BackgroundThread(
+        "nice", lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)), lambda: None
     )
-    employ([servant])
-    dismiss([servant])
+    start_all([thread])
+    stop_all([thread])
     assert found == [min(own + 5, 19)] and os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
@@ -277,10 +277,11 @@ def test_the_largest_window_fits_and_one_more_does_not(
     st.integers(2, 20),
     st.integers(1, 3),
     st.booleans(),
+    st.sampled_from([1, 17, segments.PART_SAMPLES]),
     st.data(),
 )
 def test_every_row_of_every_batch_is_written_exactly_once(
-    size, block, window, lanes, batch, world, drop_last, data
+    size, block, window, lanes, batch, world, drop_last, part_samples, data
 ):
     assume(size >= (batch * world if drop_last else world))
     order = BlockOrder(size, 7, block, window, lanes)
@@ -291,10 +292,16 @@ def test_every_row_of_every_batch_is_written_exactly_once(
         segment = Segment.of(steps, cursor, steps.steps_from(cursor.position))
         assert segment.count == steps.count - step
         samples, ready, held = {}, 0, Counter()
-        for planned in plan_rounds(plan, order, iter([segment])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "PART_SAMPLES", part_samples)
+            parts = list(plan_parts(plan, order, iter([segment])))
+        begins = True
+        for part in parts:
+            planned = part.round
+            assert part.begins is begins
             assert planned.ready >= ready and planned.first <= ready
-            rows = iter(planned.rows.tolist())
-            for read in planned.reads:
+            rows = iter(part.rows.tolist())
+            for read in part.reads:
                 keep = np.ones(read.count, bool) if read.keep is None else read.keep
                 for j, row in zip(np.flatnonzero(keep), rows, strict=False):
                     place = planned.first + row // batch, row % batch
@@ -302,9 +309,12 @@ def test_every_row_of_every_batch_is_written_exactly_once(
                     assert place not in samples
                     samples[place] = read.start + int(j)
             assert next(rows, None) is None
-            ready = planned.ready
-            for number in range(planned.first, ready):
-                held[number] += 1
+            begins = part.ends
+            if part.ends:
+                ready = planned.ready
+                for number in range(planned.first, ready):
+                    held[number] += 1
+        assert begins
         assert ready == segment.count
         for number, walked in enumerate(plan.walk(cursor, segment.count)):
             got = [samples.pop((number, row)) for row in range(len(walked.samples))]

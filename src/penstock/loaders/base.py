@@ -125,9 +125,16 @@ class Loader(Generic[Batch]):
         return stream
 
     def _drop_stream(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
             stream.close()
+        except BaseException:  # an interrupt, which must not leave threads behind
+            stream.close()
+            raise
+        finally:
+            self._stream = None
 
     def peek(self) -> Batch:
         """The batch the next ``iter()`` begins with, read apart from the run: nothing moves."""

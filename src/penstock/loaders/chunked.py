@@ -352,7 +352,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             left = plan.steps.left_in_chunk if self._planned.evaluation else plan.steps.steps_from
             batches = islice(self._batches(plan, cursor), left(cursor.position))
             threads = self.threads or max(2, this_machine().cores)
-            return ThreadStream(plan, cursor, batches, self._read, threads=threads)
+            options: dict[str, Any] = {"threads": threads, "timeout": self.timeout}
+            return ThreadStream(plan, cursor, batches, self._read, **options)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 
+from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
 from penstock.loaders.course import Course
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.seeds import Seed
+from penstock.loaders.stream_arguments import (
+    brief,
+    check_device,
+    check_fields,
+    check_samples,
+    check_transform,
+    one_of,
+    opened,
+    optional_number,
+    refuse_arguments,
+)
 from penstock.loaders.stream_page import page, warnings_of
-from penstock.loaders.torch_loader import TorchLoader, refuse_torchs
+from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
-from penstock.sources import open_source
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.streaming.batches import BatchStream, BatchTransform
 from penstock.streaming.budget import LENT_BATCHES, Demand, parse_bytes, usable_cores
@@ -30,9 +40,8 @@ from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.placing import Placer
-from penstock.streaming.segments import Segment, plan_rounds
+from penstock.streaming.segments import Segment, plan_parts
 from penstock.streaming.transfer import transfer_to
-from penstock.transforms.base import Transform
 
 log = logging.getLogger("penstock")
 
@@ -51,19 +60,30 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     Args:
         source: A `Source`, or anything `open_source` opens: a path, a URL, arrays.
         batch_size: Samples of this rank's batch.
+        fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read in one go; defaults to the storage's chunking.
         window_blocks: Blocks a lane mixes at once; defaults to what the budget allows.
-        chunk_size: Batches a chunk; None for the whole epoch.
+        chunk_size: Batches of a chunk; None for the whole epoch.
+        shuffle: False reads the samples as they are stored.
+        seed: For the shuffle and for ``transform``; None draws one and logs it.
+        drop_last: Drop the incomplete last step of an epoch.
         steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
         device: Where batches go; copies overlap the step before. None: they stay on the CPU.
-        memory_budget: Hard bound on the buffers: bytes, or a text such as ``"1GB"``.
+        memory_budget: Hard bound on the buffers and their bookkeeping: bytes, or a text such as
+            ``"1GB"``.
         transform: ``transform(batch, rng)``: the whole batch, and a keyed generator. A
             `Transform` changes each sample by a key of (seed, epoch, sample) instead.
-        collate: ``collate(batch)``: what becomes of the batch last.
+        collate_fn: ``collate_fn(batch)``: called with the whole batch last.
         evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
+        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        world_size: How many ranks share the samples.
         lanes: Independent readers' shares of the order; defaults to the world size.
+        threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
+        timeout: Seconds to wait for a batch, after which a `WorkerError` names the read that is
+            waited for; 0 for no limit.
+        collate: Another name for ``collate_fn``.
 
-    >>> loader = StreamLoader(np.arange(1000, dtype=np.float32), batch_size=100)
+    >>> loader = StreamLoader(torch.arange(1000.0), batch_size=100)
     >>> with loader:
     ...     seen = torch.cat(list(loader))
     >>> bool((seen.sort().values == torch.arange(1000)).all())
@@ -75,6 +95,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         source: Any,
         batch_size: int,
         *,
+        fields: Sequence[str] | None = None,
         block_samples: int | None = None,
         window_blocks: int | None = None,
         chunk_size: int | None = None,
@@ -85,25 +106,37 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         device: torch.device | str | None = None,
         memory_budget: int | str = "1GB",
         transform: BatchTransform | None = None,
-        collate: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         evaluation: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
-        **unknown: Any,  # a DataLoader is built again with further arguments by Lightning's predict
+        threads: int | None = None,
+        timeout: float = 0,
+        collate: Callable[[Any], Any] | None = None,
+        **not_ours: Any,
     ) -> None:
-        refuse_torchs("StreamLoader", unknown)
-        self.source: Source = open_source(source)
-        self.chunk_size, self.steps = chunk_size, steps
+        refuse_arguments(not_ours)
+        batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
+        self.chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        self.steps = whole_number("steps", steps, minimum=1, unit="row")
+        self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget)
-        self.device, self.transform, self.collate = device, transform, collate
-        self.shuffle = shuffle and not evaluation
-        self.evaluation, self.drop_last = evaluation, drop_last and not evaluation
-        self.samples = check_samples(self.source, steps)
+        self.device, self.transform = check_device(device), function("transform", transform)
+        self.collate_fn = one_of(collate_fn, collate)  # type: ignore[assignment]  # None is none
+        self.evaluation = flag("evaluation", evaluation)
+        self.shuffle = flag("shuffle", shuffle) and not evaluation
+        self.drop_last = flag("drop_last", drop_last) and not evaluation
+        self._threads = optional_number("threads", threads, minimum=1)
+        self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
+        rank = optional_number("rank", rank, minimum=0)
+        world_size = optional_number("world_size", world_size, minimum=1)
+        drawn = Seed.of(seed)
+        self.source = opened(source, fields)
+        self.samples = check_samples(self.source, self.steps)
         check_fields(self.source.fields)
         check_transform(transform, self.source.fields)
-        self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
-        self._seed = Seed.of(seed)
+        self._seed = drawn
         self._chunk_rows = decoded_rows(self.source)
         self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
         self._slots: Slots | None = None
@@ -112,7 +145,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
             drop_last=drop_last,
-            chunk=chunk_size,
+            chunk=self.chunk_size,
             limit=None,
             evaluation=evaluation,
             fingerprint=weakly(self._data_fingerprint),
@@ -184,16 +217,18 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @property
     def threads(self) -> int:
-        """Reader threads: the usable cores, or as many reads as the storage likes in flight."""
-        return max(2, getattr(self.source, "in_flight", None) or usable_cores())
+        """Reader threads: those asked for, or the usable cores, or what the storage needs."""
+        return self._threads or max(2, getattr(self.source, "in_flight", None) or usable_cores())
+
+    @property
+    def collate(self) -> Callable[[Any], Any] | None:
+        """Another name for ``collate_fn``."""
+        return self.collate_fn
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of all buffers together, within ``memory_budget``."""
-        return self._demand(self._topology).nbytes(
-            block=min(self.block_samples, self.samples),
-            round_samples=round_samples(self._placed.plan.order),
-        )
+        """Memory of all buffers and their bookkeeping, within ``memory_budget``."""
+        return self._resolver(self._topology).needed(self.geometry)
 
     # -- geometry
 
@@ -225,17 +260,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         return self._resolver(topology).resolve(self._asked, self._adopted, ranks=topology.world)
 
     def _order_for(self, topology: Topology) -> Order:
-        if self._placed.batch < 1:
-            raise PlanError(f"batch_size must be at least 1 sample, got {self._placed.batch!r}")
-        resolved, seed = self._resolve(topology), self._seed.for_ranks(topology.world)
-        block, window = resolved.block.value, resolved.window.value
-        order: Order
+        resolver, seed = self._resolver(topology), self._seed.for_ranks(topology.world)
+        resolved = resolver.check(self._asked, self._adopted, ranks=topology.world)
+        block, window, lanes = (choice.value for choice in resolved)
         if self.shuffle:
-            order = BlockOrder(self.samples, seed, block, window, resolved.lanes.value)
-        else:
-            order = StoredOrder(self.samples, seed, block=block, window=window)
-        self._resolver(topology).check(resolved, round_samples(order))
-        return order
+            return BlockOrder(self.samples, seed, block, window, lanes)
+        return StoredOrder(self.samples, seed, block=block, window=window)
 
     # -- state
 
@@ -267,7 +297,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self._placed.replan()
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Another batch size from the next ``iter()`` on; position and geometry stay."""
+        """Use another batch size from the next ``iter()`` on; position and geometry stay.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+        """
+        batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
         before = self._adopted
         self._adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
         try:
@@ -286,25 +321,27 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         pipeline = Pipeline(
-            plan_rounds(plan, order, segments()),
+            plan_parts(plan, order, segments()),
             slots,
             partial(
                 Placer, self.source, slots, block=min(order.block, order.size), steps=self.steps
             ),
             threads=self.threads,
             name="read",
+            what=brief(self.source),
+            timeout=self.timeout,
         )
         return BatchStream(
             *(plan, segments, pipeline, slots, transfer),
             transform=self.transform,
-            collate=self.collate,
+            collate=self.collate_fn,
         )
 
     def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
         """The batches' memory: that of the stream before, where it fits."""
         count = self._demand(Topology(plan.rank, plan.steps.world)).slots(round_samples(plan.order))
         batch, slots = plan.steps.batch, self._slots
-        if slots is None or (slots.batch, slots.count) != (batch, count):
+        if slots is None or not slots.complete or (slots.batch, slots.count) != (batch, count):
             self._slots = slots = None  # the old memory goes before the new one comes
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
@@ -365,39 +402,6 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 def stacked(field: Field, steps: int) -> Field:
     """The field of a sample that is ``steps`` consecutive rows."""
     return field if steps == 1 else replace(field, shape=(steps, *field.shape))
-
-
-def check_samples(source: Source, steps: int) -> int:
-    """How many samples of ``steps`` rows a source has, refused where there is none."""
-    if steps < 1:
-        raise PlanError(f"steps must be at least 1 row, got {steps!r}")
-    samples = len(source) - steps + 1
-    if samples < 1:
-        raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
-    return samples
-
-
-def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
-    """Refuse a transform of one array for a source that has several."""
-    if isinstance(transform, Transform) and fields.keys() != {""}:
-        raise PlanError(
-            f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
-            "use a function transform(batch, rng) that applies it to the field it is for"
-        )
-
-
-def check_fields(fields: Mapping[str, Field]) -> None:
-    """Refuse what torch has no tensor for."""
-    for name, field in fields.items():
-        try:
-            torch.from_numpy(np.empty(0, field.dtype))
-        except (TypeError, ValueError) as error:
-            raise PlanError(
-                f"field {name!r} has dtype {field.dtype}, which torch has no tensor for: "
-                "convert it, or leave it out with open_source(..., fields=[...])"
-            ) from error
-        if field.nbytes == 0:
-            raise PlanError(f"field {name!r} has samples of no bytes, shape {field.shape}")
 
 
 def decoded_rows(source: Source) -> int:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.order import Permutation
 from penstock.sources.base import Arrays, Field, MappedSource, Source
+from penstock.sources.combine import seams_of
 from penstock.sources.fingerprints import digest
 from penstock.sources.requests import check_range, checked_indices
 
@@ -80,6 +81,19 @@ class SelectedRanges:
 
     def __repr__(self) -> str:
         return f"SelectedRanges({len(self)} samples of {self._source!r})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Where a range does not continue the one before it, and the source's own seams."""
+        gaps = np.flatnonzero(np.diff(self._shifts)) + 1
+        found = {int(self._ends[number - 1]) for number in gaps}
+        inner = np.array(seams_of(self._source), np.int64)
+        for begin, end, shift in zip(
+            [0, *self._ends[:-1].tolist()], self._ends.tolist(), self._shifts.tolist(), strict=True
+        ):
+            here = inner - shift
+            found |= set(here[(here >= begin) & (here < end)].tolist())
+        return sorted(found - {0})
 
     def fingerprint(self) -> str:
         """Identity of the data: the source's, and which part of it this is."""

@@ -51,7 +51,7 @@ def _special(
             drop_last=config.drop_last,
             shuffle=not evaluation,
             evaluation=evaluation,
-            collate=None if collate is None else BySample(collate),
+            collate_fn=None if collate is None else BySample(collate),
         )
     return ReplayLoader(
         data,

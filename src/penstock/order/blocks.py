@@ -154,15 +154,26 @@ class BlockOrder:
                 slot, rest = slot + count, rest - count
         return reads
 
-    def window_positions(self, epoch: int, k: int, column: int) -> Indices:
-        """Position of each sample of the window, in the order of `window_reads`."""
+    def window_positions(
+        self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
+    ) -> Indices:
+        """Position of each sample of the window, in the order of `window_reads`.
+
+        Args:
+            epoch: The epoch.
+            k: The round.
+            column: The lane, counted from the one that the round begins with.
+            begin: The first sample of the window that is asked for.
+            end: One past the last of them; None for all to the end of the window.
+        """
         length = self._round_rows(k) * self.block
         if k == self.extra_round(epoch):
             length += self._slice_length(column)
         if not length:
             return np.empty(0, np.int64)
         key = derive_key(derive_key(self.seed, "window", epoch), k, column)
-        place = Permutation(length, key).inverse(np.arange(length))
+        asked = np.arange(begin, length if end is None else end)
+        place = Permutation(length, key).inverse(asked)
         place *= self.lanes
         place += self.round_start(epoch, k) + column
         return place

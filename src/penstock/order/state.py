@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock.arguments import LARGEST_INTEGER, whole_number
 from penstock.errors import StateError
 from penstock.order.cursor import Cursor
 from penstock.order.orders import Order
@@ -19,6 +20,21 @@ WORDS: Final = {
     "window": "windows of {:,} blocks",
     "lanes": "{} lanes",
 }
+
+
+SMALLEST: Final = {  # of each number that a state may have
+    "epoch": 0,
+    "position": 0,
+    "samples": 1,
+    "seed": 0,
+    "block": 1,
+    "window": 1,
+    "lanes": 1,
+    "chunk": 1,
+    "align": 1,
+    "overlap": 0,
+}
+TEXTS: Final = ("order", "fingerprint")
 
 
 def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> dict[str, Any]:
@@ -37,40 +53,53 @@ def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> di
 
 
 def check_format(state: Mapping[str, Any]) -> None:
-    """Refuse what is not a state of this format."""
+    """Refuse what is not a state of this format, or has a field of another type or range."""
     found = state.get("format") if isinstance(state, Mapping) else None
     if found is None:
         raise StateError(
             f"this is not a loader state: it has no 'format' field, got {_brief(state)}; "
             "give load_state_dict what state_dict returned"
         )
-    if found != FORMAT:
+    if not isinstance(found, str) or found != FORMAT:
         raise StateError(
-            f"the state has format {found!r}, this release reads {FORMAT!r}: "
+            f"the state has format {_brief(found)}, this release reads {FORMAT!r}: "
             "load it with the release of Penstock that wrote it"
         )
+    for name in TEXTS:
+        if not isinstance(state.get(name), str | None):
+            raise StateError(f"the state's {name} must be a text, got {_brief(state[name])}")
+    for name in SMALLEST:
+        if name in ("epoch", "position") or state.get(name) is not None:
+            number_of(state, name)
     if state.get("skipped"):
         raise StateError(
-            f"the state skips positions {state['skipped']!r}, which this release cannot do: "
+            f"the state skips positions {_brief(state['skipped'])}, which this release cannot do: "
             "load it with the release of Penstock that wrote it"
         )
+
+
+def number_of(state: Mapping[str, Any], name: str) -> int:
+    """A number of a state, refused where it has another type or is out of range.
+
+    >>> number_of({"epoch": 3}, "epoch")
+    3
+    """
+    return whole_number(
+        f"the state's {name}",
+        state.get(name),
+        minimum=SMALLEST[name],
+        maximum=2**64 - 1 if name == "seed" else LARGEST_INTEGER,
+        error=StateError,
+    )
 
 
 def cursor_of(state: Mapping[str, Any]) -> Cursor:
     """The place a state was taken at."""
-    epoch, position = (_count(state, name) for name in ("epoch", "position"))
-    if position > _count(state, "samples"):
-        raise StateError(
-            f"the state's position {position:,} is past its {state['samples']:,} samples"
-        )
+    epoch, position = number_of(state, "epoch"), number_of(state, "position")
+    samples = number_of(state, "samples")
+    if position > samples:
+        raise StateError(f"the state's position {position:,} is past its {samples:,} samples")
     return Cursor(epoch, position)
-
-
-def _count(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise StateError(f"the state's {name} must be an integer of 0 or more, got {value!r}")
-    return value
 
 
 def check_identity(state: Mapping[str, Any], order: Order) -> None:
@@ -107,7 +136,7 @@ def _words(identity: Mapping[str, Any], names: list[str]) -> str:
 
 def _advice(differing: list[str]) -> str:
     if "samples" in differing:
-        return "the dataset changed; restore it, or begin anew with seek(epoch)"
+        return "the dataset changed; restore it, or start over with seek(epoch)"
     return "build the loader with the same " + ", ".join(differing)
 
 

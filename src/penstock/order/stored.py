@@ -38,6 +38,9 @@ class StoredOrder(SequentialOrder):
         begin, end = self.round_start(epoch, k), self.round_start(epoch, k + 1)
         return [Span(at, min(self.block, end - at)) for at in range(begin, end, self.block)]
 
-    def window_positions(self, epoch: int, k: int, column: int) -> Indices:
-        """The positions of the round: a sample's position is itself."""
-        return np.arange(self.round_start(epoch, k), self.round_start(epoch, k + 1))
+    def window_positions(
+        self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
+    ) -> Indices:
+        """Positions of samples ``begin : end`` of the round: a sample's position is itself."""
+        first, stop = self.round_start(epoch, k), self.round_start(epoch, k + 1)
+        return np.arange(first + begin, stop if end is None else first + end)

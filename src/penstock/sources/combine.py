@@ -35,6 +35,19 @@ def in_flight_of(sources: Iterable[Source]) -> int | None:
     return max((like for like in likes if like is not None), default=None)
 
 
+def seams_of(source: Source) -> list[int]:
+    """Places where a source's samples do not follow each other: between files, across a gap.
+
+    A sample of several consecutive rows must not reach over one. A source without the attribute
+    ``seams`` has none.
+
+    >>> from penstock.sources.memory import MemorySource
+    >>> seams_of(ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))]))
+    [3]
+    """
+    return list(getattr(source, "seams", ()))
+
+
 class ConcatenatedSource:
     """The samples of several sources with the same fields, one source after the other.
 
@@ -77,6 +90,14 @@ class ConcatenatedSource:
 
     def __repr__(self) -> str:
         return f"ConcatenatedSource({self._sources})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Where one source ends and the next begins, and the seams within each of them."""
+        found = set(self._ends[:-1])
+        for number, source in enumerate(self._sources):
+            found |= {self._begin(number) + seam for seam in seams_of(source)}
+        return sorted(found - {0, len(self)})
 
     def fingerprint(self) -> str:
         """Identity of the data: those of the sources, in order."""
@@ -174,6 +195,11 @@ class ZippedSource:
     def __repr__(self) -> str:
         return f"ZippedSource({self._sources})"
 
+    @property
+    def seams(self) -> list[int]:
+        """Where any of the sources has one."""
+        return sorted({seam for source in self._sources.values() for seam in seams_of(source)})
+
     def fingerprint(self) -> str:
         """Identity of the data: those of the sources and their names."""
         prints = {name: source.fingerprint() for name, source in self._sources.items()}
@@ -248,6 +274,12 @@ class RangeSource:
 
     def __repr__(self) -> str:
         return f"RangeSource({self._source!r}, {self._start}, {self._start + self._length})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Those of the source that are inside of the range."""
+        inside = (seam - self._start for seam in seams_of(self._source))
+        return [seam for seam in inside if 0 < seam < self._length]
 
     def fingerprint(self) -> str:
         """Identity of the data: that of the source, and the range."""

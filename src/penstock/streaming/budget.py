@@ -6,11 +6,16 @@ import os
 import re
 from dataclasses import dataclass
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 LENT_BATCHES = 4  # that the user may look at at once before further ones are copies
 ROUNDS_HELD = 2  # the one in use and the one being read
+SLOT_OBJECT_BYTES = 200  # the Python objects that say where a batch is
+BLOCK_OBJECT_BYTES = 160  # and which block is read next
+TARGET_BYTES = 8  # where a row of a block goes
+UNCOUNTED = 64  # bookkeeping is counted from this part of the buffers on: less is within tolerance
 
 
 def parse_bytes(size: int | str) -> int:
@@ -19,8 +24,8 @@ def parse_bytes(size: int | str) -> int:
     >>> parse_bytes("1.5GB"), parse_bytes("64MiB"), parse_bytes(4096)
     (1500000000, 67108864, 4096)
     """
-    if isinstance(size, int):
-        return size
+    if not isinstance(size, str):
+        return whole_number("a size in bytes", size, minimum=0)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size.lower())
     if found is None:
         raise PlanError(f"cannot read {size!r} as a size: use a number of bytes, or '1GB', '64MiB'")
@@ -41,6 +46,20 @@ def format_bytes(size: int) -> str:
     return f"{size} B"
 
 
+def size_text(size: int) -> str:
+    """A text for `parse_bytes` that allows ``size`` bytes and little more.
+
+    >>> size_text(761_737_344), size_text(1_390_000_001), size_text(12)
+    ('770MB', '1.4GB', '12B')
+    """
+    prefix = next((p for p in ("t", "g", "m", "k") if size >= UNITS[p]), "")
+    tenths = -(-10 * size // UNITS[prefix])
+    number = f"{tenths / 10:g}" if tenths < 100 else str(-(-tenths // 100) * 10)
+    if not prefix:
+        number = str(size)
+    return f"{number}{prefix.upper() if prefix != 'k' else prefix}B"
+
+
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -48,7 +67,11 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a stream holds in memory, from its geometry.
+    """What a stream holds in memory, from its geometry: buffers, and bookkeeping.
+
+    Buffers are what rows are read into. Bookkeeping is what says where they go: it is tiny beside
+    wide rows, and more than the data where rows are a few bytes. Not counted is what does not
+    grow with the data: some 30 MB of temporary arrays at most.
 
     Args:
         row_bytes: Of one stored row, all fields.
@@ -70,14 +93,28 @@ class Demand:
     def slots(self, round_samples: int) -> int:
         """Batches held for rounds of that many samples over all lanes.
 
-        A round touches so many batches, one more at either end, and one that ends an epoch early.
+        A round touches as many batches as that, one more at either end, and one that ends an
+        epoch early.
         """
         return ROUNDS_HELD * (-(-round_samples // self.whole) + 3) + LENT_BATCHES
 
     def nbytes(self, *, block: int, round_samples: int) -> int:
-        """All buffers together."""
-        slots = self.slots(round_samples) * self.batch * self.steps * self.row_bytes
-        return slots + self.threads * self._thread_bytes(block)
+        """Buffers and bookkeeping together."""
+        slots, buffers = self.slots(round_samples), self.buffers(block, round_samples)
+        blocks = -(-round_samples * self.batch // self.whole // block)
+        bookkeeping = slots * SLOT_OBJECT_BYTES + blocks * BLOCK_OBJECT_BYTES
+        bookkeeping += (self.threads + 2) * block * TARGET_BYTES  # being read, and planned ahead
+        return buffers + max(0, bookkeeping - buffers // UNCOUNTED)
+
+    def buffers(self, block: int, round_samples: int) -> int:
+        """Batches, and each thread's scratch memory."""
+        batches = self.slots(round_samples) * self.batch * self.sample_bytes
+        return batches + self.threads * self._thread_bytes(block)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample, all fields."""
+        return self.steps * self.row_bytes
 
     def _thread_bytes(self, block: int) -> int:
         """The block as it is read, a chunk's stored bytes, and a chunk that is decoded in part."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.arguments import choice, whole_number
 from penstock.errors import PlanError
 from penstock.order import derive_key, tiles
 
@@ -31,16 +32,17 @@ class ChunkPlan:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("total_timesteps", self.total), ("chunk_size", self.chunk)):
-            if value < 1:
-                raise PlanError(f"{name} must be at least 1 timestep, got {value!r}")
-        if self.align < 1 or self.overlap < 0:
-            raise PlanError(
-                f"align must be at least 1 and overlap not negative, got "
-                f"align={self.align!r}, overlap={self.overlap!r}"
-            )
-        if self.sampling not in SAMPLINGS:
-            raise PlanError(f"sampling must be one of {SAMPLINGS}, got {self.sampling!r}")
+        for field, name, smallest, unit in (
+            ("total", "total_timesteps", 1, "timestep"),
+            ("chunk", "chunk_size", 1, "timestep"),
+            ("align", "align", 1, "timestep"),
+            ("overlap", "overlap", 0, "timestep"),
+        ):
+            value = whole_number(name, getattr(self, field), minimum=smallest, unit=unit)
+            object.__setattr__(self, field, value)
+        seed = whole_number("seed", self.seed, minimum=0, maximum=2**64 - 1)
+        object.__setattr__(self, "seed", seed)
+        choice("sampling", self.sampling, SAMPLINGS)
         if self.chunk % self.align:
             below = max(1, self.chunk // self.align) * self.align
             raise PlanError(
@@ -60,8 +62,6 @@ class ChunkPlan:
 
     def spans(self, epoch: int, count: int) -> list[tuple[int, int]]:
         """The first ``count`` chunks of an epoch; beyond one pass, of further passes."""
-        if count < 1:
-            raise PlanError(f"num_chunks must be at least 1, got {count!r}")
         if self.sampling == "uniform":
             return [self._uniform(epoch, i) for i in range(count)]
         passes = range(-(-count // self.per_pass))

@@ -10,8 +10,9 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from penstock.arguments import whole_number
 from penstock.errors import PenstockError, PlanError, StateError
-from penstock.order.state import FORMAT, check_format
+from penstock.order.state import FORMAT, check_format, number_of
 from penstock.seeds import Seed, several
 from penstock.streaming.budget import format_bytes
 from penstock.streaming.chunk_plan import ChunkPlan
@@ -19,6 +20,8 @@ from penstock.streaming.loading import ChunkLoading, LoadFn
 from penstock.streaming.transfer import transfer_to
 
 log = logging.getLogger("penstock")
+
+ARGUMENTS = {"order": "sampling", "samples": "total_timesteps", "chunk": "chunk_size"}
 
 
 class RandomChunkLoader:
@@ -64,14 +67,16 @@ class RandomChunkLoader:
         align: int = 1,
         overlap: int = 0,
     ) -> None:
-        if prefetch < 1:
-            raise PlanError(f"prefetch must be at least 1 chunk, got {prefetch!r}")
+        if not callable(load_fn):
+            found = f"{load_fn!r} ({type(load_fn).__name__})"
+            raise PlanError(f"load_fn must be a function of (start, end), got {found}")
         self._seed = Seed(seed)
         self._plan = ChunkPlan(
             total_timesteps, chunk_size, self._seed.value, sampling, align, overlap
         )
-        self.total_timesteps, self.chunk_size = total_timesteps, chunk_size
-        self.device, self.prefetch = device, prefetch
+        self.total_timesteps, self.chunk_size = self._plan.total, self._plan.chunk
+        self.device = device
+        self.prefetch = prefetch = whole_number("prefetch", prefetch, minimum=1, unit="chunk")
         self._loading = ChunkLoading(
             load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
         )
@@ -101,6 +106,7 @@ class RandomChunkLoader:
             epoch, taken = self._epoch + 1, 0
         else:
             epoch, taken = self._resume
+        num_chunks = whole_number("num_chunks", num_chunks, minimum=1)
         spans = self.plan.spans(epoch, num_chunks)
         self._seed.settle("chunks were delivered")
         if self._epoch < 0 and not self._seed.given and several():
@@ -149,18 +155,22 @@ class RandomChunkLoader:
             epoch, taken = epoch + 1, 0
         return {"format": FORMAT, "epoch": epoch, "position": taken, **self._identity()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the last chunk got, with the next `start_epoch`."""
-        check_format(state)
-        epoch, taken = (checked_count(state, name) for name in ("epoch", "position"))
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after the last chunk got, with the next `start_epoch`.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        check_format(state_dict)
+        epoch, taken = number_of(state_dict, "epoch"), number_of(state_dict, "position")
         ours = self._identity()
         if not self._seed.given:
-            ours["seed"] = checked_count(state, "seed")  # a drawn one is not insisted on
+            ours["seed"] = number_of(state_dict, "seed")  # a drawn one is not insisted on
         for name, value in ours.items():
-            if state.get(name) != value:
+            if state_dict.get(name) != value:
                 raise StateError(
-                    f"the state belongs to {name} {state.get(name)!r}, this loader has "
-                    f"{value!r}: build it with the same {name}"
+                    f"the state belongs to {name} {state_dict.get(name)!r}, this loader has "
+                    f"{value!r}: build it with the same {ARGUMENTS.get(name, name)}"
                 )
         self.cleanup()
         if not self._seed.given:
@@ -197,11 +207,3 @@ class RandomChunkLoader:
                 f"  device    {self.device or 'cpu'}, {format_bytes(stats['device_bytes'])} seen",
             ]
         )
-
-
-def checked_count(state: dict[str, Any], name: str) -> int:
-    """A number of a state, refused where it is none."""
-    value = state.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise StateError(f"the state's {name} must be an integer of 0 or more, got {value!r}")
-    return value

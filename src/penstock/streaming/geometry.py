@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.streaming.budget import Demand, format_bytes
+from penstock.order import BlockOrder
+from penstock.streaming.budget import Demand, format_bytes, parse_bytes, size_text
+
+log = logging.getLogger("penstock")
 
 REREAD_CHUNKS = 4  # a block is so many times what rollouts read once more, if the budget allows
 MIXED_BLOCKS = 8  # in a window at least, before larger blocks are thought of
+NARROW_BYTES = 64  # of a sample, below which it takes longer to shuffle than to read
+MIXED_NARROW = 1 << 24  # narrow samples in a window at most: the first batch waits for all of them
 ARGUMENTS = {"block": "block_samples", "window": "window_blocks", "lanes": "lanes"}
 
 
@@ -24,11 +32,8 @@ class Geometry:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                said = ARGUMENTS[field.name]
-                raise PlanError(f"{said} must be a whole number of at least 1, got {value!r}")
+            if value is not None:
+                whole_number(ARGUMENTS[field.name], value, minimum=1)
 
 
 class Choice(NamedTuple):
@@ -38,8 +43,7 @@ class Choice(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The geometry of a stream, and why."""
 
     block: Choice
@@ -73,16 +77,68 @@ class Resolver:
         window = self._given(asked.window, adopted.window) or self._window(block.value, lanes.value)
         return Resolved(block, window, lanes)
 
-    def check(self, resolved: Resolved, round_samples: int) -> None:
-        """Refuse what does not fit the budget, and say what would."""
+    def round_samples(self, resolved: Resolved) -> int:
+        """Samples of a round of windows, over all lanes."""
+        block, window, lanes = (choice.value for choice in resolved)
+        if self.in_order:
+            return min(block * window, self.samples)
+        return BlockOrder(self.samples, 0, block, window, lanes).window_samples * lanes
+
+    def needed(self, resolved: Resolved) -> int:
+        """Bytes of everything that is held for a geometry."""
         block = min(resolved.block.value, self.samples)
-        needed = self.demand.nbytes(block=block, round_samples=round_samples)
-        if needed > self.budget:
-            raise PlanError(
-                f"windows of {resolved.window.value:,} blocks of {resolved.block.value:,} samples "
-                f"need {format_bytes(needed)} ({needed:,} bytes) of buffers, memory_budget is "
-                f"{format_bytes(self.budget)}: raise it, or use smaller windows, blocks or batches"
+        return self.demand.nbytes(block=block, round_samples=self.round_samples(resolved))
+
+    def check(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
+        """What `resolve` gives; refused where it does not fit the budget, with what would."""
+        resolved = self.resolve(asked, adopted, ranks=ranks)
+        needed = self.needed(resolved)
+        if needed <= self.budget:
+            return resolved
+        block, samples = min(resolved.block.value, self.samples), self.round_samples(resolved)
+        if adopted != Geometry() and self.demand.buffers(block, samples) <= self.budget:
+            log.warning(
+                "this geometry holds %s, memory_budget is %s: it is of a state that was taken when "
+                "bookkeeping was not counted",
+                *(format_bytes(needed), format_bytes(self.budget)),
             )
+            return resolved
+        window = resolved.window.value
+        what = "one block" if window == 1 else f"a window of {window:,} blocks"
+        what += f" of {block:,} sample{'' if block == 1 else 's'}"
+        raise PlanError(
+            f"memory_budget={format_bytes(self.budget)} is too small: {what} "
+            f"needs {format_bytes(needed)} of buffers; pass "
+            + " or ".join(self._advice(needed, asked, adopted, resolved, ranks=ranks))
+        )
+
+    def _advice(
+        self, needed: int, asked: Geometry, adopted: Geometry, found: Resolved, *, ranks: int
+    ) -> list[str]:
+        """Arguments that would fit, each by itself: a budget, smaller windows, blocks, batches."""
+
+        def needs(resolver: Resolver, asked: Geometry) -> int:
+            return resolver.needed(resolver.resolve(asked, adopted, ranks=ranks))
+
+        def fits(resolver: Resolver, asked: Geometry) -> bool:
+            return needs(resolver, asked) <= self.budget
+
+        while (more := needs(replace(self, budget=parse_bytes(size_text(needed))), asked)) > needed:
+            needed = more  # a larger budget allows larger blocks, which the window is made of
+        advice = [f'memory_budget="{size_text(needed)}"']
+        if adopted.window is None and asked.window is not None:
+            for window in _halves(asked.window):
+                if fits(self, replace(asked, window=window)):
+                    return [*advice, f"window_blocks={window}"]
+        if adopted.block is None:
+            for block in _halves(min(found.block.value, self.samples)):
+                if fits(self, replace(asked, block=block)):
+                    return [*advice, f"block_samples={block}"]
+        for batch in _halves(self.demand.batch):
+            demand = replace(self.demand, batch=batch, whole=batch * ranks)
+            if fits(replace(self, demand=demand), asked):
+                return [*advice, f"batch_size={batch}"]
+        return advice
 
     def _given(self, asked: int | None, adopted: int | None) -> Choice | None:
         if asked is not None:
@@ -113,6 +169,10 @@ class Resolver:
         if self.in_order:
             busy = self.demand.threads + -(-self.demand.whole // block)
             return Choice(min(largest, busy), "enough to keep the readers busy")
+        blocks_of_all = max(1, self.samples // min(block, self.samples) // lanes)
+        most = MIXED_NARROW * (self.demand.whole // self.demand.batch) // (block * lanes)
+        if self.demand.sample_bytes < NARROW_BYTES and most < min(largest, blocks_of_all):
+            return Choice(max(1, most), "enough for a shuffle of samples this small")
         everything = largest >= self.samples // min(block, self.samples) // lanes
         return Choice(largest, "all there is" if everything else "the budget")
 
@@ -120,3 +180,10 @@ class Resolver:
         return self.demand.largest_window(
             self.budget, size=self.samples, block=min(block, self.samples), lanes=lanes
         )
+
+
+def _halves(number: int) -> Iterator[int]:
+    """Half of a number, half of that, and so on to 1."""
+    while number > 1:
+        number //= 2
+        yield number

@@ -51,10 +51,14 @@ class Slots:
         """That many free slots; the caller has made sure that there are."""
         return [self.free.popleft() for _ in range(count)]
 
-    def rows_of(self, slots: list[int]) -> npt.NDArray[np.int64]:
-        """Where all rows of these slots are in `rows`, one slot after another."""
-        begins = np.array(slots, np.int64) * self.batch
-        return np.add.outer(begins, np.arange(self.batch)).ravel()
+    def shifts(self, slots: list[int]) -> npt.NDArray[np.int64]:
+        """How far the rows of the i-th of these slots are from row ``i * batch``."""
+        return (np.array(slots, np.int64) - np.arange(len(slots))) * self.batch
+
+    @property
+    def complete(self) -> bool:
+        """Whether every slot is free or lent: else a reader was abandoned and may still write."""
+        return len(self.free) + len(self.leases) >= self.count
 
     def hand_out(self, slot: int, rows: int) -> dict[str, torch.Tensor]:
         """The batch in a slot, as tensors that look at it (or copies, if too many do already)."""

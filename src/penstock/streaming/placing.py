@@ -14,6 +14,7 @@ from penstock.streaming.past_cache import pays, scatter_past_cache
 from penstock.streaming.segments import BlockRead
 
 FEW = 500  # items, up to which numpy moves them under the interpreter's lock
+COPIED = 1 << 20  # bytes at most that are copied where not all samples of a block are wanted
 LONG = 1 << 16  # bytes, from which on others should not have to wait for that
 
 
@@ -38,9 +39,14 @@ class Placer:
         for name, array in self._samples(read.start, read.start + read.count).items():
             rows = self._slots.rows[name]
             samples = as_items(array, read.count, rows.dtype)
-            if read.keep is not None:
-                samples = samples[read.keep]
-            scatter(samples, rows, targets[read.first : read.first + len(samples)])
+            if read.keep is None:
+                scatter(samples, rows, targets[read.first : read.first + read.count])
+                continue
+            kept = np.flatnonzero(read.keep)
+            step = max(1, COPIED // rows.itemsize)
+            for at in range(0, len(kept), step):  # a copy, and rows of a sample are repeated in it
+                some = samples[kept[at : at + step]]
+                scatter(some, rows, targets[read.first + at : read.first + at + len(some)])
 
     def _samples(self, start: int, stop: int) -> Arrays:
         stop += self._steps - 1

@@ -8,10 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from penstock.errors import WorkerError
-from penstock.streaming.threads import Servant, dismiss, employ
+from penstock.streaming.threads import (
+    BackgroundThread,
+    check_process,
+    request_stop_all,
+    start_all,
+    stop_or_warn,
+    wait_for,
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,9 +32,13 @@ class Prefetched(Iterator[Result], Generic[Result]):
     result is asked for; the results before come out first.
 
     Args:
-        parts: The objects a result is made of. While somebody still holds those of two results,
-            the next one is not begun: with the one in use, ``ahead + 1`` are there at most. Who
-            keeps more than one on purpose is not held up a second time.
+        items: What is worked on.
+        work: Makes a result of an item.
+        ahead: Results that are made before they are asked for.
+        name: Of the thread.
+        parts: The objects a result is made of. While the caller still holds those of two results,
+            the next one is not begun: with the one in use, ``ahead + 1`` are there at most. A
+            caller that keeps more than one on purpose is not held up a second time.
 
     >>> with Prefetched(range(3), lambda x: x * x, ahead=2, name="squares") as early:
     ...     list(early)
@@ -42,17 +54,24 @@ class Prefetched(Iterator[Result], Generic[Result]):
         name: str,
         parts: Callable[[Result], Iterable[object]] = lambda result: (),
     ) -> None:
-        self._belt: _Belt[Result] = _Belt(ahead, parts)
-        self._servant = Servant(name, partial(_run, items, work, self._belt), self._belt.close)
-        employ([self._servant])
-        weakref.finalize(self, self._belt.close).atexit = False
+        self._queue: _ResultQueue[Result] = _ResultQueue(ahead, parts)
+        run = partial(_run, items, work, self._queue)
+        self._threads = [BackgroundThread(name, run, self._queue.close)]
+        start_all(self._threads)
+        weakref.finalize(self, request_stop_all, self._threads).atexit = False
 
     def __next__(self) -> Result:
-        return self._belt.take()
+        check_process(self._threads)  # before a lock is taken: nobody may release it in a child
+        queue = self._queue
+        queue.before_wait()
+        found = wait_for(queue.news, queue.poll, threads=self._threads, timeout=0)
+        if not found:
+            raise StopIteration
+        return queue.lend(found.pop())
 
     def close(self) -> None:
-        """End the thread, as soon as the work it is at returns."""
-        dismiss([self._servant])
+        """End the thread, as soon as the work it is at returns; see `threads.STOP_SECONDS`."""
+        stop_or_warn(self._threads)
 
     def __enter__(self) -> Self:
         return self
@@ -62,95 +81,128 @@ class Prefetched(Iterator[Result], Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class _Belt(Generic[Result]):
-    """Where the thread and the consumer meet; the thread holds only this."""
+class _ResultQueue(Generic[Result]):
+    """Where the thread and the consumer meet; the thread holds only this.
+
+    The lock is taken by ``with`` directly, not through its condition: in between, an interrupt
+    could leave it taken for ever.
+    """
 
     ahead: int
     parts: Callable[[Result], Iterable[object]]
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    room: threading.Condition = field(init=False)  # for the thread: there may be some, or the end
+    news: SimpleQueue[None] = field(default_factory=SimpleQueue)  # for the consumer
     results: deque[Result] = field(default_factory=deque)
     closed: bool = False
     ended: bool = False
     error: BaseException | None = None
     _lent: list[dict[int, weakref.ref[Any]]] = field(default_factory=list)  # results still held
-    _kept: bool = False  # by a consumer who wants to
+    _kept: bool = False  # by a caller that means to
+
+    def __post_init__(self) -> None:
+        self.room = threading.Condition(self.lock)
 
     # -- the thread
 
     def wait_for_room(self) -> bool:
         """May the next item be begun? False when nobody wants it any more."""
-        with self.changed:
+        with self.lock:
             while not self.closed and not self._has_room():
-                self.changed.wait()
+                self.room.wait()
             return not self.closed
 
     def _has_room(self) -> bool:
         return len(self.results) < self.ahead and (self._kept or len(self._lent) < 2)
 
     def put(self, result: Result) -> None:
-        with self.changed:
+        with self.lock:
             if not self.closed:
                 self.results.append(result)
-            self.changed.notify_all()
+            self.news.put(None)
 
     def end(self, error: BaseException | None) -> None:
-        with self.changed:
+        with self.lock:
             self.ended, self.error = True, error
-            self.changed.notify_all()
+            self.news.put(None)
 
     # -- the consumer
 
-    def take(self) -> Result:
-        with self.changed:
+    def before_wait(self) -> None:
+        """A caller that asks for a result while it holds two keeps them on purpose."""
+        with self.lock:
             if len(self._lent) > 1:
                 self._kept = True
-                self.changed.notify_all()
-            while not (self.results or self.ended or self.closed):
-                self.changed.wait()
+                self.room.notify_all()
+
+    def poll(self) -> list[Result] | None:
+        """The next result, in a list; an empty one at the end; None while it is being made."""
+        with self.lock:
             if self.results:
-                return self._lend(self.results.popleft())
+                return [self.results.popleft()]
             if self.error is not None:
                 raise self.error
-            if not self.ended:
+            if self.ended:
+                return []
+            if self.closed:
                 raise WorkerError("reading ahead was closed while a result was waited for")
-            raise StopIteration
+            return None
 
-    def _lend(self, result: Result) -> Result:
+    def lend(self, result: Result) -> Result:
+        """Hand a result over, and note when its parts are no longer held."""
         held: dict[int, weakref.ref[Any]] = {}
         for part in self.parts(result):
             ref = weakref.ref(part, partial(self._gone, held))
             held[id(ref)] = ref
-        if held:
-            self._lent.append(held)
-        self.changed.notify_all()
+        with self.lock:
+            if held:
+                self._lent.append(held)
+            self.room.notify_all()
         return result
 
     def _gone(self, held: dict[int, weakref.ref[Any]], ref: weakref.ref[Any]) -> None:
         """A part of a result is no longer held by anybody; may run in any thread."""
-        with self.changed:
+        with self.lock:
             held.pop(id(ref), None)
             if not held:
                 self._lent = [others for others in self._lent if others]
-                self.changed.notify_all()
+                self.room.notify_all()
 
     def close(self) -> None:
         """Nobody wants a result any more; may be called by any thread, at any moment."""
-        with self.changed:
+        with self.lock:
             self.closed = True
             self.results.clear()
-            self.changed.notify_all()
+            self.room.notify_all()
+            self.news.put(None)
 
 
-def _run(items: Iterable[Item], work: Callable[[Item], Result], belt: _Belt[Result]) -> None:
-    following = iter(items)
+def _run(
+    items: Iterable[Item], work: Callable[[Item], Result], queue: _ResultQueue[Result]
+) -> None:
+    thread, following = threading.current_thread(), iter(items)
+    assert isinstance(thread, BackgroundThread)
     try:
-        while belt.wait_for_room():
+        while queue.wait_for_room():
             for item in following:
-                belt.put(work(item))
+                thread.activity = _Activity(work, item)
+                queue.put(work(item))
+                thread.activity = None
                 del item  # nor what it holds: it may be a result of another thread
                 break
             else:
-                return belt.end(None)
+                return queue.end(None)
     except BaseException as error:  # noqa: BLE001 - re-raised where its result is asked for
-        error.add_note(f"in thread {threading.current_thread().name}")
-        belt.end(error)
+        error.add_note(f"in thread {thread.name}")
+        queue.end(error)
+
+
+class _Activity(NamedTuple):
+    """What a thread works on; put into words only for a message."""
+
+    work: Callable[..., object]
+    item: object
+
+    def __str__(self) -> str:
+        name = getattr(self.work, "__qualname__", type(self.work).__name__)
+        return f"{name}({repr(self.item)[:80]})"

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
 
 
@@ -13,6 +14,12 @@ def calculate_chunk_params(
     total_timesteps: int, chunk_size: int, batch_size: int, data_passes_per_epoch: int
 ) -> tuple[int, int, int]:
     """Chunks an epoch, batches a chunk, and their product: the batches an epoch really has.
+
+    Args:
+        total_timesteps: Timesteps of the recording.
+        chunk_size: Timesteps of a chunk.
+        batch_size: Rollouts of a batch.
+        data_passes_per_epoch: How often an epoch goes through the recording.
 
     >>> calculate_chunk_params(967680, 65536, 256, 1)
     (15, 252, 3780)
@@ -24,8 +31,7 @@ def calculate_chunk_params(
         "data_passes_per_epoch": data_passes_per_epoch,
     }
     for name, value in sizes.items():
-        if value < 1:
-            raise PlanError(f"{name} must be at least 1, got {value!r}")
+        whole_number(name, value, minimum=1)
     if total_timesteps < batch_size:
         raise PlanError(
             f"{total_timesteps} timesteps make no batch of {batch_size}: use a smaller batch_size"
@@ -56,12 +62,29 @@ def sample_batch_within_chunk(
     Without a ``generator`` it draws from torch's default one: give a
     ``keyed_generator(seed, epoch, chunk, batch)`` where a resumed run must be exact.
 
+    Args:
+        chunk_data: The chunk, ``(timesteps, neurons)``.
+        chunk_stim: Its stimulus, of as many timesteps.
+        wmat_indices: Columns of the connectome's entries (CSR).
+        wmat_indptr: Where each of its rows begins.
+        batch_size: Rollouts of the batch.
+        total_steps: Steps of a rollout.
+        num_neurons_to_zero: How many neurons to silence.
+        device: Where the results go.
+        generator: What is drawn from.
+
     >>> chunk, csr = torch.zeros(100, 3), (torch.tensor([1, 2, 0]), torch.tensor([0, 2, 2, 3]))
     >>> starts, silent, needed = sample_batch_within_chunk(chunk, chunk, *csr, 8, 20, 1, "cpu")
     >>> len(starts), int(starts.max()) < 80, len(silent)
     (8, True, 1)
     """
+    if getattr(chunk_data, "ndim", 0) < 2:
+        found = tuple(getattr(chunk_data, "shape", ())) or type(chunk_data).__name__
+        raise PlanError(f"chunk_data must be a tensor (timesteps, neurons), got {found}")
     steps, neurons = chunk_data.shape[:2]
+    batch_size = whole_number("batch_size", batch_size, minimum=1, unit="rollout")
+    total_steps = whole_number("total_steps", total_steps, minimum=0)
+    num_neurons_to_zero = whole_number("num_neurons_to_zero", num_neurons_to_zero)
     if steps <= total_steps:
         raise PlanError(
             f"a chunk of {steps} timesteps holds no rollout of {total_steps} steps and its "

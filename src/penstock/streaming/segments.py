@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.order import Cursor, Indices, Plan, Span, Steps
+
+PART_SAMPLES = 1 << 18  # whose places are worked out together: some 10 MB of temporary arrays
+PART_BLOCKS = 1 << 12  # that are planned together at most: some 1 MB of Python objects
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class Windows(Protocol):
@@ -33,8 +37,8 @@ class Windows(Protocol):
         """What one lane reads for its window."""
         ...
 
-    def window_positions(self, epoch: int, k: int, column: int) -> Indices:
-        """Position of each sample of the window, in the order of `window_reads`."""
+    def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
+        """Positions of samples ``begin : end`` of the window, in the order of `window_reads`."""
         ...
 
 
@@ -126,7 +130,7 @@ class Segment:
 class BlockRead:
     """Read samples ``start : start + count``; those wanted are the next from ``first`` on.
 
-    ``keep``: which are wanted; None for all. Where they go is said by the round.
+    ``keep``: which are wanted; None for all. Where they go is said by the part it belongs to.
     """
 
     start: int
@@ -137,50 +141,118 @@ class BlockRead:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a rank reads to fill batches ``first : stop``; ``ready`` are complete after it.
-
-    The i-th sample wanted of its reads becomes row ``rows[i]`` of those batches, counted through
-    them as if each were whole.
-    """
+    """Batches ``first : stop`` that a rank fills together; ``ready`` are complete after it."""
 
     first: int
     stop: int
     ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Reads of a round that are planned together: about `PART_SAMPLES` samples, or one block.
+
+    The i-th sample wanted of its reads becomes row ``rows[i]`` of the round's batches, counted
+    through them as if each were whole. Planning by parts keeps this array small where samples
+    are: a round of 50 million scalars would need 400 MB of it.
+    """
+
+    round: Round
     reads: tuple[BlockRead, ...]
     rows: Indices
+    begins: bool  # it is the first part of its round
+    ends: bool  # it is the last one
 
 
-def plan_rounds(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Iterator[Round]:
-    """The rounds of a rank's stream, segment after segment, each planned when it is asked for."""
+class _Run(NamedTuple):
+    """Consecutive blocks of one lane's window: samples ``begin : end`` of the window."""
+
+    column: int
+    begin: int
+    end: int
+    spans: list[Span]
+
+
+def plan_parts(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Iterator[Part]:
+    """The reads of a rank's stream, segment after segment, each part planned when asked for."""
     done = 0
     for segment in segments:
         first = windows.round_of(segment.epoch, segment.start)
         last = windows.round_of(segment.epoch, segment.stop - 1)
         for k in range(first, last + 1):
-            yield _plan_round(plan, windows, segment, k, done)
+            yield from _plan_round(plan, windows, segment, k, done)
         done += segment.count
 
 
-def _plan_round(plan: Plan, windows: Windows, segment: Segment, k: int, done: int) -> Round:
-    begin, end = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
-    touched = segment.steps_in(begin, end, plan.steps.whole)
+def _plan_round(
+    plan: Plan, windows: Windows, segment: Segment, k: int, done: int
+) -> Iterator[Part]:
+    span = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
+    touched = segment.steps_in(*span, plan.steps.whole)
     complete = (
         touched.stop
-        if end >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
+        if span[1] >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
         else touched.stop - 1
     )
-    reads: list[BlockRead] = []
-    rows: list[Indices] = []
-    wanted = 0
-    for lane in _lanes(plan, segment, touched):
-        column = (lane - begin) % plan.steps.lanes  # a round need not begin with lane 0
-        positions = windows.window_positions(segment.epoch, k, column)
-        placed, mine = segment.place(plan, positions, span=(begin, end), first=touched.start)
-        reads += _reads(windows.window_reads(segment.epoch, k, column), mine, wanted)
-        rows.append(placed if mine is None else placed[mine])
-        wanted += rows[-1].size
-    batches = done + touched.start, done + touched.stop, done + complete
-    return Round(*batches, tuple(reads), rows[0] if len(rows) == 1 else np.concatenate(rows))
+    this = Round(done + touched.start, done + touched.stop, done + complete)
+    # a round need not begin with lane 0
+    columns = [(lane - span[0]) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
+    begins, following = True, _runs(windows, segment.epoch, k, columns)
+    runs = next(following, [])
+    while begins or runs:
+        after = next(following, [])
+        reads: list[BlockRead] = []
+        rows: list[Indices] = []
+        wanted = 0
+        for run in runs:
+            placed, mine = _place(plan, windows, segment, k, run, span, touched.start)
+            reads += _reads(run.spans, mine, wanted)
+            rows.append(placed if mine is None else placed[mine])
+            wanted += rows[-1].size
+        joined = rows[0] if len(rows) == 1 else np.concatenate([_NO_ROWS, *rows])
+        yield Part(this, tuple(reads), joined, begins, ends=not after)
+        begins, runs = False, after
+
+
+def _runs(windows: Windows, epoch: int, k: int, columns: list[int]) -> Iterator[list[_Run]]:
+    """The blocks of a round's windows, in groups of about `PART_SAMPLES` or `PART_BLOCKS`."""
+    group: list[_Run] = []
+    size = 0
+    for column in columns:
+        spans: list[Span] = []
+        begin = end = 0
+        for span in windows.window_reads(epoch, k, column):
+            spans.append(span)
+            end += span.count
+            if size + end - begin >= PART_SAMPLES or len(spans) >= PART_BLOCKS:
+                yield [*group, _Run(column, begin, end, spans)]
+                group, size, spans, begin = [], 0, [], end
+        if spans:
+            group.append(_Run(column, begin, end, spans))
+            size += end - begin
+    if group:
+        yield group
+
+
+def _place(
+    plan: Plan, windows: Windows, segment: Segment, k: int, run: _Run,
+    span: tuple[int, int], first: int,
+) -> tuple[Indices, npt.NDArray[np.bool_] | None]:  # fmt: skip
+    """What `Segment.place` gives for a run, without large temporaries for a large block."""
+    rows: Indices = np.empty(run.end - run.begin, np.int64)
+    mine: npt.NDArray[np.bool_] | None = None
+    for begin in range(run.begin, run.end, PART_SAMPLES):
+        end = min(begin + PART_SAMPLES, run.end)
+        positions = windows.window_positions(segment.epoch, k, run.column, begin, end)
+        placed, kept = segment.place(plan, positions, span=span, first=first)
+        part = slice(begin - run.begin, end - run.begin)
+        if len(placed) == len(rows):
+            return placed, kept
+        rows[part] = placed
+        if kept is not None:
+            mine = np.ones(len(rows), np.bool_) if mine is None else mine
+            mine[part] = kept
+    return rows, mine
 
 
 def _reads(
@@ -204,8 +276,10 @@ def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:
         return [0]
     regular = steps.whole % steps.lanes == 0 and steps.lanes % steps.world == 0
     lanes = set(steps.lanes_of(plan.rank)) if regular else set()
-    for i in touched:
-        if not regular or i >= segment.count - 2:
-            begin, _ = segment.bounds(i, steps.whole)
-            lanes |= set((steps.rank_positions(begin, plan.rank) % steps.lanes).tolist())
+    irregular = range(max(touched.start, segment.count - 2), touched.stop) if regular else touched
+    for i in irregular:
+        begin, _ = segment.bounds(i, steps.whole)
+        lanes |= set((steps.rank_positions(begin, plan.rank) % steps.lanes).tolist())
+        if len(lanes) == steps.lanes:
+            break
     return sorted(lanes)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.sources import open_source
 from penstock.sources.base import Arrays, Field
+from penstock.sources.combine import seams_of
 
 
 class WatchedSource:
@@ -51,6 +52,11 @@ class WatchedSource:
 
     def __repr__(self) -> str:
         return f"WatchedSource({self._source!r})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Those of the source."""
+        return seams_of(self._source)
 
     def fingerprint(self) -> str:
         """That of the source."""

@@ -125,6 +125,38 @@ def test_one_path_may_be_split(tmp_path):
     assert [len(side) for side in sides] == [48, 16] and len(set(flat(sides))) == 64
 
 
+ROLLOUTS = """
+    loader: {{batch_size: 4, steps: 3, drop_last: false}}
+    dataset: {dataset}
+    model: {{_target_: HERE.Recorder}}
+"""
+
+
+def test_a_random_split_of_rollouts_is_refused_with_what_works(tmp_path):
+    np.save(tmp_path / "data.npy", np.arange(64))
+    path = f"{tmp_path}/data.npy"
+    with pytest.raises(ConfigError, match=r"val_split=0\.25 .*loader.steps=3.*a path each"):
+        job(tmp_path, ROLLOUTS.format(dataset=f"{{path: {path}, val_split: 0.25}}"))
+    parts = f"{{train: {path}, val: {path}}}"
+    data = job(tmp_path, ROLLOUTS.format(dataset=parts)).data
+    with data.train_dataloader() as train, data.val_dataloader() as val:
+        for loader in (train, val):
+            for batch in loader:
+                assert bool((batch[:, 1:] - batch[:, :-1] == 1).all())
+
+
+def test_a_fixed_part_of_rollouts_to_validate_on_is_refused_with_what_works(tmp_path):
+    np.save(tmp_path / "data.npy", np.arange(64))
+    text = ROLLOUTS.format(dataset=f"{{train: {tmp_path}/data.npy, val: {tmp_path}/data.npy}}")
+    with pytest.raises(ConfigError, match=r"val_chunk_size with loader.steps=3.*val_cycle=true"):
+        job(tmp_path, text, "train.val_chunk_size=2").data.val_dataloader()
+    with job(
+        tmp_path, text, "train.val_chunk_size=2", "train.val_cycle=true"
+    ).data.val_dataloader() as val:
+        for batch in val:
+            assert bool((batch[:, 1:] - batch[:, :-1] == 1).all())
+
+
 def test_data_modules_are_used_as_they_are(tmp_path, caplog):
     base = "model: {_target_: HERE.Recorder}\nloader: {batch_size: 2}\n"
     ours = """dataset:

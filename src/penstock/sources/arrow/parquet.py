@@ -47,6 +47,13 @@ class ParquetRows:
         self.samples = self._ends[-1] if self._ends else 0
         self.batch_samples = max((group.samples for group in self._groups), default=1)
 
+    @property
+    def seams(self) -> list[int]:
+        """Where one file ends and the next begins: they need not continue each other."""
+        pairs = zip(self._groups, self._groups[1:], self._ends, strict=False)
+        found = {end for group, after, end in pairs if group.path != after.path}
+        return sorted(found - {0, self.samples})
+
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
         """An Arrow table of rows ``start:stop``; whole row groups are decoded."""
         arrow = optional("pyarrow", extra="arrow")

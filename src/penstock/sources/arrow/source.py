@@ -62,6 +62,11 @@ class ArrowSource:
     def __repr__(self) -> str:
         return f"ArrowSource({len(self)} samples of {list(self._fields)})"
 
+    @property
+    def seams(self) -> list[int]:
+        """Where rows do not follow each other: between files, and where they were selected."""
+        return list(getattr(self._rows, "seams", ()))
+
     def fingerprint(self) -> str:
         """Identity of the data: columns, length and the bytes of a few blocks."""
         facts = [len(self), field_facts(self._fields), self._rows.batch_samples]

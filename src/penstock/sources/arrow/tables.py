@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from penstock.errors import SourceError
 from penstock.extras import optional
 
@@ -117,6 +119,7 @@ class DatasetRows:
         self._dataset = dataset.with_format("arrow")
         self.samples = len(dataset)
         self.schema = dataset.features.arrow_schema
+        self.seams = _gaps(getattr(dataset, "_indices", None))
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
         """An Arrow table of rows ``start:stop``."""
@@ -125,3 +128,11 @@ class DatasetRows:
     def stored_bytes(self) -> Iterator[bytes] | None:
         """None: rows stand for them."""
         return None
+
+
+def _gaps(indices: Any) -> list[int]:
+    """Where rows that were selected, shuffled or sorted do not follow each other."""
+    if indices is None:
+        return []
+    places = np.flatnonzero(np.diff(indices.column(0).to_numpy().astype(np.int64)) != 1) + 1
+    return [int(place) for place in places]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
@@ -100,6 +101,13 @@ class PartLoaders:
         return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
 
     def _chosen(self, source: Source, samples: int, seed: Seed) -> Source:
+        steps = self.options.get("steps", 1)
+        if steps > 1:
+            raise ConfigError(
+                f"train.val_chunk_size with loader.steps={steps}: a fixed part of the validation "
+                f"data has gaps, and samples of {steps} consecutive rows would reach over them; "
+                "set train.val_cycle=true, or leave out train.val_chunk_size"
+            )
         key = derive_key(seed.for_ranks(ranks()), "validation")
         ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
         return SelectedRanges(source, sorted(ranges))

@@ -76,6 +76,13 @@ def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
     if share is None:
         return loaded({"train": made}, loaders)
     check_share(share)
+    steps = loaders.options.get("steps", 1)
+    if is_source(made) and steps > 1:
+        raise ConfigError(
+            f"dataset.val_split={share!r} ({settings.where('dataset.val_split')}) with "
+            f"loader.steps={steps}: a random split leaves gaps, and samples of {steps} consecutive "
+            "rows would reach over them; give dataset.train and dataset.val a path each"
+        )
     train, val = split(made, share, loaders.chunks.seed or 0)
     return loaded({"train": train, "val": val}, loaders)
 

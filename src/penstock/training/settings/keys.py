@@ -140,6 +140,8 @@ STREAM_LOADER: Final[dict[str, Kind]] = {
     "lanes": whole(1).or_none(),
     "transform": SECTION.or_none(),
     "collate": SECTION.or_none(),
+    "threads": whole(1).or_none(),
+    "timeout": NUMBER,
 }
 S4_LOADER: Final = (  # what its datasets and loaders take from `loader:`
     "_name_",
