@@ -24,6 +24,7 @@ Answer = TypeVar("Answer")
 LASTING = re.compile(r"status code: 4\d\d|builder error|error parsing|not supported", re.I)
 MOST_SECONDS = 10.0 * 365 * 24 * 3600
 NO_RANGES = "non-partial response"
+NO_SUFFIXES = "not support suffix range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ObjectClient:
         self._shown, self._patience = redacted(url), patience
         self._api = optional("obstore", extra="remote")
         self._slots = threading.BoundedSemaphore(concurrency)
-        self._gives_ranges = True
+        self._gives_ranges = self._gives_suffixes = True
         self._never = threading.Event()  # waited for between attempts
         self.store = _opened(url, patience, options)
 
@@ -81,9 +82,8 @@ class ObjectClient:
         if offset == 0 and nbytes is None:
             return self._tried(key, lambda: self._get(key, None))
         if self._gives_ranges:
-            options = {"range": _range(offset, nbytes)}
             try:
-                return self._tried(key, lambda: self._get(key, options))
+                return self._part(key, offset, nbytes)
             except _RangesRefused:
                 self._gives_ranges = False  # some servers send whole objects only
         fetched = self._tried(key, lambda: self._get(key, None))
@@ -97,6 +97,19 @@ class ObjectClient:
                 f"{self._shown}/{key} is shorter than its index says: upload it again"
             )
         return Fetched(content, fetched.version)
+
+    def _part(self, key: str, offset: int, nbytes: int | None) -> Fetched | None:
+        if offset < 0 and not self._gives_suffixes:
+            size = self._tried(key, lambda: int(self._api.head(self.store, key)["size"]))
+            if size is None:
+                return None
+            offset = max(0, size + offset)
+        options = {"range": _range(offset, nbytes)}
+        try:
+            return self._tried(key, lambda: self._get(key, options))
+        except _SuffixesRefused:
+            self._gives_suffixes = False  # Azure: ask for the size first
+            return self._part(key, offset, nbytes)
 
     def children(self, key: str) -> list[str]:
         """Names one level below ``key``."""
@@ -134,6 +147,10 @@ class ObjectClient:
                     raise _gone(f"{self._shown}/{key}", error, self._patience) from None
             self._never.wait(pause)
             pause = min(2 * pause, 5.0)
+
+
+class _SuffixesRefused(Exception):
+    """The server does not send the last bytes of an object without knowing where they begin."""
 
 
 class _RangesRefused(Exception):
@@ -177,6 +194,8 @@ def _problem(name: str, error: Exception) -> Exception | None:
     text, kind = str(error), type(error).__name__
     if NO_RANGES in text:
         return _RangesRefused()
+    if NO_SUFFIXES in text:
+        return _SuffixesRefused()
     if kind in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError"):
         return SourceError(
             f"{name} may not be read: the server refuses the credentials ({_reason(text)}); "
