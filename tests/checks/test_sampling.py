@@ -76,5 +76,5 @@ def test_a_bad_first_batch_and_with_share_one_any_batch_is_refused():
 
 
 def test_a_share_beyond_the_whole_is_refused():
-    with pytest.raises(ValueError, match="share must be in"):
+    with pytest.raises(ValueError, match="share must be at most 1"):
         checked([], SCHEMA, share=2)

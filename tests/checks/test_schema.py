@@ -112,3 +112,15 @@ def test_checks_stand_without_asserts():
         [sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True
     )
     assert "NaN detected" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (torch.tensor([1.0, float("nan")]), "NaN detected in the batch: nan at row 1"),
+        (torch.tensor(float("nan")), "NaN detected in the batch: nan"),
+        ([1, 2], "a single tensor is missing: the batch has ['0', '1']"),
+    ],
+)
+def test_a_batch_without_a_name_is_called_the_batch(batch, said):
+    assert BatchSchema({"": TensorSpec()}).faults(batch) == [said]

@@ -274,15 +274,15 @@ def test_small_spectrograms_get_small_masks():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SpecAugment(p=1.5), r"p must be a probability in \[0, 1\], got 1.5"),
-        (lambda: SpecAugment(time_mask_param=-1), "time_mask_param must be an integer"),
+        (lambda: SpecAugment(p=1.5), r"p must be at most 1, got 1.5"),
+        (lambda: SpecAugment(time_mask_param=-1), "time_mask_param must be at least 0, got -1"),
         (lambda: SpecAugment(num_freq_masks=1.5), "num_freq_masks must be an integer"),
         (lambda: GaussianNoise(std=-1), "std must be at least 0, got -1"),
         (lambda: GaussianNoise(clamp=(1, 0)), r"clamp must be \(lowest, highest\)"),
         (lambda: Standardize(float("nan"), 1), "mean must be a finite number"),
         (lambda: Standardize(0, -1), "std must be at least 0, got -1"),
         (lambda: Standardize([0, 1], 1), r"got shapes \(2,\) and \(\)"),
-        (lambda: recommended_augmentation(0, 3), "needs at least 1 sample"),
+        (lambda: recommended_augmentation(0, 3), "samples must be at least 1 sample"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message):

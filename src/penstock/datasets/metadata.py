@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import a_path, image_shape
+from penstock.arguments import a_path, image_shape, shown
 from penstock.errors import SourceError
 
 Strings = npt.NDArray[np.str_]
@@ -146,10 +146,14 @@ def _check_file(directory: Path, table: Path, line: int, filename: str | None) -
     inside = "\0" not in str(name) and not name.is_absolute() and ".." not in name.parts
     if not inside or name.suffix.lower() not in (".npy", ".png"):
         raise SourceError(
-            f"{table.name!r} line {line}: {filename!r} is not a .npy or .png file of the folder"
+            f"{table.name!r} line {line}: {shown(filename)} is not a .npy or .png file of the folder"
         )
-    if not (directory / name).is_file():
-        raise SourceError(f"{table.name!r} line {line}: there is no file {filename!r}")
+    try:
+        found = (directory / name).is_file()
+    except OSError:  # a name longer than names may be
+        found = False
+    if not found:
+        raise SourceError(f"{table.name!r} line {line}: there is no file {shown(filename)}")
 
 
 def _class(path: Path, line: int, value: str | None) -> int:
@@ -158,5 +162,5 @@ def _class(path: Path, line: int, value: str | None) -> int:
     except ValueError:
         number = -1
     if not 0 <= number < MOST_CLASSES or number != int(number):
-        raise SourceError(f"{path.name!r} line {line}: {value!r} is not a class (0, 1, 2, ...)")
+        raise SourceError(f"{path.name!r} line {line}: {shown(value)} is not a class (0, 1, 2, ...)")
     return int(number)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.arguments import a_path, mapping
+from penstock.arguments import a_path, mapping, shown
 from penstock.atomic_files import remove_unfinished, replace_text
 from penstock.errors import ConfigError, StateError
 from penstock.order import Indices
@@ -115,6 +115,6 @@ def _check(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> N
     for name in dict.fromkeys([*wanted, *found]):
         if found.get(name) != wanted.get(name):
             raise StateError(
-                f"{path.name!r} holds a run with {name} {found.get(name)!r}, this one has "
-                f"{wanted.get(name)!r}: use another directory, or restore it"
+                f"{path.name!r} holds a run with {name} {shown(found.get(name))}, this one has "
+                f"{shown(wanted.get(name))}: use another directory, or restore it"
             )

@@ -196,3 +196,31 @@ def test_a_file_that_cannot_be_decoded_is_to_be_restored_and_not_removed(tmp_pat
     assert len(index_files(tmp_path, on_error="skip")) == 2
     with pytest.raises(SourceError, match=r"a\.flac.*restore it, or begin anew without it"):
         dataset[0]
+
+
+# -- one rate, and as many channels as are asked for
+
+
+def two_rates(folder):
+    tone = np.sin(np.arange(4000) / 20).astype(np.float32)
+    for name, rate in (("a.wav", 8000), ("b.wav", 16000)):
+        soundfile.write(folder / name, tone, rate)
+    return folder
+
+
+@pytest.mark.parametrize("split", [{}, {"ratio_max": 0.5}, {"ratio_min": 0.5}])
+def test_files_of_different_rates_are_refused_where_they_are_not_resampled(tmp_path, split):
+    """Defect: they were trained on together, the same sound at two speeds."""
+    said = r"a.wav has 8000 Hz, b.wav has 16000 Hz; resample all to one, target_sr=8000"
+    with pytest.raises(PlanError, match=said):
+        QuantizedAudioDataset(two_rates(tmp_path), sample_len=100, **split)
+    dataset = QuantizedAudioDataset(tmp_path, sample_len=100, target_sr=8000, **split)  # as advised
+    assert all(len(dataset[index][0]) for index in range(len(dataset)))
+
+
+def test_files_without_two_channels_are_refused_before_training(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros((400, 2), np.float32), 8000)
+    soundfile.write(tmp_path / "b.wav", np.zeros(400, np.float32), 8000)
+    with pytest.raises(PlanError, match=r"b.wav has 1 channels, stereo needs 2: use is_stereo=Fa"):
+        QuantizedAudioDataset(tmp_path, sample_len=100, is_stereo=True)
+    assert len(QuantizedAudioDataset(tmp_path, sample_len=100, is_stereo=False)) == 8
