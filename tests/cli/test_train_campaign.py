@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from penstock.training.running.directory import RunPaths
-from tests.cli.projects import PENSTOCK, final_state
+from tests.cli.projects import PENSTOCK, final_state, new_project
 from tests.cli.test_train_resume import (
     ON_TWO_RANKS,
     assert_each_sample_once_an_epoch,
@@ -52,6 +53,28 @@ def test_a_kill_at_any_moment_loses_nothing(commands, uninterrupted, project, nu
     elif changes is ON_TWO_RANKS:  # the same steps, of halves
         assert ended["seen"] == state["seen"]
         assert torch.allclose(ended["state_dict"]["weight"], state["state_dict"]["weight"])
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [range(11, 60, 12), pytest.param(range(400), marks=pytest.mark.proof)],
+    ids=["quick", "proof"],
+)
+def test_a_kill_between_any_two_file_operations_loses_nothing(
+    commands, uninterrupted, tmp_path, windows
+):
+    """Between write, rename, link and prune of checkpoints, and of logs and configuration."""
+    for at in windows:
+        project = new_project(tmp_path / str(at))
+        killed = commands(project, "train", "tiny.yaml", KILL_AT_FILE=str(at)).code
+        if killed == 0:
+            break  # the run has fewer operations
+        assert killed == -signal.SIGKILL
+        done = commands(project, "train", "tiny.yaml", "--resume")
+        assert done.code == 0, (at, done.err)
+        assert_whole(project / "run")
+        assert_same(final_state(project / "run"), uninterrupted[1])
+        shutil.rmtree(project)
 
 
 def torchrun(project, *overrides, at=""):

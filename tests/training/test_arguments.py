@@ -109,7 +109,8 @@ def table(tmp_path):
             "keep_channel": False, "keep_silence_low": False,
         },
         penstock.QuantizedAudioDataset: {
-            "path": folder, "files": [FILE], "ratio_min": 0.0, "ratio_max": 1.0, "on_error": "raise",
+            "path": folder, "files": [FILE], "ratio_min": 0.0, "ratio_max": 1.0,
+            "on_error": "raise",
         },
         index_files: {"folder": folder, "on_error": "raise"},
         penstock.SpectrogramFolder: {
@@ -237,18 +238,23 @@ def test_a_wrong_value_is_refused_by_name_or_it_works(places, kind):
     assert not nameless, "\n".join(nameless)
 
 
-INTEGERS = (
-    "time_mask_param freq_mask_param num_time_masks num_freq_masks n_fft hop_length samples classes "
-    "bits seed sample_len target_sr context_len pad_len pairs embedding_dim n_neg clusters keywords "
-    "epoch block_bytes pad_to_multiple_of max_length sample_rate keep_best_k keep_last_n "
-    "save_interval_epochs global_step n_splits max_attempts min_val_segments random_state "
-    "min_test_segments num_classes"
-).split()
-NUMBERS = "std p mask_value low high share mlm_probability ratio_min ratio_max test_size".split()
-FLAGS = (
-    "aggressive keep_silence_low training use_spec_augment use_gaussian_noise per_channel drop_last "
-    "is_stereo keep_channel finite exact mlm drive_backup spec_augment gaussian_noise"
-).split()
+INTEGERS = [
+    "time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks", "n_fft",
+    "hop_length", "samples", "classes", "bits", "seed", "sample_len", "target_sr", "context_len",
+    "pad_len", "pairs", "embedding_dim", "n_neg", "clusters", "keywords", "epoch", "block_bytes",
+    "pad_to_multiple_of", "max_length", "sample_rate", "keep_best_k", "keep_last_n",
+    "save_interval_epochs", "global_step", "n_splits", "max_attempts", "min_val_segments",
+    "random_state", "min_test_segments", "num_classes",
+]  # fmt: skip
+NUMBERS = [
+    "std", "p", "mask_value", "low", "high", "share", "mlm_probability", "ratio_min", "ratio_max",
+    "test_size",
+]  # fmt: skip
+FLAGS = [
+    "aggressive", "keep_silence_low", "training", "use_spec_augment", "use_gaussian_noise",
+    "per_channel", "drop_last", "is_stereo", "keep_channel", "finite", "exact", "mlm",
+    "drive_backup", "spec_augment", "gaussian_noise",
+]  # fmt: skip
 OPTIONAL = {
     "hop_length", "sample_len", "target_sr", "context_len", "pad_len", "pad_to_multiple_of",
     "max_length", "sample_rate", "global_step", "num_classes", "seed", "low", "high",

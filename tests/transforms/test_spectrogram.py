@@ -59,5 +59,5 @@ def test_it_survives_pickling():
 
 @pytest.mark.parametrize("options", [{"n_fft": 1}, {"n_fft": 8, "hop_length": 0}])
 def test_what_is_no_window_is_refused(options):
-    with pytest.raises(ValueError, match="(n_fft|hop_length) must be at least"):
+    with pytest.raises(ValueError, match=r"(n_fft|hop_length) must be at least"):
         T.Spectrogram(**options)

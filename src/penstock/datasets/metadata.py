@@ -146,7 +146,7 @@ def _check_file(directory: Path, table: Path, line: int, filename: str | None) -
     inside = "\0" not in str(name) and not name.is_absolute() and ".." not in name.parts
     if not inside or name.suffix.lower() not in (".npy", ".png"):
         raise SourceError(
-            f"{table.name!r} line {line}: {shown(filename)} is not a .npy or .png file of the folder"
+            f"{table.name!r} line {line}: {shown(filename)} is no .npy or .png file of the folder"
         )
     try:
         found = (directory / name).is_file()
@@ -162,5 +162,7 @@ def _class(path: Path, line: int, value: str | None) -> int:
     except ValueError:
         number = -1
     if not 0 <= number < MOST_CLASSES or number != int(number):
-        raise SourceError(f"{path.name!r} line {line}: {shown(value)} is not a class (0, 1, 2, ...)")
+        raise SourceError(
+            f"{path.name!r} line {line}: {shown(value)} is not a class (0, 1, 2, ...)"
+        )
     return int(number)
