@@ -276,8 +276,8 @@ def test_classes_for_a_task_that_models_tokens_are_refused():
     ("options", "message"),
     [
         ({"padding_side": "rigth"}, "did you mean 'right'"),
-        ({"mlm_probability": 1.5}, r"in \[0, 1\]"),
-        ({"label_padding": "pad"}, "number or 'token'"),
+        ({"mlm_probability": 1.5}, "must be at most 1, got 1.5"),
+        ({"label_padding": "pad"}, "an integer or 'token'"),
         ({"max_length": 0}, "at least 1 token"),
         ({"pad_to_multiple_of": 0}, "at least 1 token"),
         ({"mlm": True, "task_spec": TaskSpec.cls_tiny()}, "does not fit"),

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from penstock.arguments import mapping, shown, text
+from penstock.arguments import mapping, shown
 from penstock.errors import ConfigError
 from penstock.registry import Registry, unknown_name
 
@@ -78,8 +78,8 @@ class TaskSpec:
         for name in ("task_type", "modality", "model_family", "loss_type"):
             if not isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{name} must be a str, got {shown(value)}")
-        if self.target_field is not None:
-            text("target_field", self.target_field, error=ConfigError)
+        if self.target_field is not None and not isinstance(self.target_field, str):
+            raise ConfigError(f"target_field must be a str, got {shown(self.target_field)}")
         for name in ("input_fields", "metrics"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) or not all(isinstance(e, str) for e in value):

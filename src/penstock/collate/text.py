@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from penstock.arguments import LARGEST_SEED, choice, flag, real_number, text, whole_number
+from penstock.arguments import LARGEST_SEED, choice, flag, real_number, shown, text, whole_number
 from penstock.collate.batch_keys import batch_keys
 from penstock.collate.columns import Columns, columns_of
 from penstock.collate.default import collate_values
@@ -27,7 +27,8 @@ from penstock.collate.tokenizing import (
     start_id,
     vocabulary_of,
 )
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PlanError
+from penstock.registry import unknown_name
 
 SIDES = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
@@ -209,6 +210,8 @@ class TextCollator:
 
 
 def _check(collator: TextCollator, task_type: str | None) -> None:
+    if collator.padding_side not in SIDES and isinstance(collator.padding_side, str):
+        raise ConfigError(unknown_name("padding_side", collator.padding_side, SIDES))
     choice("padding_side", collator.padding_side, SIDES, error=ConfigError)
     real_number(
         "mlm_probability", collator.mlm_probability, minimum=0, maximum=1, error=ConfigError
@@ -217,9 +220,12 @@ def _check(collator: TextCollator, task_type: str | None) -> None:
         raise ConfigError(f"mlm=True does not fit a task of type {task_type!r}")
     if not isinstance(collator.label_padding, str) or collator.label_padding != "token":
         try:
-            whole_number("label_padding", collator.label_padding, error=ConfigError)
-        except ConfigError as error:
-            raise ConfigError(f"{error}, or 'token'") from error
+            whole_number("label_padding", collator.label_padding)
+        except PlanError as error:
+            found = shown(collator.label_padding)
+            raise ConfigError(
+                f"label_padding must be an integer or 'token', got {found}"
+            ) from error
     for name in ("max_length", "pad_to_multiple_of"):
         size = getattr(collator, name)
         if size is not None:
