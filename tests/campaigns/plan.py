@@ -77,11 +77,13 @@ def every_trial(storages: Storages, seed: int) -> list[Trial]:
     plan += [("train", (0,), 10), ("train", (1,), 10), ("interrupt train", (), 6)]
     plan += [("torchrun", ("StreamLoader", "zarr blosc"), 3)]
     plan += [("torchrun", ("ChunkedDataLoader processes", "npy"), 3)]
-    return [
+    trials = [
         Trial(name, arguments, number, seed)
         for name, arguments, count in plan
         for number in range(count)
     ]
+    random.Random(seed).shuffle(trials)  # a campaign that runs out of time has tried every sort
+    return trials
 
 
 SAMPLE = {"kill": 12, "interrupt": 4, "cycles": 3, "elastic": 2, "manager": 5, "train": 1}
