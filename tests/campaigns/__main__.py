@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     print(page.summary(rows))
     print(f"{len(outcomes)} of {len(trials)} trials in {took:.0f} s, {bad} of them failed")
     if options.record:
-        page.record(rows, seed=seed, seconds=took, complete=len(outcomes) == len(trials))
+        page.record(rows, seed=seed, seconds=took, planned=len(trials))
     return int(bad > 0 or not outcomes)
 
 

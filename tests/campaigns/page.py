@@ -50,14 +50,15 @@ Repeat it with `make proof`; CI runs a random sample of these trials.
 """
 
 
-def record(rows: list[dict[str, Any]], *, seed: int, seconds: float, complete: bool) -> None:
+def record(rows: list[dict[str, Any]], *, seed: int, seconds: float, planned: int) -> None:
     """Keep the results of a campaign, with what it ran on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     about = {
         "date": datetime.now(UTC).date().isoformat(),
         "seed": seed,
         "seconds": round(seconds),
-        "complete": complete,
+        "trials": sum(row["trials"] for row in rows),
+        "planned": planned,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)),
@@ -81,8 +82,12 @@ def render(recorded: dict[str, Any]) -> str:
         f"{recorded['python']}, {packages}; {recorded['system']}, {recorded['cores']} cores, "
         f"{recorded['memory_gb']} GB of memory; seed {recorded['seed']}, {recorded['seconds']} s."
     )
-    if not recorded["complete"]:
-        made += " **The campaign ran out of time: some trials were left out.**"
+    if recorded["trials"] < recorded["planned"]:
+        made += (
+            f"\n\n**Incomplete: the campaign ran out of time after {recorded['trials']} of "
+            f"{recorded['planned']} trials, drawn at random. Combinations without a row were not "
+            "tried.**"
+        )
     rows = recorded["rows"]
     return "\n".join(
         [
