@@ -7,6 +7,7 @@ Needs nothing but Python: every version gets an environment of its own, .venv-3.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 def find(version: str) -> str | None:
     """The command of an interpreter that runs and is this version."""
-    for name in dict.fromkeys(filter(None, (shutil.which(f"python{version}"), sys.executable))):
+    shims = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python{version}"), sys.executable]
+    candidates += map(str, sorted(shims.glob(f"{version}*/bin/python{version}")))
+    for name in filter(None, candidates):
         asked = subprocess.run(
             [name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
             capture_output=True,
             text=True,
             check=False,
-        )  # a shim of pyenv may be there without its version
+        )  # a shim of pyenv refuses versions that are not switched on
         if asked.stdout.strip() == version:
             return name
     return None
