@@ -84,11 +84,11 @@ def behaving(folder):
 def killed(method, *behaviours):
     """Say what there is, and wait to be killed."""
     multiprocessing.set_forkserver_preload(["penstock.loaders"])
-    kept = misbehaving(method, behaviours)
+    kept.append(misbehaving(method, behaviours))
     locks = [thing._semlock.name for thing in gc.get_objects() if isinstance(thing, SemLock)]
+    locks = [name for name in locks if name is not None]  # fork keeps no name
     print(json.dumps(locks), flush=True)
     signal.pause()
-    del kept
 
 
 def starting(method):
@@ -102,10 +102,15 @@ def starting(method):
 
 def leaves(how, method, *behaviours):
     """End without ``close()``, in the midst of an iteration."""
-    _loader, batches, _ = misbehaving(method, behaviours)
-    if how == "broken off":
-        del batches
+    loader, batches, _ = misbehaving(method, behaviours)
+    if how == "alive":
+        kept.append(batches)
+    elif how == "broken off":
+        kept.append(loader)
     print("leaving", flush=True)
+
+
+kept = []
 
 
 def interrupts(method, rounds, seed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import pickle
 import signal
@@ -31,7 +30,6 @@ from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 log = logging.getLogger("penstock")
 
 STARTS = 3  # of workers, before an error
-EXIT_SECONDS = 1.0  # for workers to finish their batch when the interpreter exits
 
 
 class IndexBatch(list[int]):
@@ -116,13 +114,17 @@ class Workers:
         self._batches: Iterator[Any] = iter(())
         self._context: WorkerContext | None = None
         self._watch: WorkerWatch | None = None
+        self._when_dropped: weakref.finalize[..., Workers] | None = None
         self._make_loader()
-        _all_workers.add(self)
 
     def _make_loader(self) -> None:
         options = dict(self._options)
         if options.get("num_workers", 0):
             self._context = WorkerContext(options.get("multiprocessing_context"))
+            if self._when_dropped is not None:
+                self._when_dropped.detach()
+            self._when_dropped = weakref.finalize(self, self._context.end)
+            self._when_dropped.atexit = False  # the context ends at exit, with less time
             options["multiprocessing_context"] = self._context
             options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
             options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
@@ -165,15 +167,14 @@ class Workers:
                 warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
                 # an iterator that is interrupted as it is made is lost, with what it started
                 with deferred_signals(signal.SIGINT, signal.SIGTERM):
-                    self._batches = iter(self._loader)
+                    self._batches = context.batches = iter(self._loader)
+                    look = min(self._timeout / 4 or LOOK_SECONDS, LOOK_SECONDS)
+                    self._watch = context.watch = WorkerWatch(context, look)
+                    self._watch.start()
                 if context.get_start_method() == "fork" and not context.all_begin():
                     return "was stuck as it was forked"
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise WorkerError(unpicklable(*self._sent_along)) from error
-        look = min(self._timeout / 4 or LOOK_SECONDS, LOOK_SECONDS)
-        self._watch = WorkerWatch(context, look)
-        weakref.finalize(self, self._watch.request_stop)
-        self._watch.start()
         return None
 
     def _start_again(self, watch: WorkerWatch) -> str | None:
@@ -196,9 +197,8 @@ class Workers:
         if context is None or watch is None:
             return next(batches)
 
-        def what() -> str:
-            return describe_wait(context, count % len(context.processes), sent[0].samples)
-
+        samples = sent[0].samples if sent else ()
+        what = partial(describe_wait, context, count % len(context.processes), samples)
         with watch.waiting(what, self._timeout):
             return next(batches)
 
@@ -218,21 +218,9 @@ class Workers:
         Args:
             seconds: For them to finish what they are reading; then they are killed.
         """
-        with deferred_signals(signal.SIGINT, signal.SIGTERM):
-            if self._watch is not None:
-                self._watch.stop()
-            if self._context is not None:
-                self._context.end(self._batches, seconds)
-            self._batches, self._watch = iter(()), None
-
-
-_all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
-
-
-@atexit.register  # before multiprocessing's own function, which waits until workers end
-def _close_all() -> None:
-    for workers in list(_all_workers):
-        workers.close(EXIT_SECONDS)
+        if self._context is not None:
+            self._context.end(seconds)
+        self._batches, self._watch = iter(()), None
 
 
 class WorkerStream:

@@ -41,7 +41,6 @@ class WorkerWatch(threading.Thread):
     def __init__(self, context: WorkerContext, look_seconds: float) -> None:
         super().__init__(name="worker-watch", daemon=True)
         self._context, self._look_seconds = context, look_seconds
-        self._stopped = threading.Event()
         self._wait: _Wait | None = None
         self._too_long: str | None = None
 
@@ -70,9 +69,9 @@ class WorkerWatch(threading.Thread):
             self._wait = None
 
     def run(self) -> None:
-        """Look at the clock until `stop`."""
+        """Look at the clock until the workers are ended."""
         reported: tuple[_Wait, float] | None = None
-        while not self._stopped.wait(self._look_seconds):
+        while not self._context.ending.wait(self._look_seconds):
             wait = self._wait
             if wait is None:
                 continue
@@ -85,16 +84,6 @@ class WorkerWatch(threading.Thread):
             if waited >= due:
                 reported = wait, 2 * due
                 log.warning("waiting since %.0f s for %s; timeout= ends this", waited, wait.what())
-
-    def request_stop(self) -> None:
-        """Have the thread end; does not block."""
-        self._stopped.set()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self.request_stop()
-        if self.is_alive():
-            self.join()
 
 
 class WorkerTimeoutError(WorkerError):

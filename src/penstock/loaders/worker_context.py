@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 UNGUARDED: Final = 86  # exit code of a worker whose main script starts workers when it is imported
 END_SECONDS: Final = 5.0  # for a worker to finish its batch when a loader is closed; then SIGKILL
+EXIT_SECONDS: Final = 1.0  # the same when the interpreter exits
 NOTICE_SECONDS: Final = 20.0  # from a SIGTERM of the system to a worker's end
 BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or for ever
 POLL_SECONDS: Final = 0.1  # between two looks at an interrupt while workers end
@@ -52,7 +54,11 @@ class WorkerContext(BaseContext):
         self._reports, self._report = self._base.Pipe(duplex=False)
         self._begun: set[int] = set()
         self.processes: list[BaseProcess] = []
+        self.batches: Any = None  # torch's iterator, once it is made
+        self.watch: threading.Thread | None = None  # ends soon after `ending` is set
+        self.ending = threading.Event()
         self.ended = False
+        _contexts.add(self)
 
     # -- what torch asks for
 
@@ -114,18 +120,18 @@ class WorkerContext(BaseContext):
             process.kill()
         self._queues[0]._writer.close()  # the end of the pipe, once the workers are gone
 
-    def end(self, batches: Any = None, seconds: float = END_SECONDS) -> None:
-        """End all processes, feeder threads and pipes; an interrupt waits for that, not long.
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """End all processes, threads and pipes; an interrupt waits for that, not long.
 
         Args:
-            batches: torch's iterator, or None where it was never completed.
             seconds: For workers to finish what they are reading; then they are killed.
         """
         if self.ended or os.getpid() != self._owner:
             return
         with deferred_signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as came:
-            if hasattr(batches, "_pin_memory_thread"):
-                shut_down(batches)  # that thread ends first, while messages are still complete
+            self.ending.set()
+            if hasattr(self.batches, "_pin_memory_thread"):
+                shut_down(self.batches)  # that thread first, while messages are still complete
             self._ask_to_end()
             deadline = time.monotonic() + seconds
             while (ending := [p.sentinel for p in self.started if _can_end(p)]) and not (
@@ -137,12 +143,15 @@ class WorkerContext(BaseContext):
                     process.kill()
             for process in self.started:
                 process.join(END_SECONDS)
-            shut_down(batches)
+            shut_down(self.batches)
+            if self.watch is not None and self.watch is not threading.current_thread():
+                self.watch.join()
             for queue in self._queues:
                 _close(queue)
             self._end.close()
             self._reports.close()
             self._report.close()
+            self.batches, self.processes, self._queues = None, [], []
             self.ended = True
 
     def _ask_to_end(self) -> None:
@@ -150,6 +159,15 @@ class WorkerContext(BaseContext):
         for queue in self._queues[1:]:
             with suppress(ValueError, RuntimeError):  # closed, or too late for a feeder thread
                 queue.put(None)
+
+
+_contexts: weakref.WeakSet[WorkerContext] = weakref.WeakSet()
+
+
+@atexit.register  # runs before multiprocessing's own, which would wait for the workers
+def _end_all() -> None:
+    for context in list(_contexts):
+        context.end(EXIT_SECONDS)
 
 
 def start_context(method: str | None) -> BaseContext:
