@@ -88,11 +88,19 @@ def test_the_control_is_keyed_by_epoch_and_sample():
 
 
 @pytest.mark.parametrize(
-    ("workers", "method"), [(2, "fork"), (4, "fork"), (2, "forkserver"), (2, "spawn")]
+    ("workers", "method", "persistent"),
+    [
+        (1, "fork", False),
+        (2, "fork", True),
+        (4, "fork", False),
+        (2, "forkserver", True),
+        (2, "spawn", True),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-def test_any_workers_and_start_method_deliver_the_same_bits(workers, method):
-    assert same_batch(two_epochs(workers=workers, multiprocessing_context=method), CONTROL)
+def test_any_workers_and_start_method_deliver_the_same_bits(workers, method, persistent):
+    options = {"multiprocessing_context": method, "persistent_workers": persistent}
+    assert same_batch(two_epochs(workers=workers, **options), CONTROL)
 
 
 @pytest.mark.proof
@@ -100,8 +108,12 @@ def test_any_workers_and_start_method_deliver_the_same_bits(workers, method):
 @pytest.mark.parametrize("method", WORLDLY)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("prefetch", [1, 5])
-def test_the_large_matrix_of_executors_delivers_the_same_bits(workers, method, prefetch):
+@pytest.mark.parametrize("persistent", [True, False])
+def test_the_large_matrix_of_executors_delivers_the_same_bits(
+    workers, method, prefetch, persistent
+):
     options = {"multiprocessing_context": method, "prefetch_factor": prefetch}
+    options["persistent_workers"] = persistent
     assert same_batch(two_epochs(workers=workers, **options), CONTROL)
 
 

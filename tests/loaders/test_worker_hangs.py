@@ -73,20 +73,22 @@ def first_of(batch):
 
 
 @pytest.mark.parametrize(
-    ("how", "state", "options"),
+    ("how", "state", "size", "options"),
     [
-        ("locked", "sleeping", {}),
-        ("stopped", "stopped", {}),
-        ("asleep", "sleeping", {"persistent_workers": False}),
-        ("collate", "sleeping", {}),
-        ("stopped", "stopped", {"multiprocessing_context": "forkserver"}),
+        ("locked", "sleeping", 1, {}),
+        ("locked", "sleeping", LARGE, {}),
+        ("stopped", "stopped", 1, {}),
+        ("stopped", "stopped", LARGE, {}),
+        ("asleep", "sleeping", 1, {"persistent_workers": False}),
+        ("collate", "sleeping", 1, {}),
+        ("stopped", "stopped", LARGE, {"multiprocessing_context": "forkserver"}),
         pytest.param(
-            "stopped", "stopped", {"multiprocessing_context": "spawn"}, marks=pytest.mark.proof
+            *("stopped", "stopped", 1, {"multiprocessing_context": "spawn"}),
+            marks=pytest.mark.proof,
         ),
     ],
 )
-@pytest.mark.parametrize("size", [1, LARGE])
-def test_a_timeout_names_the_worker_what_it_reads_and_its_state(trap, how, state, options, size):
+def test_a_timeout_names_the_worker_what_it_reads_and_its_state(trap, how, state, size, options):
     dataset = Hanging(trap, "locked" if how == "collate" else how, size)
     if how == "collate":
         dataset.how, options = "never", {**options, "collate_fn": HangsInCollate(trap)}

@@ -338,11 +338,10 @@ def _close(queue: Any) -> None:
     queue.close()
     feeder, deadline = queue._thread, time.monotonic() + END_SECONDS
     while feeder is not None and feeder.is_alive() and time.monotonic() < deadline:
-        # it is blocked where the pipe is full
-        with suppress(OSError, ValueError):  # it closes the pipe itself, at its end
-            if wait([queue._reader], POLL_SECONDS):
+        feeder.join(POLL_SECONDS)
+        with suppress(OSError, ValueError):  # the thread closes the pipe itself, at its end
+            if feeder.is_alive() and wait([queue._reader], 0):  # it is blocked: the pipe is full
                 os.read(queue._reader.fileno(), 1 << 20)
-        feeder.join(0.001)
     if feeder is None or not feeder.is_alive():
         queue._reader.close()
         queue._writer.close()
