@@ -275,7 +275,11 @@ class LoaderIterator(Iterator[Batch]):
     def __init__(self, loader: Loader[Batch]) -> None:
         self._loader = loader
         self._plan: Plan | None = None  # from its first batch on
-        self._turn = self._left = 0
+        self._turn = self._left = self._count = 0
+
+    def __len__(self) -> int:
+        """Batches of this iteration, those already delivered too."""
+        return self._loader.remaining if self._plan is None else self._count
 
     def __next__(self) -> Batch:
         after, fetched = self._fetch()
@@ -301,7 +305,7 @@ class LoaderIterator(Iterator[Batch]):
     def _start(self) -> Plan:
         self._loader._begin()
         self._course = course = self._loader._course
-        self._left = course.remaining
+        self._left = self._count = course.remaining
         self._turn, self._plan = course.begin_iteration()
         # runs when nobody holds the iterator any more: after a break as well
         self._leave = weakref.finalize(self, _leave, self._loader, course, self._turn)

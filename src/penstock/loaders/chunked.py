@@ -123,7 +123,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         if self._passes_through is not None:
             ours = {"chunk_size": chunk_size, "order": order, "rank": rank, "executor": executor}
             refuse_ours(self._passes_through, ours | {"world_size": world_size})
-            if self._passes_through == "batch_sampler":
+            if self._passes_through == "batch_sampler" and batch_size is None:
                 batch_size = 1  # torch's way of saying that the batch sampler decides
             super().__init__(dataset, batch_size, shuffle or None, drop_last=drop_last, **options)
             self._given = dataset  # torch wraps some

@@ -149,4 +149,5 @@ def _create(
     chosen = DataLoaderFactory.get_optimal_config(size, *hints) | ours
     del chosen["persistent_workers"]  # follows the workers there will be
     config, why = fit(dataset, batch_size, chosen, given, budget)
-    return build(dataset, {"batch_size": batch_size, **config}, why)
+    batches = None if given.get("batch_sampler") is not None else batch_size
+    return build(dataset, {"batch_size": batches, **config}, why)
