@@ -61,7 +61,7 @@ def alone(work: Callable[..., Any], *args: Any) -> tuple[float, int]:
 def weighed(work: Callable[..., float], *args: Any) -> tuple[float, int]:
     before = peak_bytes()
     seconds = work(*args)
-    return seconds, peak_bytes() - before
+    return seconds, max(1, peak_bytes() - before)  # a tiny run may add nothing
 
 
 def compare(cases: dict[str, Callable[[], tuple[float, int]]], rounds: int) -> dict[str, Any]:
