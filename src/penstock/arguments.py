@@ -124,6 +124,27 @@ def choice(name: str, value: T, allowed: Collection[T], *, error: type[Exception
     return value
 
 
+def instance(
+    name: str,
+    value: Any,
+    kind: type[T],
+    *,
+    optional: bool = False,
+    error: type[Exception] = PlanError,
+) -> None:
+    """Refuse a value that is not of a type.
+
+    Args:
+        name: The argument's name, as the caller spells it.
+        value: What was passed.
+        kind: The type it must have.
+        optional: Whether None is accepted too.
+        error: The class to raise.
+    """
+    if not (isinstance(value, kind) or (optional and value is None)):
+        raise error(f"{name} must be a {kind.__name__}, got {shown(value)}")
+
+
 def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
     """Return ``value`` if it is None or can be called."""
     if value is not None and not callable(value):

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from penstock.arguments import whole_number
+from penstock.errors import PlanError
 from penstock.order.keys import Keys, derive_key
-from penstock.order.permutation import Indices
+from penstock.order.permutation import LARGEST, Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,15 @@ def current_reading() -> Reading | None:
 def current_epoch(default: int = 0) -> int:
     """The epoch that travelled with the indices; ``default`` outside of a loader."""
     reading = _reading.get()
-    return default if reading is None else reading.epoch
+    if reading is not None:
+        return reading.epoch
+    return whole_number("default", default, minimum=0)
 
 
 def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int:
     """The 64-bit key of (seed, purpose, epoch, sample); the loader's seed unless one is given."""
+    if type(sample) is not int or not 0 <= sample <= LARGEST:  # cheap: runs for every sample
+        sample = whole_number("sample", sample, minimum=0)
     return derive_key(_base(seed, purpose), sample)
 
 
@@ -69,7 +75,10 @@ def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) 
     >>> keys.tolist() == [sample_key(4, "noise", seed=1), sample_key(9, "noise", seed=1)]
     True
     """
-    return np.asarray(derive_key(_base(seed, purpose), np.atleast_1d(samples)))
+    indices = np.atleast_1d(samples)
+    if indices.dtype.kind not in "iu":
+        raise PlanError(f"samples must be integers, got {samples!r}")
+    return np.asarray(derive_key(_base(seed, purpose), indices))
 
 
 def sample_generator(sample: int, *purpose: int | str, seed: int | None = None) -> torch.Generator:

@@ -95,7 +95,7 @@ class Registry(Generic[T]):
     def find(self, name: str) -> T:
         """What is registered under ``name``, or an error that says what was probably meant."""
         if not isinstance(name, str):
-            raise ConfigError(f"a {self.kind} is named by a str, got a {type(name).__name__}")
+            raise ConfigError(f"the name of a {self.kind} must be a str, got {name!r}")
         if name not in self._entries:
             raise ConfigError(unknown_name(self.kind, name, self._entries))
         return self._entries[name]

@@ -149,7 +149,7 @@ def test_attributes_mirror_the_arguments():
         ({"chunk_size": 0}, "chunk_size must be at least 1 batch"),
         ({"steps": 0}, "steps must be at least 1 row"),
         ({"steps": 4001}, "4000 rows hold no sample of 4001 consecutive rows"),
-        ({"memory_budget": "lots"}, "cannot read 'lots' as a size"),
+        ({"memory_budget": "lots"}, "memory_budget must be a number of bytes"),
         ({"memory_budget": 0}, "memory_budget=0 B is too small"),
         ({"rank": 2, "world_size": 2}, "rank"),
         ({"seed": -1}, "seed"),

@@ -382,7 +382,7 @@ def test_a_training_configuration_gives_batch_size_seed_and_split():
 
 
 def test_what_holds_no_samples_is_refused_with_what_does():
-    with pytest.raises(ConfigError, match="cannot load samples from int: give a Hugging Face"):
+    with pytest.raises(ConfigError, match="train_data: cannot load samples from int; pass a Hug"):
         UniversalDataModule(7)
 
 

@@ -56,5 +56,5 @@ def test_neighbouring_parts_give_keys_whose_bits_are_independent():
 
 @pytest.mark.parametrize("part", [-1, 2**64])
 def test_a_part_outside_of_64_bits_is_refused(part):
-    with pytest.raises(ValueError, match=r"a key part must be in \[0, 2\*\*64\), got"):
+    with pytest.raises(ValueError, match=r"a part of a key .* must be at"):
         derive_key(1, part)

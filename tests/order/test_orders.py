@@ -85,7 +85,7 @@ def test_an_empty_dataset_has_no_order():
     for make in (SequentialOrder, lambda n: ShuffledOrder(n, 1), lambda n: BlockOrder(n, 1, 2, 2)):
         with pytest.raises(PlanError, match="cannot order 0 samples: an empty dataset"):
             make(0)
-        with pytest.raises(PlanError, match=r"sizes go from 1 to 2\*\*62"):
+        with pytest.raises(PlanError, match=r"size must be at"):
             make(LARGEST + 1)
 
 

@@ -145,7 +145,7 @@ def test_memory_is_constant():
 
 @pytest.mark.parametrize("n", [0, -1, LARGEST + 1])
 def test_a_length_that_cannot_be_is_refused(n):
-    with pytest.raises(PlanError, match=r"length must be in \[1, 2\*\*62\], got"):
+    with pytest.raises(PlanError, match=r"length must be"):
         Permutation(n, 1)
 
 

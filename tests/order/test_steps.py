@@ -147,7 +147,7 @@ def test_steps_of_any_size_are_sought_in_no_time(n, batch, world, data):
         ({"size": 9, "batch": 1, "world": 0}, "world_size must be at least 1 rank, got 0"),
         ({"size": 9, "batch": 1, "lanes": 0}, "lanes must be at least 1 lane, got 0"),
         ({"size": 9, "batch": 1, "chunk": 0}, "chunk_size must be at least 1 batch, got 0"),
-        ({"size": 9, "batch": 1, "limit": -1}, "limit_batches must not be negative, got -1"),
+        ({"size": 9, "batch": 1, "limit": -1}, "limit_batches must be at least 0, got -1"),
         (
             {"size": 3, "batch": 8, "world": 4, "drop_last": False},
             "3 samples for 4 ranks",

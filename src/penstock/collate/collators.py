@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from penstock.arguments import text
+from penstock.arguments import instance, text
 from penstock.collate.audio import AudioCollator
 from penstock.collate.default import DefaultCollator
 from penstock.collate.task_spec import MODALITIES, TASK_TYPES, TaskSpec, check_task_spec
@@ -82,6 +82,8 @@ class CollatorRegistry:
 
         A task type or modality that is new becomes one that a `TaskSpec` may have.
         """
+        text("name", name, error=ConfigError)
+        instance("description", description, str, error=ConfigError)
         for kind, value in (("modality", modality), ("task_type", task_type)):
             if value is not None:
                 text(kind, value, error=ConfigError)
@@ -110,6 +112,7 @@ class CollatorRegistry:
         """
         check_task_spec(task_spec)
         if collator_name is not None:
+            text("collator_name", collator_name, error=ConfigError)
             info = self._collators.find(collator_name)
         elif task_spec is not None:
             info = self._choose(task_spec)

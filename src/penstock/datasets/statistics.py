@@ -44,6 +44,8 @@ def compute_standardization(
     """
     size = len(map_style("dataset", dataset))
     flag("per_channel", per_channel)
+    if progress is not None:
+        flag("progress", progress)
     members = np.arange(size) if indices is None else as_indices(indices, size)
     if not len(members):
         raise PlanError("statistics need at least 1 sample, got no indices")

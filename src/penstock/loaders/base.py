@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, Protocol, Self
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
-from penstock.arguments import whole_number
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.course import Course
 from penstock.order import Cursor, Indices, Plan, Topology
@@ -362,5 +361,5 @@ def current_topology(rank: int | None, world_size: int | None) -> Topology:
         return Topology()
     if rank is None or world_size is None:
         given = "rank" if world_size is None else "world_size"
-        raise ValueError(f"give both rank and world_size, or neither: only {given} was given")
-    return Topology(whole_number("rank", rank), whole_number("world_size", world_size))
+        raise PlanError(f"give both rank and world_size, or neither: only {given} was given")
+    return Topology(rank, world_size)

@@ -134,8 +134,9 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             make = partial(make_order, shuffle=shuffle)
             self._held = HeldOrder.following(drawn, size, make)
         else:
-            self._held = order if isinstance(order, HeldOrder) else HeldOrder(order)
-            check_order(self._order, size)
+            held = order if isinstance(order, HeldOrder) else None
+            check_order(order if held is None else held.order, size)
+            self._held = held or HeldOrder(order)  # type: ignore[arg-type]
         self._planned = Course(
             self._held,
             topology=partial(current_topology, rank, world_size),

@@ -193,7 +193,7 @@ class Course:
         origin, _ = self._origin if self.iterating else self._origin_in(plan, here)
         epoch = origin.epoch if epoch is None else check_epoch(epoch)
         begin, stop = plan.steps.span(
-            whole_number("step", step), origin.position if epoch == origin.epoch else 0
+            whole_number("step", step, minimum=0), origin.position if epoch == origin.epoch else 0
         )
         return plan, epoch, plan.steps.rank_positions(begin, plan.rank, stop)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.arguments import flag, whole_number
+from penstock.arguments import flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
@@ -14,7 +14,7 @@ from penstock.loaders.config import DataLoaderConfig
 from penstock.loaders.course import check_batch_size
 from penstock.loaders.fitting import build, fit, stacked
 from penstock.loaders.machine import Machine, this_machine
-from penstock.loaders.options import check_dataset
+from penstock.loaders.options import check_dataset, check_torchs
 from penstock.loaders.sharding import workers_for
 
 MOST_WORKERS = 16
@@ -51,6 +51,7 @@ class DataLoaderFactory:
             has_standardization: Samples are standardized as they are read.
             machine: None for this one.
         """
+        instance("machine", machine, Machine, optional=True, error=ConfigError)
         machine = machine or this_machine()
         dataset_size = whole_number("dataset_size", dataset_size, minimum=0, unit="sample")
         augments = flag("has_augmentation", has_augmentation)
@@ -123,6 +124,8 @@ class DataLoaderFactory:
                 f"config must be a DataLoaderConfig, got {type(config).__name__}: "
                 "pass DataLoaderConfig(batch_size=32, ...)"
             )
+        instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
+        function("data_collator", data_collator, error=ConfigError)
         collate = data_collator or config.collate_fn
         if collate is None and task_spec is not None:
             registry = CollatorRegistry.get_instance()
@@ -142,7 +145,7 @@ def _create(
     dataset: Any, batch_size: int, given: dict[str, Any], ours: dict[str, Any]
 ) -> ChunkedDataLoader:
     check_dataset(dataset)
-    given, batch_size = dict(given), check_batch_size(batch_size)
+    given, batch_size = check_torchs(given), check_batch_size(batch_size)
     hints = [given.pop(name, False) for name in ("has_augmentation", "has_standardization")]
     budget = given.pop("memory_budget", this_machine().memory_bytes // 4)
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL

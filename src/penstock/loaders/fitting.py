@@ -45,7 +45,8 @@ def fit(
     cost, why = measure_cost(dataset), f"{this_machine().cores} cores, {len(dataset):,} samples"
     if "num_workers" not in given:
         config["num_workers"], why = _workers_for(cost, config["num_workers"], why)
-    return _within(parse_bytes(budget), cost.nbytes * batch_size, config, given), why
+    allowed = parse_bytes(budget, "memory_budget")
+    return _within(allowed, cost.nbytes * batch_size, config, given), why
 
 
 def _left_out(dataset: Any, given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ def check_batches(dataloader: Any, num_batches: Any) -> int:
     """The number of batches to measure; what has no batches is refused."""
     if isinstance(dataloader, str | bytes | PathLike) or not hasattr(dataloader, "__iter__"):
         raise BatchError(
-            f"a loader to measure must be an iterable of batches, got {dataloader!r}: measure "
+            f"dataloader must be an iterable of batches, got {dataloader!r}: measure "
             "StreamLoader(path, batch_size) for a path, and iter(loader.get_next_chunk, "
             "(None, None)) for the chunks of an epoch that was started"
         )

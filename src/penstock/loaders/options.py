@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing import get_all_start_methods
+from multiprocessing.context import BaseContext
 from os import PathLike
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from penstock.errors import PlanError
 from penstock.order import Cursor, Order
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
 
+MOST_WORKERS: Final = 1024  # more would fill the process table before the first batch
 EXECUTORS: Final = ("inline", "threads", "processes")
 
 
@@ -46,6 +49,13 @@ def refuse_ours(what: str, ours: dict[str, Any]) -> None:
             )
 
 
+def check_context(name: str, context: Any) -> Any:
+    """A start method or its context, as torch takes it."""
+    if not isinstance(context, BaseContext):
+        choice(name, context, get_all_start_methods())
+    return context
+
+
 _TORCHS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "num_workers": partial(whole_number, minimum=0),
     "prefetch_factor": partial(whole_number, minimum=1, unit="batch"),
@@ -55,16 +65,23 @@ _TORCHS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "in_order": flag,
     "collate_fn": function,
     "worker_init_fn": function,
+    "multiprocessing_context": check_context,
 }
 
 
 def check_torchs(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of torch's loader, checked; None stands for the default, as it does there."""
-    return {
+    checked = {
         name: _TORCHS[name](name, value) if name in _TORCHS else value
         for name, value in options.items()
         if value is not None
     }
+    if checked.get("num_workers", 0) > MOST_WORKERS:
+        raise PlanError(
+            f"num_workers must be at most {MOST_WORKERS:,}, got {checked['num_workers']:,}: "
+            "use about as many as there are cores"
+        )
+    return checked
 
 
 def check_dataset(dataset: Any) -> None:

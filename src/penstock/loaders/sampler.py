@@ -50,7 +50,7 @@ class ChunkedSampler(Sampler[int]):
     def __init__(
         self, dataset_size: int, chunk_size: int, seed: int | None = 42, *, shuffle: bool = True
     ) -> None:
-        self.dataset_size = whole_number("dataset_size", dataset_size)
+        self.dataset_size = whole_number("dataset_size", dataset_size, minimum=0)
         self.chunk_size = whole_number("chunk_size", chunk_size, minimum=1, unit="sample")
         self.shuffle = flag("shuffle", shuffle)
         make = partial(make_order, shuffle=self.shuffle)

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Subset
 
-from penstock.arguments import flag, whole_number
+from penstock.arguments import flag, instance, whole_number
 from penstock.checks import BatchSchema
 from penstock.datasets import JASPERSteeringDataset
 from penstock.datasets.steering.schema import batch_schema
@@ -180,6 +180,7 @@ def _whole_batches(samples: int, batch_size: int, distributed: bool) -> int:
 def _check_given(
     dataset: JASPERSteeringDataset, dataset_dir: str | PathLike[str], split: str
 ) -> None:
+    instance("dataset", dataset, JASPERSteeringDataset)
     if dataset.split != split or dataset.dataset_dir.resolve() != Path(dataset_dir).resolve():
         raise PlanError(
             f"the dataset given is the {dataset.split} split of {dataset.dataset_dir}, "
@@ -197,6 +198,8 @@ def set_epoch(loader: Any, epoch: int) -> None:
         epoch: The epoch, counted from 0.
     """
     epoch = whole_number("epoch", epoch, minimum=0)
+    if not hasattr(loader, "__iter__"):
+        raise PlanError(f"loader must be a loader, got {loader!r}")
     if isinstance(loader, Loader):
         loader.set_epoch(epoch)
     else:

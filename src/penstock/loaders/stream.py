@@ -19,7 +19,6 @@ from penstock.loaders.sampler import RankSampler
 from penstock.loaders.seeds import Seed
 from penstock.loaders.stream_arguments import (
     brief,
-    check_device,
     check_fields,
     check_samples,
     check_transform,
@@ -41,7 +40,7 @@ from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.placing import Placer
 from penstock.streaming.segments import Segment, plan_parts
-from penstock.streaming.transfer import transfer_to
+from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
 
@@ -121,7 +120,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
-        self.memory_budget = parse_bytes(memory_budget)
+        self.memory_budget = parse_bytes(memory_budget, "memory_budget")
         self.device, self.transform = check_device(device), function("transform", transform)
         self.collate_fn = one_of(collate_fn, collate)  # type: ignore[assignment]  # None is none
         self.evaluation = flag("evaluation", evaluation)

@@ -80,21 +80,6 @@ def one_of(
     return function("collate_fn", collate_fn)
 
 
-def check_device(device: torch.device | str | None) -> torch.device | str | None:
-    """The device, refused where torch knows none of that name."""
-    if device is None:
-        return None
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise PlanError(
-            f"device must be a torch.device or its name, such as 'cuda' or 'cpu', got {device!r}: "
-            f"{first}"
-        ) from error
-    return device
-
-
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """The source of whatever holds the samples."""
     if isinstance(source, Dataset) and not isinstance(source, Source):

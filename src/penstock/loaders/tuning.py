@@ -128,7 +128,7 @@ def check_tunable(dataset: Any) -> None:
 def check_budget(memory_budget: Any) -> int:
     """A bound on memory, in bytes."""
     if isinstance(memory_budget, str):
-        memory_budget = parse_bytes(memory_budget)
+        memory_budget = parse_bytes(memory_budget, "memory_budget")
     return whole_number("memory_budget", memory_budget, minimum=1, unit="byte", error=ConfigError)
 
 

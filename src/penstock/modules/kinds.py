@@ -18,8 +18,13 @@ ACCEPTED = (
 )
 
 
-def opened(data: Any) -> Any:
-    """The data, with paths, tables and dicts of arrays opened as sources."""
+def opened(data: Any, name: str) -> Any:
+    """The data, with paths, tables and dicts of arrays opened as sources.
+
+    Args:
+        data: What holds the samples.
+        name: The argument's name, for messages.
+    """
     if is_hugging_face_dict(data):
         raise ConfigError(
             f"these are several datasets, {sorted(data)}: give one of them as train_data= and "
@@ -30,7 +35,7 @@ def opened(data: Any) -> Any:
         return open_source(data)
     if is_source(data) or is_stream(data) or hasattr(data, "__getitem__"):
         return data
-    raise ConfigError(f"cannot load samples from {type(data).__name__}: give {ACCEPTED}")
+    raise ConfigError(f"{name}: cannot load samples from {type(data).__name__}; pass {ACCEPTED}")
 
 
 def is_source(data: Any) -> TypeGuard[Source]:

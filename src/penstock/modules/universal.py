@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.arguments import flag, function, whole_number
+from penstock.arguments import flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
@@ -87,6 +87,9 @@ class UniversalDataModule(Closing):
     ) -> None:
         super().__init__()
         check_share(val_split)
+        instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
+        registry = collator_registry
+        instance("collator_registry", registry, CollatorRegistry, optional=True, error=ConfigError)
         batch_size = whole_number(
             "batch_size", batch_size, minimum=1, unit="sample", error=ConfigError
         )
@@ -102,8 +105,11 @@ class UniversalDataModule(Closing):
         self._seed = Seed(seed)
         self._config()  # refuses what cannot be, now
         self._loaders: dict[str, SideLoader] = {}
-        self._given = self._prepared(train_data)
-        self._val_given, self.test_data = self._prepared(val_data), self._prepared(test_data)
+        if train_data is None:
+            raise ConfigError("train_data must be the data to train on, got None")
+        self._given = self._prepared("train_data", train_data)
+        self._val_given = self._prepared("val_data", val_data)
+        self.test_data = self._prepared("test_data", test_data)
         self._divide()
 
     @classmethod
@@ -173,10 +179,10 @@ class UniversalDataModule(Closing):
 
     # -- data
 
-    def _prepared(self, data: Any) -> Any:
+    def _prepared(self, name: str, data: Any) -> Any:
         if data is None:
             return None
-        data = opened(data)
+        data = opened(data, name)
         if not self._is_text or self.keep_empty_text:
             return data
         return without_empty_text(data, self._text_fields)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.errors import PlanError
+from penstock.arguments import whole_number
 from penstock.order.keys import derive_key
 from penstock.order.orders import check_positions, check_seed, check_size
 from penstock.order.permutation import Indices, Permutation, permutation
@@ -51,11 +51,10 @@ class BlockOrder:
     kind = "block"
 
     def __init__(self, size: int, seed: int, block: int, window: int, lanes: int = 1) -> None:
-        for name, value in (("block", block), ("window", window), ("lanes", lanes)):
-            if value < 1:
-                raise PlanError(f"{name} must be at least 1, got {value!r}")
         self.size, self.seed = check_size(size), check_seed(seed)
-        self.block, self.window, self.lanes = int(block), int(window), int(lanes)
+        self.block = whole_number("block", block, minimum=1)
+        self.window = whole_number("window", window, minimum=1)
+        self.lanes = whole_number("lanes", lanes, minimum=1)
         self.full = self.size // self.block
         self.rows = self.full // self.lanes
         self.left = self.size - self.rows * self.lanes * self.block

@@ -13,6 +13,8 @@ from typing import Final, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole_number
+
 Keys: TypeAlias = npt.NDArray[np.uint64]
 Part: TypeAlias = int | str | npt.NDArray[np.integer]
 
@@ -43,9 +45,9 @@ def _name(name: str) -> int:
 def _integer(part: int | np.integer | str) -> int:
     if isinstance(part, str):  # names keep purposes apart: "order", "augment", ...
         return _name(part)
-    if not 0 <= part <= MASK:
-        raise ValueError(f"a key part must be in [0, 2**64), got {part!r}")
-    return int(part)
+    if type(part) is int and 0 <= part <= MASK:  # keys are derived for every sample
+        return part
+    return whole_number("a part of a key (seed, path or purpose)", part, minimum=0, maximum=MASK)
 
 
 @overload

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order.keys import derive_key
 from penstock.order.permutation import LARGEST, Indices, Permutation, permutation
@@ -38,17 +39,15 @@ class Order(Protocol):
 
 def check_size(size: int) -> int:
     """``size`` as an int, refused where no order can have it."""
-    if not 1 <= size <= LARGEST:
-        what = "an empty dataset has no order" if size == 0 else "sizes go from 1 to 2**62"
-        raise PlanError(f"cannot order {size!r} samples: {what}")
-    return int(size)
+    samples = whole_number("size", size, minimum=0, maximum=LARGEST)
+    if samples == 0:
+        raise PlanError("cannot order 0 samples: an empty dataset has no order")
+    return samples
 
 
 def check_seed(seed: int) -> int:
     """``seed`` as an int, refused where no key can have it."""
-    if not 0 <= seed < 1 << 64:
-        raise PlanError(f"seed must be in [0, 2**64), got {seed!r}")
-    return int(seed)
+    return whole_number("seed", seed, minimum=0, maximum=(1 << 64) - 1)
 
 
 def check_positions(positions: Indices, size: int) -> Indices:

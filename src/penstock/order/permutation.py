@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PlanError
+from penstock.arguments import whole_number
 from penstock.order.keys import GAMMA, MASK, MULTIPLIERS, Keys, mix, mix_array
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -43,9 +43,7 @@ class Permutation:
     __slots__ = ("_high", "_keys", "_low", "length")
 
     def __init__(self, length: int, key: int | Keys) -> None:
-        if not 1 <= length <= LARGEST:
-            raise PlanError(f"length must be in [1, 2**62], got {length!r}")
-        self.length = int(length)
+        self.length = whole_number("length", length, minimum=1, maximum=LARGEST)
         bits = max(6, (self.length - 1).bit_length())  # fewer are biased at any number of rounds
         self._low = bits // 2
         self._high = bits - self._low
@@ -54,7 +52,8 @@ class Permutation:
         if isinstance(key, np.ndarray):
             self._keys = [mix_array(key.astype(np.uint64) + np.uint64(s)) for s in steps]
         else:
-            self._keys = [mix(int(key) + s & MASK) for s in steps]
+            key = whole_number("key", key, maximum=MASK)
+            self._keys = [mix(key + s & MASK) for s in steps]
 
     def __len__(self) -> int:
         return self.length

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.arguments import whole_number
+from penstock.errors import PlanError
 from penstock.order.cursor import Cursor
 from penstock.order.orders import Order
 from penstock.order.permutation import STRIDE, Indices
@@ -35,6 +37,14 @@ class Plan:
     order: Order
     steps: Steps
     rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.order, Order):
+            raise PlanError(f"order must be an Order, got {self.order!r}")
+        if not isinstance(self.steps, Steps):
+            raise PlanError(f"steps must be Steps, got {self.steps!r}")
+        if whole_number("rank", self.rank, minimum=0) >= self.steps.world:
+            raise PlanError(f"rank must be in [0, {self.steps.world}), got {self.rank!r}")
 
     def samples(self, cursor: Cursor) -> Indices:
         """What this rank gets in the step at ``cursor``."""

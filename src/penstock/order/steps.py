@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError
 from penstock.order.permutation import Indices
 
@@ -22,10 +23,9 @@ class Topology:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if self.world < 1:
-            raise PlanError(f"world_size must be at least 1, got {self.world!r}")
-        if not 0 <= self.rank < self.world:
-            raise PlanError(f"rank must be in [0, {self.world}), got {self.rank!r}")
+        world = whole_number("world_size", self.world, minimum=1)
+        if whole_number("rank", self.rank, minimum=0) >= world:
+            raise PlanError(f"rank must be in [0, {world}), got {self.rank!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class Steps:
             ("lanes", self.lanes, "lane"),
             ("chunk_size", 1 if self.chunk is None else self.chunk, "batch"),
         ):
-            if value < 1:
-                raise PlanError(f"{name} must be at least 1 {unit}, got {value!r}")
-        if self.limit is not None and self.limit < 0:
-            raise PlanError(f"limit_batches must not be negative, got {self.limit!r}")
+            whole_number(name, value, minimum=1, unit=unit)
+        if self.limit is not None:
+            whole_number("limit_batches", self.limit, minimum=0)
+        flag("drop_last", self.drop_last)
         self._refuse_what_cannot_be()
 
     def _refuse_what_cannot_be(self) -> None:

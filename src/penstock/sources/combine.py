@@ -61,7 +61,7 @@ class ConcatenatedSource:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         if not isinstance(sources, list | tuple) or not sources:
-            raise SourceError("concatenating needs a list of at least one source")
+            raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
         for source in sources:
             check_source(source)
         self._sources: list[Source] = list(sources)
@@ -158,11 +158,11 @@ class ZippedSource:
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         if not isinstance(sources, Mapping) or not sources:
-            raise SourceError("zipping needs a dict of at least one source")
+            raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
         for name, source in sources.items():
             check_source(source)
             if not isinstance(name, str):
-                raise SourceError(f"fields are named by strings, got {name!r}")
+                raise SourceError(f"sources must be named by strings, got {name!r}")
         lengths = {name: len(source) for name, source in sources.items()}
         if len(set(lengths.values())) != 1:
             raise SourceError(f"only sources of the same length can be zipped, got {lengths}")
@@ -254,7 +254,8 @@ class RangeSource:
         start, stop = whole_number("start", start), whole_number("stop", stop)
         if not 0 <= start <= stop <= len(source):
             raise PlanError(
-                f"samples {start}:{stop} are not within the {len(source)} samples of {source!r}"
+                f"samples start={start} to stop={stop} are not within the {len(source)} samples "
+                f"of {source!r}"
             )
         self._source, self._start, self._length = source, start, stop - start
         self.in_flight = in_flight_of([source])

@@ -18,17 +18,23 @@ TARGET_BYTES = 8  # where a row of a block goes
 UNCOUNTED = 64  # bookkeeping is counted from this part of the buffers on: less is within tolerance
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:
     """A number of bytes: an int, or a text such as ``"1GB"``, ``"256 MiB"``.
+
+    Args:
+        size: The number or the text.
+        name: What it is, for messages.
 
     >>> parse_bytes("1.5GB"), parse_bytes("64MiB"), parse_bytes(4096)
     (1500000000, 67108864, 4096)
     """
     if not isinstance(size, str):
-        return whole_number("a size in bytes", size, minimum=0)
+        return whole_number(name, size, minimum=0)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size.lower())
     if found is None:
-        raise PlanError(f"cannot read {size!r} as a size: use a number of bytes, or '1GB', '64MiB'")
+        raise PlanError(
+            f"{name} must be a number of bytes, or a text such as '1GB' or '64MiB', got {size!r}"
+        )
     number, prefix, binary = found.groups()
     unit = 1024 ** "kmgt".index(prefix) * 1024 if binary and prefix else UNITS[prefix]
     return int(float(number) * unit)

@@ -17,7 +17,7 @@ from penstock.seeds import Seed, several
 from penstock.streaming.budget import format_bytes
 from penstock.streaming.chunk_plan import ChunkPlan
 from penstock.streaming.loading import ChunkLoading, LoadFn
-from penstock.streaming.transfer import transfer_to
+from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
 
@@ -75,7 +75,7 @@ class RandomChunkLoader:
             total_timesteps, chunk_size, self._seed.value, sampling, align, overlap
         )
         self.total_timesteps, self.chunk_size = self._plan.total, self._plan.chunk
-        self.device = device
+        self.device = device = check_device(device)
         self.prefetch = prefetch = whole_number("prefetch", prefetch, minimum=1, unit="chunk")
         self._loading = ChunkLoading(
             load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)

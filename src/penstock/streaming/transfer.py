@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from penstock.errors import PlanError
 from penstock.streaming.pipeline import Pipeline
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -70,3 +71,18 @@ def transfer_to(device: torch.device | str | None) -> Transfer | None:
     if device is None or torch.device(device).type == "cpu":
         return None
     return Transfer(torch.device(device))
+
+
+def check_device(device: torch.device | str | None) -> torch.device | str | None:
+    """The device, refused where torch knows none of that name."""
+    if device is None:
+        return None
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise PlanError(
+            f"device must be a torch.device or its name, such as 'cuda' or 'cpu', got {device!r}: "
+            f"{first}"
+        ) from error
+    return device

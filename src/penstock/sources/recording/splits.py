@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from penstock.arguments import whole_number
 from penstock.errors import ConfigError
 
 
@@ -27,8 +28,7 @@ class DataSplit:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"{field.name} must be a timestep, 0 or more, got {value!r}")
+            whole_number(field.name, value, minimum=0, error=ConfigError)
         for name in ("train", "validation"):
             start, end = getattr(self, f"{name}_start"), getattr(self, f"{name}_end")
             if end <= start:
