@@ -133,7 +133,7 @@ if TYPE_CHECKING:
     from penstock.transforms import Transform as Transform
     from penstock.transforms import recommended_augmentation as recommended_augmentation
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _ROOMS = {
     "penstock.errors": (
