@@ -23,7 +23,7 @@ def rows():
     return [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")][2:]
 
 
-def refused(make, words=""):
+def refused(make, words):
     with pytest.raises(PlanError, match=words):
         make()
     return True
@@ -182,7 +182,7 @@ def iterable_in_full():
 def characters():
     assert next(iter(DataLoader("ab", 2))) == ["a", "b"]
     for data in ("ab", Path("ab"), b"ab"):
-        refused(lambda: ChunkedDataLoader(data, 2))  # noqa: B023
+        refused(lambda: ChunkedDataLoader(data, 2), "dataset must be a dataset")  # noqa: B023
 
 
 class Negative(Dataset):

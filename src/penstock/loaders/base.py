@@ -95,7 +95,9 @@ class Loader(Generic[Batch]):
         """The batch at the cursor, and the cursor after it."""
         course, asked = self._course, perf_counter()
         try:
-            stream = self._stream_at(plan, course.cursor)
+            stream = self._stream
+            if stream is None or not stream.continues(plan, course.cursor):
+                stream = self._reopen(plan, course.cursor)
             try:
                 return next(stream)
             except Exception as error:
@@ -110,17 +112,15 @@ class Loader(Generic[Batch]):
         finally:
             self.waited_seconds += perf_counter() - asked
 
-    def _stream_at(self, plan: Plan, cursor: Cursor) -> Stream:
-        """The stream whose next batch is the one at ``cursor``: the open one, or a new one."""
-        stream = self._stream
-        if stream is None or not stream.continues(plan, cursor):
-            try:
-                self._drop_stream()
-                self._stream = stream = self._open(plan, cursor)
-            except BaseException:
-                self._course.keep_position()
-                self.close()
-                raise
+    def _reopen(self, plan: Plan, cursor: Cursor) -> Stream:
+        """A new stream whose next batch is the one at ``cursor``."""
+        try:
+            self._drop_stream()
+            self._stream = stream = self._open(plan, cursor)
+        except BaseException:
+            self._course.keep_position()
+            self.close()
+            raise
         return stream
 
     def _drop_stream(self) -> None:
@@ -290,9 +290,11 @@ class LoaderIterator(Iterator[Batch]):
         """The next batch, and the cursor after it."""
         plan = self._plan or self._start()
         if self._left:
-            self._check_turn()
-            if self._course.failed is not None:  # the caller asks for what comes after it
-                self._course.delivered(self._course.failed)
+            course = self._course
+            if course.turn != self._turn:
+                raise stale_iterator()
+            if course.failed is not None:  # the caller asks for what comes after it
+                course.delivered(course.failed)
                 self._left -= 1
         if not self._left:
             self._leave()
@@ -311,12 +313,12 @@ class LoaderIterator(Iterator[Batch]):
         self._leave.atexit = False
         return self._plan
 
-    def _check_turn(self) -> None:
-        if self._course.turn != self._turn:
-            raise LostTurnError(
-                "this iterator ended when its loader was moved or iterated again: "
-                "call iter(loader) again"
-            )
+
+def stale_iterator() -> LostTurnError:
+    """The error of an iterator whose turn is over."""
+    return LostTurnError(
+        "this iterator ended when its loader was moved or iterated again: call iter(loader) again"
+    )
 
 
 def _leave(loader: Loader[Any], course: Course, turn: int) -> None:

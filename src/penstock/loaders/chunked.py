@@ -205,7 +205,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
                 f"this loader has no state: {self._passes_through} is torch's own, and its order "
                 "cannot be known in advance; leave it out, and use seed= and order= instead"
             )
-        if not self._planned.iterating:  # an epoch keeps the size it began with
+        if self._planned.live is None:  # an epoch keeps the size it began with
             self._follow_dataset()
         return self._planned
 
@@ -246,8 +246,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         if before is not None and [*map(id, seen)] != [*map(id, before)]:
             self.close()  # what was read ahead, and workers, are of what was replaced
             self._planned.forget_fingerprint()
-        elif self.executor != "threads" and self.num_workers == 0 and not self._pins:
-            self._drop_stream()  # nothing is read ahead
+        elif isinstance(self._stream, InlineStream):
+            self._stream.read = self._read  # nothing was read ahead
         self._seen = seen
 
     def _settings(self) -> tuple[Any, ...]:

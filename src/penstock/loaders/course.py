@@ -19,7 +19,7 @@ from penstock.seeds import Seed
 log = logging.getLogger("penstock")
 
 _turns = count(1)  # one for every iteration of every loader: none is ever used twice
-_PLACE: Final = ("cursor", "turn", "failed", "_exact", "_resized", "_live", "_origin")
+_PLACE: Final = ("cursor", "turn", "failed", "_exact", "_resized", "live", "_origin")
 
 
 class Course:
@@ -66,14 +66,14 @@ class Course:
         self.failed: Cursor | None = None  # the place after a batch that raised, until it is passed
         self._exact = True  # the next iteration continues here, and does not begin an epoch
         self._resized = False  # since the iteration began: what it leaves is continued
-        self._live: Plan | None = None  # what is iterated right now, by the iterator of this turn
+        self.live: Plan | None = None  # of the iterator whose turn it is, while there is one
         self._origin = Cursor(), 0  # where this epoch's steps are counted from, and their size
         self._cached: tuple[Topology, int, Plan] | None = None
         self._known: tuple[str | None] | None = None  # the fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy continues at the position, as if it had been loaded from a state."""
-        here = {"turn": 0, "failed": None, "_exact": True, "_resized": False, "_live": None}
+        here = {"turn": 0, "failed": None, "_exact": True, "_resized": False, "live": None}
         return {**vars(self), **here, "_cached": None}
 
     # -- the plan
@@ -140,24 +140,19 @@ class Course:
         here = Cursor() if self.evaluation else self.cursor.normal(steps)
         return steps.chunk_length(here.position)
 
-    @property
-    def iterating(self) -> bool:
-        """Is there an iterator whose turn it is?"""
-        return self._live is not None
-
     def begin_iteration(self) -> tuple[int, Plan]:
         """Its turn and its plan: the cursor belongs to this iterator from now on."""
         self.seed.for_ranks(self._topology().world)  # the ranks there are now share it
         plan = self.plan
         self.seed.settle("batches were delivered")
         self.cursor, self._exact, self._resized = self.start, True, False
-        self.failed, self.turn, self._live = None, next(_turns), plan
+        self.failed, self.turn, self.live = None, next(_turns), plan
         self._origin = self._origin_in(plan, self.cursor)
         return self.turn, plan
 
     def end_iteration(self) -> None:
         """The iterator is exhausted, or gone."""
-        self._live = None
+        self.live = None
 
     def delivered(self, after: Cursor) -> None:
         """A batch was handed to the training loop, or given up by it."""
@@ -188,9 +183,9 @@ class Course:
 
     def locate(self, step: int, epoch: int | None) -> tuple[Plan, int, Indices]:
         """The plan, the epoch (of the iteration, or of the cursor) and the positions of a step."""
-        plan = self._live or self.plan
+        plan = self.live or self.plan
         here = Cursor() if self.evaluation else self.cursor
-        origin, _ = self._origin if self.iterating else self._origin_in(plan, here)
+        origin, _ = self._origin_in(plan, here) if self.live is None else self._origin
         epoch = origin.epoch if epoch is None else check_epoch(epoch)
         begin, stop = plan.steps.span(
             whole_number("step", step, minimum=0), origin.position if epoch == origin.epoch else 0
@@ -210,7 +205,7 @@ class Course:
         steps = self.plan.steps
         self.cursor, self._exact, self.failed = cursor.normal(steps), True, None
         self._origin = self.cursor, steps.whole
-        self.turn, self._live = next(_turns), None
+        self.turn, self.live = next(_turns), None
 
     def save(self) -> tuple[Any, ...]:
         """Return where it is, for `restore`."""
@@ -232,7 +227,7 @@ class Course:
         """The start of that epoch; inside it already: nothing."""
         epoch = check_epoch(epoch)
         # else the epoch was left, and is over
-        inside = self.iterating or self.start == self.cursor
+        inside = self.live is not None or self.start == self.cursor
         if epoch != self.cursor.epoch or not inside:
             self.move(Cursor(epoch))
 

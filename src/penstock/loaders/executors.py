@@ -56,7 +56,8 @@ class InlineStream:
     def __init__(
         self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch], read: Read
     ) -> None:
-        self._plan, self._cursor, self._batches, self._read = plan, cursor, batches, read
+        self._plan, self._cursor, self._batches = plan, cursor, batches
+        self.read = read  # replaced at every iteration: the dataset may have changed
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
@@ -68,7 +69,7 @@ class InlineStream:
         outer = current_reading()  # of a loader whose dataset reads from this one
         announce(Reading(self._plan.order.seed, planned.epoch, planned.samples))
         try:
-            return planned.after, self._read(planned)
+            return planned.after, self.read(planned)
         finally:
             announce(outer)
 

@@ -11,7 +11,7 @@ import torch
 from penstock.arguments import whole_number
 from penstock.errors import BatchError
 from penstock.loaders import ChunkedDataLoader
-from penstock.loaders.base import LoaderIterator
+from penstock.loaders.base import LoaderIterator, stale_iterator
 from penstock.order import Cursor
 
 
@@ -164,7 +164,8 @@ class _CutIterator(LoaderIterator[Any]):
 
     def __next__(self) -> Any:
         if self._waiting:
-            self._check_turn()
+            if self._course.turn != self._turn:
+                raise stale_iterator()
         else:
             self._after, batch = self._fetch()
             try:
