@@ -172,7 +172,7 @@ def test_a_table_of_pixels_of_another_shape_is_refused(tmp_path):
     ("row", "message"),
     [
         (["../secret.npy", 0, "a"], "line 2: '../secret.npy' is no .npy or .png file of the"),
-        (["/etc/passwd", 0, "a"], "'/etc/passwd' is not"),
+        (["/etc/passwd", 0, "a"], "'/etc/passwd' is no"),
         (["0.pkl", 0, "a"], "'0.pkl' is no .npy or .png"),
         (["9.npy", 0, "a"], "line 2: there is no file '9.npy'"),
         (["0.npy", "owl", "a"], "line 2: 'owl' is not a class"),

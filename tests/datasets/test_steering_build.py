@@ -119,5 +119,5 @@ def test_the_config_is_complete_and_takes_more(tmp_path):
 
 
 def test_too_few_pairs_for_three_splits_are_refused(tmp_path):
-    with pytest.raises(PlanError, match="at least 3 pairs"):
+    with pytest.raises(PlanError, match="pairs must be at least 3, got 2"):
         build_steering_directory(tmp_path, pairs=2)

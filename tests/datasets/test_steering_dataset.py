@@ -329,7 +329,7 @@ def test_what_is_missing_is_named(plain, tmp_path):
     with pytest.raises(ValueError, match=r"Split file not found: val_idx\.pt"):
         JASPERSteeringDataset(plain, "val")
     JASPERSteeringDataset(plain, "train")  # needs no other split's file
-    with pytest.raises(PenstockError, match="epoch must be 0 or more"):
+    with pytest.raises(PenstockError, match="epoch must be at least 0"):
         JASPERSteeringDataset(plain, "train", epoch=-1)
 
 
@@ -365,7 +365,7 @@ def test_an_empty_split_is_refused(plain):
     [
         ("{", "config.json is not JSON"),
         ("[]", "must hold an object"),
-        ('{"n_neg": 4}', "embedding_dim must be an integer of 1 or more, got nothing"),
+        ('{"n_neg": 4}', "embedding_dim must be an integer of at least 1, got nothing"),
         ('{"n_neg": 4, "embedding_dim": "64"}', "embedding_dim must be an integer"),
         ('{"n_neg": 4, "embedding_dim": 32}', r"dim=32\), found float32 of shape \(50, 64\)"),
         ('{"n_neg": 5, "embedding_dim": 64}', r"negatives=5\), found int64 of shape \(100, 4\)"),

@@ -397,11 +397,11 @@ def test_a_setting_beats_an_argument_beats_a_default():
     [
         ({"batchsize": 3}, "unknown setting 'batchsize': did you mean 'batch_size'"),
         ({"test_size": 0.3}, "unknown setting 'test_size'"),  # of a single split alone
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": True}, "batch_size must be an integer"),
-        ({"k_folds": 1}, "k_folds must be an integer of at least 2, got 1"),
+        ({"k_folds": 1}, "k_folds must be at least 2, got 1"),
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
-        ({"standardize": 1}, "standardize must be true or false, got 1"),
+        ({"standardize": 1}, "standardize must be True or False, got 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(given, message):

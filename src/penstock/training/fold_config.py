@@ -97,11 +97,11 @@ def _checked(name: str, value: Any) -> Any:
     default = EVERY[name]
     if isinstance(default, bool):
         return flag(name, value, error=ConfigError)
-    if name == "test_size" and (value == 0 or value == 1):
-        raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
     if isinstance(default, float):
-        most = 1.0 if name == "test_size" else None
-        return real_number(name, value, minimum=0, maximum=most, error=ConfigError)
+        number = real_number(name, value, error=ConfigError)
+        if name == "test_size" and not 0 < number < 1:
+            raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
+        return real_number(name, value, minimum=0, error=ConfigError)
     most_whole = LARGEST_SEED if name == "seed" else _AT_MOST.get(name, LARGEST_INTEGER)
     least = _AT_LEAST.get(name, 0)
     return whole_number(name, value, minimum=least, maximum=most_whole, error=ConfigError)
