@@ -189,12 +189,17 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 _EXTRA = {"ChunkedTraining": "lightning"}  # names that cannot even be imported without a library
 
-__all__ = ["__version__", *(  # noqa: PLE0604
-    name for name in _HOME if name not in _EXTRA or find_spec(_EXTRA[name]) is not None
-)]  # fmt: skip
+
+def _public_names() -> list[str]:
+    """All names except those whose library is not installed, which is found out when asked."""
+    missing = [name for name, library in _EXTRA.items() if find_spec(library) is None]
+    return ["__version__", *(name for name in _HOME if name not in missing)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        globals()[name] = _public_names()
+        return globals()[name]
     if name not in _HOME:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     try:
@@ -209,4 +214,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_public_names())

@@ -126,7 +126,7 @@ def test_a_step_before_the_first_is_refused(commands, project):
         (["train.max_passes=4611686018427387904"], "100.0% of 46 samples seen"),
         (["train.train_chunk_size=4611686018427387904"], "training: 2 chunks = 2 passes"),
         (["loader.batch_size=4611686018427387904"], "a batch: int64 46"),
-        (["train.train_chunk_size=1", "dataset.train.size=10000000"], "2499999 to"),
+        (["train.train_chunk_size=1", "dataset.train.size=10000000"], "2,499,999 to"),
         (["--step", "10000000"], "step 10,000,000: epoch 833333, step 4 of 12"),
     ],
 )
