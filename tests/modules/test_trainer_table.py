@@ -372,3 +372,20 @@ def test_skipping_batches_after_load_state_is_refused_instead_of_skipping_twice(
     with pytest.raises(StateError, match="iterate the loader itself after load_state"):
         next(iter(skipped))
     assert [ids(batch) for batch in islice(forever(loader), MORE)] == expected(kinds["chunked"])
+
+
+@pytest.mark.parametrize("name", ["chunked, chunk_size", "stream, chunk_size"])
+def test_an_epoch_that_is_taken_for_one_iteration_is_warned_of(kinds, name, caplog):
+    """As Hugging Face's Trainer does with a loader in chunks, given as it is."""
+    loader = kinds[name]()
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        list(loader)
+    assert "set_epoch(1) leaves out the rest of epoch 0" in caplog.text
+    caplog.clear()
+    loader.seek(0)
+    for epoch in range(2):  # as advised
+        loader.set_epoch(epoch)
+        for _ in range(3):
+            list(loader)
+    assert not caplog.text

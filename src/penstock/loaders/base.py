@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing_extensions import TypeVar
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.course import Course
 from penstock.order import Cursor, Indices, Plan, Topology
+
+log = logging.getLogger("penstock")
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
@@ -174,7 +177,14 @@ class Loader(Generic[Batch]):
         Args:
             epoch: The epoch, counted from 0.
         """
+        before = self._course.cursor
         self._course.set_epoch(epoch)
+        if self._course.chunk is not None and before.position and before.epoch < epoch:
+            log.warning(  # a loop, or a trainer, whose epoch is one iteration
+                "set_epoch(%d) leaves out the rest of epoch %d: with chunk_size=%d an epoch has %d "
+                "iterations; call set_epoch after all of them, or leave out chunk_size",
+                *(epoch, before.epoch, self._course.chunk, self._course.plan.steps.total_chunks),
+            )
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch, whatever was loaded before.
