@@ -45,13 +45,18 @@ def _shared(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
+def shortened(name: object) -> object:
+    """A name as it is, or its beginning where it is too long for a sentence."""
+    return f"{name[:60]}..." if isinstance(name, str) and len(name) > 60 else name
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """The sentence that refuses ``name``: what was asked, what was meant, what there is.
 
     >>> unknown_name("collator", "vison", ["text", "vision"])
     "unknown collator 'vison': did you mean 'vision'? (available: text, vision)"
     """
-    names = list(known)
+    names, name = list(known), shortened(name)
     near = close_name(str(name), names)
     available = ", ".join(names) or "none"
     if near is None:

@@ -157,7 +157,7 @@ def test_a_bad_value_of_a_stream_is_refused_where_it_enters(name):
     for value in bad_values(KINDS[name]):
         with pytest.raises(PenstockError) as refused:
             StreamLoader(ARRAY, **{"batch_size": 10, name: value})
-        word = "size" if name == "memory_budget" else name
+        word = name
         assert word in str(refused.value) and "\n" not in str(refused.value), value
 
 

@@ -65,6 +65,8 @@ def write(path, array, codec, version, *, columns=6, shards=None):
 def expect_same(source, array, *, direct=True):
     """An epoch and a bit of each geometry, against the same loader over memory, and the array."""
     for block, window, steps in GEOMETRIES:
+        if steps > 1 and isinstance(source, list):
+            continue  # refused: samples would cross two pieces
         options = {"block_samples": block, "window_blocks": window, "steps": steps}
         with StreamLoader(source, 16, **options) as loader:
             for epoch in range(2):
@@ -143,5 +145,5 @@ def test_what_torch_has_no_tensor_for_is_refused(tmp_path):
     from penstock.errors import PlanError
 
     dates = np.zeros(20, dtype="datetime64[s]")
-    with pytest.raises(PlanError, match=r"datetime64.*convert it, or leave it out"):
+    with pytest.raises(PlanError, match=r"datetime64.*convert it, or name the other fields"):
         StreamLoader(dates, 4)

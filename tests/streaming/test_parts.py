@@ -228,7 +228,7 @@ def test_sizes_are_read(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1 G B"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(PlanError, match="cannot read"):
+    with pytest.raises(PlanError, match="must be a number of bytes"):
         parse_bytes(text)
 
 

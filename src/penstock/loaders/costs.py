@@ -5,14 +5,12 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from os import PathLike
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 
 from penstock.datasets.gather import Gather, gather_of
-from penstock.errors import ConfigError
 from penstock.loaders.contents import bytes_of
 from penstock.loaders.peeking import undisturbed
 from penstock.loaders.pickling import twin, unpicklable_part
@@ -52,21 +50,6 @@ class SampleCost:
     def __str__(self) -> str:
         in_one_go = self.gathered and self.is_cheap
         return "gathered in one go" if in_one_go else f"read in {self.seconds * 1e6:,.0f} us"
-
-
-def check_dataset(dataset: Any) -> None:
-    """Refuse what can be indexed but is no dataset: a path would be a dataset of letters."""
-    if isinstance(dataset, str | PathLike):
-        path = str(dataset)
-        raise ConfigError(
-            f"dataset must be a dataset, got the path {path!r}: StreamLoader({path!r}, batch_size) "
-            "reads it in place and finds its own threads and memory"
-        )
-    if isinstance(dataset, bytes | bytearray | memoryview):
-        raise ConfigError(
-            f"dataset must be a dataset, got {type(dataset).__name__}: pass "
-            "np.frombuffer(dataset, dtype) with the dtype that the bytes have"
-        )
 
 
 def measure_cost(dataset: Any) -> SampleCost:

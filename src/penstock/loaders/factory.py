@@ -145,7 +145,7 @@ def _create(
     dataset: Any, batch_size: int, given: dict[str, Any], ours: dict[str, Any]
 ) -> ChunkedDataLoader:
     check_dataset(dataset)
-    given, batch_size = check_torchs(given), check_batch_size(batch_size)
+    given, batch_size = {**given, **check_torchs(given)}, check_batch_size(batch_size)
     hints = [given.pop(name, False) for name in ("has_augmentation", "has_standardization")]
     budget = given.pop("memory_budget", this_machine().memory_bytes // 4)
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL

@@ -18,11 +18,12 @@ from penstock.errors import BatchError, ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.contents import bytes_of, samples_of
-from penstock.loaders.costs import check_dataset
 from penstock.loaders.devices import accelerator_memory, accelerator_use
 from penstock.loaders.machine import this_machine
+from penstock.loaders.options import check_dataset
 from penstock.loaders.peeking import undisturbed
 from penstock.loaders.processes import end_workers
+from penstock.loaders.stream import StreamLoader
 from penstock.metrics import Delivery, steady, summarize, tree_bytes, tree_cpu_seconds
 
 log = logging.getLogger("penstock")
@@ -241,6 +242,8 @@ def read_ahead(dataloader: Any) -> int | None:
 
     1 where each batch is read when it is asked for.
     """
+    if isinstance(dataloader, StreamLoader):
+        return None
     if getattr(dataloader, "executor", None) == "threads":
         return 2 * int(dataloader.threads or max(2, this_machine().cores))
     if isinstance(dataloader, DataLoader):

@@ -25,8 +25,13 @@ class TimedIterator(Iterator[Any]):
         self, loader: Loader, open: Callable[[], Iterator[Any]], limit: int | None = None
     ) -> None:
         asked = perf_counter()
-        self._loader, self._batches, self._left = loader, open(), limit
+        self._loader, self._batches = loader, open()
+        self._limit = self._left = limit
         loader.waited_seconds += perf_counter() - asked
+
+    def __len__(self) -> int:
+        batches = len(self._batches)  # type: ignore[arg-type]
+        return batches if self._limit is None else min(batches, self._limit)
 
     def __iter__(self) -> Self:
         return self

@@ -16,9 +16,10 @@ from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.config import DataLoaderConfig
-from penstock.loaders.costs import SampleCost, check_dataset, cost_of
+from penstock.loaders.costs import SampleCost, cost_of
 from penstock.loaders.fitting import unfit_for_workers
 from penstock.loaders.machine import this_machine
+from penstock.loaders.options import check_dataset
 from penstock.loaders.peeking import undisturbed
 from penstock.loaders.pickling import twin, unpicklable_part
 from penstock.loaders.trials import Trial

@@ -120,8 +120,8 @@ def check_data(state: Mapping[str, Any], fingerprint: str | None) -> None:
     theirs = state.get("fingerprint")
     if theirs is not None and fingerprint is not None and theirs != fingerprint:
         raise StateError(
-            f"the data changed since the state was taken (fingerprint {theirs}, now "
-            f"{fingerprint}): restore it, or load_state_dict(state, allow_changed_data=True)"
+            f"the data changed since the state was taken (fingerprint {theirs!r}, now "
+            f"{fingerprint!r}): restore it, or load_state_dict(state, allow_changed_data=True)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -71,7 +72,9 @@ def _read(file: IO[bytes], watched: _Watched, path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise zipfile.BadZipFile(f"checksum of {damaged!r} is wrong")
         file.seek(0)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of damaged bytes
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except DAMAGED as error:
         cause = watched.failure or (error if _is_about_memory(error) else None)
         if cause is not None:

@@ -72,10 +72,12 @@ def test_every_chunk_is_logged_with_its_place_and_its_waiting(said):
     assert said()[3].startswith("epoch 0, chunk 3/3: 3 batches, waited 0.0")
 
 
-def test_without_sizes_nothing_is_said(said):
-    fit(ChunkedTraining(), limit_train_batches=2)
+def test_without_sizes_only_a_position_that_is_not_saved_is_said(said):
     fit(ChunkedTraining(), ChunkedDataLoader(ids(22), 2, shuffle=True))
     assert said() == []
+    fit(ChunkedTraining(), limit_train_batches=2)
+    (warning,) = said()
+    assert warning.startswith("cannot save the data position: the trainer's train_dataloader")
 
 
 # -- bars
