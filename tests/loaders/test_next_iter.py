@@ -166,6 +166,40 @@ def test_set_batch_size_takes_effect_at_the_next_iter():
     assert [[batch.tolist() for batch in loader] for _ in rest] == [rest[:1], rest[1:]]
 
 
+def test_set_batch_size_after_a_break_continues_there_also_unchunked():
+    loader = make()
+    take(loader, 2)
+    loader.set_batch_size(5)
+    assert (loader.remaining, len(loader)) == (3, 5)
+    assert [batch.tolist() for batch in loader] == expected(0, 6, batch=5)
+    assert [batch.tolist() for batch in loader] == expected(1, batch=5)
+
+
+def test_a_size_set_during_an_iteration_counts_after_the_break_that_follows():
+    for set_size in (
+        lambda loader: loader.set_batch_size(5),
+        lambda loader: loader.set_chunk_size(9),
+    ):
+        loader = make()
+        batches = iter(loader)
+        next(batches)
+        set_size(loader)
+        assert [next(batches).tolist() for _ in range(2)] == expected(0)[1:3]  # as it began
+        del batches
+        assert place(loader) == (0, 9)
+        batch = loader.batch_size
+        assert [samples.tolist() for samples in loader] == expected(0, 9, batch=batch)
+        assert place(loader) == (1, 0)
+
+
+def test_only_the_break_after_a_new_size_is_continued():
+    loader = make()
+    take(loader, 2)
+    loader.set_batch_size(5)
+    take(loader, 1)  # continues, and is left again
+    assert [batch.tolist() for batch in loader] == expected(1, batch=5)
+
+
 def test_a_batch_size_that_leaves_no_step_in_this_epoch_leads_to_the_next():
     loader = ChunkedDataLoader(torch.arange(N), 2, 4, drop_last=True)
     loader.seek(0, 8)
