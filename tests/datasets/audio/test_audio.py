@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_decoded_is_to_be_restored_and_not_removed(tmp_pat
     damaged[len(damaged) // 4 :] = bytes(len(damaged) - len(damaged) // 4)
     (tmp_path / "a.flac").write_bytes(damaged)  # its header is whole: on_error skips nothing
     assert len(index_files(tmp_path, on_error="skip")) == 2
-    with pytest.raises(SourceError, match=r"a\.flac.*restore it, or begin anew without it"):
+    with pytest.raises(SourceError, match=r"a\.flac.*restore it, or start a new run without it"):
         dataset[0]
 
 

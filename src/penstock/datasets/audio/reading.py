@@ -12,7 +12,7 @@ from penstock.extras import optional
 VORBIS_TAIL_FRAMES = 1 << 18
 
 # without it the dataset is another one, in which no state of this one has a place
-ADVICE = "restore it, or begin anew without it: a run that has begun needs the same files"
+ADVICE = "restore it, or start a new run without it: a run that has begun needs the same files"
 
 
 def _seek(file: Any, start: int) -> int:

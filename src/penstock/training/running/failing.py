@@ -23,8 +23,8 @@ def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
     """
     if began:
         return RunFailedError(
-            f"{in_a_line(error)} (training stopped; the run is kept in {str(run_dir)!r}: mend it "
-            "and go on with --resume)"
+            f"{in_a_line(error)} (training stopped; the run is kept in {str(run_dir)!r}: fix "
+            "the cause and continue with --resume)"
         )
     if isinstance(error, exceptions.MisconfigurationException):
         return ConfigError(f"Lightning refuses the configuration: {in_a_line(error)}")
