@@ -148,7 +148,8 @@ class ReadQueue:
     work: threading.Condition = field(init=False)  # for readers: there may be some, or the end
     news: SimpleQueue[None] = field(default_factory=SimpleQueue)  # for the consumer
     closed: bool = False
-    error: BaseException | None = None  # of the plan itself
+    error: BaseException | None = None  # of a reader
+    plan_error: BaseException | None = None
     _open: deque[_OpenRound] = field(default_factory=deque)
     _reads: deque[_Work] = field(default_factory=deque)
     slot_of: dict[int, int] = field(default_factory=dict)  # batch -> slot, until handed over
@@ -168,14 +169,16 @@ class ReadQueue:
                 if self._reads:
                     return self._reads.popleft()
                 if not self._open_part():
+                    if self.plan_error is not None:
+                        break
                     self.work.wait()
             return None
 
     def _open_part(self) -> bool:
-        """Give out the next part; False where its round needs more slots than are free."""
+        """Give out the next part; False where its round needs more slots, or there is no plan."""
         with self._planner:
             part = self._next = self._next or self._plan()
-        if part.begins and not self._open_round(part):
+        if part is None or (part.begins and not self._open_round(part)):
             return False
         opened = self._open[-1]
         opened.left += len(part.reads)
@@ -200,15 +203,15 @@ class ReadQueue:
         self.wanted = 0
         return True
 
-    def _plan(self) -> Part:
-        """The next part; the first error is the one that everybody sees."""
-        if self.error is not None:
-            raise self.error
-        try:
-            return next(self.parts)
-        except BaseException as error:
-            self.error = error
-            raise
+    def _plan(self) -> Part | None:
+        """The next part; None where planning failed, in this thread or in another one."""
+        if self.plan_error is None:
+            try:
+                return next(self.parts)
+            except BaseException as error:  # noqa: BLE001 - re-raised after what was planned
+                self.plan_error = error
+                self.news.put(None)
+        return None
 
     def plan_ahead(self, reads: int) -> None:
         """Plan the next part while others read: at its turn nobody has to wait for that.
@@ -255,6 +258,8 @@ class ReadQueue:
                 return self._open.popleft().ready
             if self.error is not None:
                 raise self.error
+            if self.plan_error is not None and not (opened is not None and opened.whole):
+                raise self.plan_error
             if self.closed:
                 raise WorkerError("the stream was closed while a batch was waited for")
             return None
