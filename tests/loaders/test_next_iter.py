@@ -73,6 +73,16 @@ def test_after_break_an_unchunked_loader_begins_the_next_epoch():
     assert place(loader) == (2, 0)
 
 
+def test_an_iterator_that_is_closed_was_left():
+    for chunk, rest in ((4, expected(0)[1:4]), (None, expected(1))):
+        loader = make(chunk)
+        batches = iter(loader)
+        next(batches)
+        batches.close()
+        assert list(batches) == []
+        assert [batch.tolist() for batch in loader] == rest
+
+
 def test_a_trainer_that_stops_every_epoch_early_sees_new_samples_each_time():
     loader = make()
     seen = [take(loader, 2) for _ in range(3)]
