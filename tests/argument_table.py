@@ -264,6 +264,7 @@ def loaders() -> Iterator[Call]:
             "sampling": CHOICE,
             "align": count(),
             "overlap": natural(),
+            **RANKS,
         },
     )
     yield Call(

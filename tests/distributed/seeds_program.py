@@ -70,8 +70,8 @@ class Recording:
         self.loader = RandomChunkLoader(lambda a, b: torch.arange(a, b).numpy(), SAMPLES, 10)
 
     def __iter__(self):
-        self.loader.start_epoch(4)
-        for _ in range(4):
+        self.loader.start_epoch(2)  # of 4 chunks, on 2 ranks
+        for _ in range(2):
             yield self.loader.get_next_chunk()[0].clone()
 
 

@@ -3,18 +3,25 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from penstock import ChunkedDataLoader, PlanError, StreamLoader, build_steering_directory
+from penstock import (
+    ChunkedDataLoader,
+    PlanError,
+    RandomChunkLoader,
+    StreamLoader,
+    build_steering_directory,
+)
 from penstock.loaders.partition import validation_loader
 from tests.distributed.seeds_program import SAMPLES, cases
 
 ROOT = Path(__file__).parents[2]
-SAME_ON_ALL = {"sampler", "recording", "module, iterable", "steering"}  # not shared out to ranks
+SAME_ON_ALL = {"sampler", "module, iterable", "steering"}  # not shared out to ranks
 SPLIT_AT_ONCE = {"sequence", "yaml, source"}  # samples are chosen when it is made
 REFUSED = "seed=None was drawn before the process group was created"
 
@@ -78,3 +85,12 @@ def test_ranks_that_are_passed_in_need_a_seed_that_is_passed_in(make):
         make(numbers, 4, seed=None, **given)
     assert len(list(make(numbers, 4, seed=42, **given))) == 5
     assert len(list(make(numbers, 4, seed=None, rank=0, world_size=1))) == 10
+
+
+def test_chunks_for_ranks_that_are_passed_in_need_a_seed_that_is_passed_in():
+    make = partial(RandomChunkLoader, lambda a, b: np.arange(a, b), 40, 10)
+    with pytest.raises(PlanError, match="pass the same seed= on every rank"):
+        make(seed=None, rank=1, world_size=2)
+    with make(seed=42, rank=1, world_size=2) as loader:
+        loader.start_epoch(2)
+        assert len(loader.get_next_chunk()[0]) == 10

@@ -496,7 +496,7 @@ def test_a_chunk_before_the_first_epoch_is_an_error():
         ({"prefetch": 0}, "prefetch must be at least 1 chunk, got 0"),
         ({"sampling": "all"}, "sampling must be one of"),
         ({"align": 30}, "use chunk_size=90 or 120"),
-        ({"overlap": -1}, "overlap must be at least 0"),
+        ({"overlap": -1}, "overlap must be at least 0 timesteps, got -1"),
     ],
 )
 def test_what_cannot_be_is_refused(options, sentence):

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final, Generic, Protocol, Self
 
-import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.course import Course
-from penstock.order import Cursor, Indices, Plan, Topology
+from penstock.order import Cursor, Indices, Plan
+from penstock.ranks import current_topology as current_topology
+from penstock.ranks import ranks as ranks
 
 log = logging.getLogger("penstock")
 
@@ -359,25 +360,3 @@ class Stream(Protocol):
     def close(self) -> None:
         """End what runs for this stream, soon."""
         ...
-
-
-def ranks() -> int:
-    """Return the number of ranks of ``torch.distributed``; 1 where it is not initialised."""
-    return current_topology(None, None).world
-
-
-def current_topology(rank: int | None, world_size: int | None) -> Topology:
-    """The ranks given, or those of ``torch.distributed`` where it is initialised, or one.
-
-    Args:
-        rank: This rank; None, together with ``world_size``, for what ``torch.distributed`` says.
-        world_size: Number of ranks.
-    """
-    if rank is None and world_size is None:
-        if dist.is_available() and dist.is_initialized():
-            return Topology(dist.get_rank(), dist.get_world_size())
-        return Topology()
-    if rank is None or world_size is None:
-        given = "rank" if world_size is None else "world_size"
-        raise PlanError(f"give both rank and world_size, or neither: only {given} was given")
-    return Topology(rank, world_size)

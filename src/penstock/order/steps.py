@@ -24,8 +24,11 @@ class Topology:
 
     def __post_init__(self) -> None:
         world = whole_number("world_size", self.world, minimum=1)
-        if whole_number("rank", self.rank, minimum=0) >= world:
-            raise PlanError(f"rank must be in [0, {world}), got {self.rank!r}")
+        rank = whole_number("rank", self.rank, minimum=0)
+        if rank >= world:
+            raise PlanError(f"rank must be in [0, {world}), got {rank!r}")
+        object.__setattr__(self, "rank", rank)  # int: positions of states are made of these
+        object.__setattr__(self, "world", world)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.arguments import choice, whole_number
 from penstock.errors import PlanError
-from penstock.order import derive_key, tiles
+from penstock.order import Topology, derive_key, tiles
 
 SAMPLINGS = ("cover", "uniform")
 
@@ -66,6 +66,22 @@ class ChunkPlan:
             return [self._uniform(epoch, i) for i in range(count)]
         passes = range(-(-count // self.per_pass))
         return [span for number in passes for span in self._cover(epoch, number)][:count]
+
+    def share(
+        self, epoch: int, first: int, count: int, topology: Topology
+    ) -> list[tuple[int, int]]:
+        """A rank's part of the chunks ``first : count`` of an epoch, dealt to the ranks in turn.
+
+        All ranks get equally many, so that none waits for another: what remains, fewer chunks
+        than ranks, is dropped.
+
+        >>> plan, ranks = ChunkPlan(total=10, chunk=2, seed=7), [Topology(r, 2) for r in (0, 1)]
+        >>> a, b = (plan.share(epoch=0, first=0, count=5, topology=each) for each in ranks)
+        >>> [*zip(a, b)] == [*zip(plan.spans(0, 4)[::2], plan.spans(0, 4)[1::2])]
+        True
+        """
+        stop = count - max(0, count - first) % topology.world
+        return self.spans(epoch, count)[first + topology.rank : stop : topology.world]
 
     def _cover(self, epoch: int, number: int) -> list[tuple[int, int]]:
         key = derive_key(self.seed, "tiles", epoch, number)

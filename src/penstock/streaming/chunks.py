@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 
 from penstock.arguments import whole_number
 from penstock.errors import PenstockError, PlanError, StateError
 from penstock.order.state import FORMAT, check_format, number_of
-from penstock.seeds import Seed, several
+from penstock.ranks import current_topology
+from penstock.seeds import Seed
 from penstock.streaming.budget import format_bytes
 from penstock.streaming.chunk_plan import ChunkPlan
 from penstock.streaming.loading import ChunkLoading, LoadFn
@@ -32,6 +33,9 @@ class RandomChunkLoader:
     At most ``prefetch`` chunks wait in host memory beside the one in use; on an accelerator the
     next one's copy overlaps training, so that two are there.
 
+    Ranks share one plan: its chunks are dealt to them in turn, so that together they cover the
+    recording. Pass the same ``seed`` on all of them.
+
     Args:
         load_fn: ``load_fn(start, end)`` gives an array or several; where it also takes ``out=``
             (a tuple of arrays), it is given reused buffers to fill (page-locked ones for an
@@ -45,6 +49,8 @@ class RandomChunkLoader:
             random starts.
         align: Starts are multiples of it: of the storage's chunking, or of time units.
         overlap: Timesteps a chunk reads beyond its end, so that no window is lost at a border.
+        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        world_size: How many ranks share the chunks.
 
     >>> data = torch.arange(10.0).numpy()
     >>> with RandomChunkLoader(lambda a, b: data[a:b], 10, chunk_size=5, seed=1) as loader:
@@ -66,10 +72,13 @@ class RandomChunkLoader:
         sampling: str = "cover",
         align: int = 1,
         overlap: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         if not callable(load_fn):
             found = f"{load_fn!r} ({type(load_fn).__name__})"
             raise PlanError(f"load_fn must be a function of (start, end), got {found}")
+        self._topology = partial(current_topology, rank, world_size)
         self._seed = Seed(seed)
         self._plan = ChunkPlan(
             total_timesteps, chunk_size, self._seed.value, sampling, align, overlap
@@ -80,16 +89,16 @@ class RandomChunkLoader:
         self._loading = ChunkLoading(
             load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
         )
-        self._epoch, self._taken, self._planned = -1, 0, 0  # of start_epoch calls; of its chunks
+        self._epoch, self._taken, self._planned = -1, 0, 0  # chunks are counted over all ranks
+        self._world = 1  # of the epoch that was started
         self._resume: tuple[int, int] | None = None
         self._arrays = 2  # of a chunk; the seed's (data, stimulus) until one was seen
         self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
 
     @property
     def plan(self) -> ChunkPlan:
-        """Which chunks an epoch has, the same on all ranks of ``torch.distributed``."""
-        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if self._plan.seed != self._seed.for_ranks(world):
+        """Which chunks an epoch has over all ranks, the same on each of them."""
+        if self._plan.seed != self._seed.for_ranks(self._topology().world):
             self._plan = replace(self._plan, seed=self._seed.value)
         return self._plan
 
@@ -101,23 +110,34 @@ class RandomChunkLoader:
     # -- an epoch
 
     def start_epoch(self, num_chunks: int) -> None:
-        """Begin to load an epoch's chunks; after a loaded state: those not yet got of its epoch."""
+        """Begin to load an epoch's chunks; after a loaded state: those not yet got of its epoch.
+
+        An epoch has ``num_chunks * world_size`` chunks. Where a state of another number of ranks
+        leaves chunks that these ranks cannot share equally, the last ones, fewer than
+        ``world_size``, are dropped with a warning.
+
+        Args:
+            num_chunks: Chunks of the whole epoch on this rank, the same on every rank.
+        """
         if self._resume is None:
             epoch, taken = self._epoch + 1, 0
         else:
             epoch, taken = self._resume
-        num_chunks = whole_number("num_chunks", num_chunks, minimum=1)
-        spans = self.plan.spans(epoch, num_chunks)
+        topology = self._topology()
+        world = topology.world
+        count = whole_number("num_chunks", num_chunks, minimum=1) * world
+        taken = min(taken, count)
+        spans = self.plan.share(epoch, taken, count, topology)
         self._seed.settle("chunks were delivered")
-        if self._epoch < 0 and not self._seed.given and several():
-            log.warning(
-                "seed=None gives the same chunks to all ranks: to read different ones, pass a "
-                "different seed= on each rank"
-            )
         self.cleanup()
-        self._epoch, self._taken, self._planned = epoch, min(taken, num_chunks), num_chunks
-        self._resume = None
-        self._chunks = self._loading.chunks(spans[self._taken :])
+        self._epoch, self._taken, self._planned = epoch, taken, taken + len(spans) * world
+        if self._planned < count:
+            log.warning(
+                "dropping the last %d chunks of epoch %d: fewer than world_size=%d",
+                *(count - self._planned, epoch, world),
+            )
+        self._resume, self._world = None, world
+        self._chunks = self._loading.chunks(spans)
 
     def get_next_chunk(self) -> tuple[torch.Tensor | None, ...]:
         """The next chunk's tensors on the device; as many None at the end of the epoch.
@@ -129,7 +149,7 @@ class RandomChunkLoader:
         chunk = next(self._chunks, None)
         if chunk is None:
             return (None,) * self._arrays
-        self._taken += 1
+        self._taken += self._world
         self._arrays = len(chunk)
         return chunk
 
@@ -149,14 +169,14 @@ class RandomChunkLoader:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The chunks got so far, as a small flat dict."""
+        """The chunks got so far, as a small flat dict, the same on ranks that got equally many."""
         epoch, taken = self._resume or (max(self._epoch, 0), self._taken)
         if self._resume is None and self._planned and taken == self._planned:
             epoch, taken = epoch + 1, 0
         return {"format": FORMAT, "epoch": epoch, "position": taken, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the last chunk got, with the next `start_epoch`.
+        """Continue after the last chunk got, with the next `start_epoch`, on any number of ranks.
 
         Args:
             state_dict: What `state_dict` returned.
@@ -196,12 +216,13 @@ class RandomChunkLoader:
 
     def describe(self) -> str:
         """One readable page: the plan, and what is held in memory."""
-        plan, stats = self.plan, self.get_stats()
+        plan, stats, topology = self.plan, self.get_stats(), self._topology()
+        ranks = f", rank {topology.rank} of {topology.world}" if topology.world > 1 else ""
         return "\n".join(
             [
                 f"RandomChunkLoader over {plan.total:,} timesteps",
                 f"  chunks    {plan.per_pass:,} a pass of at most {plan.longest:,} timesteps, "
-                f"{plan.sampling}, seed {plan.seed}",
+                f"{plan.sampling}, seed {plan.seed}{ranks}",
                 f"  host      at most {self.prefetch + 1} chunks, "
                 f"{format_bytes(stats['host_bytes'])} seen",
                 f"  device    {self.device or 'cpu'}, {format_bytes(stats['device_bytes'])} seen",
