@@ -208,6 +208,8 @@ def loaders() -> Iterator[Call]:
             "evaluation": FLAG,
             "lanes": count(optional=True),
             "timeout": real(-1.0),
+            "on_error": CHOICE,
+            "quarantine": OPTIONAL_PATH,
             **RANKS,
         },
     )

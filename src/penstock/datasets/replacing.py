@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from penstock.arguments import LARGEST_SEED, a_path, choice, map_style, mapping, whole_number
+from penstock.arguments import LARGEST_SEED, a_path, choice, map_style, whole_number
 from penstock.errors import SourceError
 from penstock.keyed import current_epoch
 from penstock.order import derive_key
+from penstock.quarantine import append_entry, read_entries
 
 log = logging.getLogger("penstock")
 
@@ -96,25 +96,11 @@ class ReplacingDataset(Dataset[Any]):
         if self.quarantine is None:
             self._replaced.append(entry)
             return
-        line = (json.dumps(entry) + "\n").encode()
-        file = os.open(self.quarantine, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)  # one write: lines of many processes do not mix
-        finally:
-            os.close(file)
+        append_entry(self.quarantine, entry)
 
     @property
     def replaced(self) -> list[dict[str, Any]]:
         """What was replaced: by all who write to the quarantine, else by this object."""
         if self.quarantine is None:
             return list(self._replaced)
-        if not self.quarantine.exists():
-            return []
-        try:
-            lines = self.quarantine.read_text().splitlines()
-            return [mapping("a line", json.loads(line), error=SourceError) for line in lines]
-        except (OSError, ValueError, RecursionError) as error:
-            raise SourceError(
-                f"{str(self.quarantine)!r} is not a list of replaced samples ({error}): give "
-                "another quarantine="
-            ) from error
+        return read_entries(self.quarantine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from penstock.loaders.course import Course
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.seeds import Seed
 from penstock.loaders.stream_arguments import (
+    bad_blocks,
     brief,
     check_fields,
     check_samples,
@@ -39,6 +41,7 @@ from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
 from penstock.streaming.placing import Placer
+from penstock.streaming.replacing import BlockReplacing
 from penstock.streaming.segments import Segment, plan_parts
 from penstock.streaming.transfer import check_device, transfer_to
 
@@ -81,6 +84,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         timeout: Seconds to wait for a batch, after which a `WorkerError` names the read that is
             waited for; 0 for no limit.
         collate: Another name for ``collate_fn``.
+        on_error: ``"raise"``: a block that cannot be read is an error. ``"replace"``: the rows of
+            another block take its place, the same on every run and resume, with a warning.
+        quarantine: A file that replaced blocks are listed in, a JSON object a line.
 
     >>> loader = StreamLoader(torch.arange(1000.0), batch_size=100)
     >>> with loader:
@@ -113,6 +119,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         threads: int | None = None,
         timeout: float = 0,
         collate: Callable[[Any], Any] | None = None,
+        on_error: str = "raise",
+        quarantine: str | os.PathLike[str] | None = None,
         **not_ours: Any,
     ) -> None:
         refuse_arguments(not_ours)
@@ -126,6 +134,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.evaluation = flag("evaluation", evaluation)
         self.shuffle = flag("shuffle", shuffle) and not evaluation
         self.drop_last = flag("drop_last", drop_last) and not evaluation
+        self._bad_blocks = bad_blocks(on_error, quarantine)
         self._threads = optional_number("threads", threads, minimum=1)
         self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
         rank = optional_number("rank", rank, minimum=0)
@@ -319,12 +328,19 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         assert isinstance(order, BlockOrder | StoredOrder)
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
+        bad = self._bad_blocks
+        placer = partial(
+            Placer,
+            self.source,
+            slots,
+            block=min(order.block, order.size),
+            steps=self.steps,
+            replacing=None if bad is None else BlockReplacing(order, bad),
+        )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             slots,
-            partial(
-                Placer, self.source, slots, block=min(order.block, order.size), steps=self.steps
-            ),
+            placer,
             threads=self.threads,
             name="read",
             what=brief(self.source),

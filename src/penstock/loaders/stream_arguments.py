@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from os import PathLike
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.arguments import function, whole_number
+from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.sources import open_source
 from penstock.sources.base import Field, Source
 from penstock.sources.combine import seams_of
+from penstock.streaming.replacing import BadBlocks
 from penstock.transforms.base import Transform
 
+ON_ERROR: Final = ("raise", "replace")
 _ORDER: Final = (
     "the order is computed from the seed; pass shuffle=, block_samples= or window_blocks= to "
     "change it, or use ChunkedDataLoader, which takes {name}="
@@ -45,6 +48,7 @@ OURS: Final = (
     *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
     *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform"),
     *("collate_fn", "evaluation", "rank", "world_size", "lanes", "threads", "timeout", "collate"),
+    *("on_error", "quarantine"),
 )
 
 
@@ -78,6 +82,16 @@ def one_of(
     if collate is not None:
         return function("collate", collate)
     return function("collate_fn", collate_fn)
+
+
+def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBlocks | None:
+    """Where blocks that cannot be read are reported; None where the error is raised."""
+    path = None if quarantine is None else a_path("quarantine", quarantine)
+    if choice("on_error", on_error, ON_ERROR) == "replace":
+        return BadBlocks(path)
+    if path is not None:
+        raise PlanError('quarantine lists replaced blocks: pass on_error="replace" with it')
+    return None
 
 
 def opened(source: Any, fields: Sequence[str] | None) -> Source:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import SourceError
 from penstock.order import Indices
 from penstock.sources.base import Arrays, Field, MappedSource, Source
 from penstock.streaming.memory import Slots, reserve
 from penstock.streaming.past_cache import pays, scatter_past_cache
+from penstock.streaming.replacing import BlockReplacing
 from penstock.streaming.segments import BlockRead
 
 FEW = 500  # items, up to which numpy moves them under the interpreter's lock
@@ -26,17 +28,33 @@ class Placer:
 
     Args:
         steps: Consecutive rows a sample is made of.
+        replacing: Reads another block where one cannot be read; None raises what the source raised.
     """
 
-    def __init__(self, source: Source, slots: Slots, *, block: int, steps: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        slots: Slots,
+        *,
+        block: int,
+        steps: int,
+        replacing: BlockReplacing | None = None,
+    ) -> None:
         self._source, self._slots, self._steps = source, slots, steps
+        self._replacing = replacing
         self._mapped = source if isinstance(source, MappedSource) else None
         self._rows = block + steps - 1
         self._scratch: dict[str, npt.NDArray[np.generic]] | None = None
 
     def place(self, read: BlockRead, targets: Indices) -> None:
         """Read a block into the rows of the slots that the round has for its samples."""
-        for name, array in self._samples(read.start, read.start + read.count).items():
+        try:
+            arrays = self._samples(read.start, read.start + read.count)
+        except SourceError as error:
+            if self._replacing is None:
+                raise
+            arrays = self._replacing.read(read, error, self._samples)
+        for name, array in arrays.items():
             rows = self._slots.rows[name]
             samples = as_items(array, read.count, rows.dtype)
             if read.keep is None:

@@ -133,6 +133,7 @@ class BlockRead:
     ``keep``: which are wanted; None for all. Where they go is said by the part it belongs to.
     """
 
+    epoch: int
     start: int
     count: int
     first: int
@@ -206,7 +207,7 @@ def _plan_round(
         wanted = 0
         for run in runs:
             placed, mine = _place(plan, windows, segment, k, run, span, touched.start)
-            reads += _reads(run.spans, mine, wanted)
+            reads += _reads(segment.epoch, run.spans, mine, wanted)
             rows.append(placed if mine is None else placed[mine])
             wanted += rows[-1].size
         joined = rows[0] if len(rows) == 1 else np.concatenate([_NO_ROWS, *rows])
@@ -256,7 +257,7 @@ def _place(
 
 
 def _reads(
-    spans: list[Span], mine: npt.NDArray[np.bool_] | None, wanted: int
+    epoch: int, spans: list[Span], mine: npt.NDArray[np.bool_] | None, wanted: int
 ) -> Iterator[BlockRead]:
     """A window's blocks, of whose samples some or all are wanted; the others are not read."""
     end = 0
@@ -265,7 +266,7 @@ def _reads(
         keep = None if mine is None or mine[part].all() else mine[part]
         count = span.count if keep is None else int(keep.sum())
         if count:
-            yield BlockRead(span.start, span.count, wanted, keep)
+            yield BlockRead(epoch, span.start, span.count, wanted, keep)
         wanted += count
 
 

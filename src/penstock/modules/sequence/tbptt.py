@@ -148,11 +148,6 @@ class _Pieces(Iterator[Any]):
         self._batches, self._cut = batches, cut
         self._waiting: deque[Any] = deque()
 
-    def close(self) -> None:
-        """End this iteration now; the pieces of the batch that are left are not delivered."""
-        self._waiting.clear()
-        super().close()
-
     def __next__(self) -> Any:
         if not self._waiting:
             self._waiting.extend(self._cut(next(self._batches)))
@@ -166,6 +161,11 @@ class _CutIterator(LoaderIterator[Any]):
         super().__init__(loader)
         self._tbptt = loader
         self._waiting: deque[Any] = deque()
+
+    def close(self) -> None:
+        """End this iteration now; the pieces of the batch that are left are not delivered."""
+        self._waiting.clear()
+        super().close()
 
     def __next__(self) -> Any:
         if self._waiting:
