@@ -152,7 +152,7 @@ POSITIONS = {
     "set_batch_size": {"batch_size": count()},
     "set_chunk_size": {"chunk_size": count()},
     "samples_at": {"step": natural(), "epoch": natural(optional=True)},
-    "load_state_dict": {"state_dict": (3, "text", None, [])},
+    "load_state_dict": {"state_dict": (3, "text", None, []), "allow_changed_data": FLAG},
 }
 GOOD_POSITIONS: dict[str, dict[str, Any]] = {
     "seek": {"epoch": 1, "step": 1},
@@ -207,6 +207,7 @@ def loaders() -> Iterator[Call]:
             "collate": FUNCTION,
             "evaluation": FLAG,
             "lanes": count(optional=True),
+            "threads": count(optional=True),
             "timeout": real(-1.0),
             "on_error": CHOICE,
             "quarantine": OPTIONAL_PATH,
@@ -246,7 +247,7 @@ def loaders() -> Iterator[Call]:
         "ChunkedSampler.load_state_dict",
         method(lambda: penstock.ChunkedSampler(12, 4), "load_state_dict"),
         lambda: {"state_dict": penstock.ChunkedSampler(12, 4).state_dict()},
-        POSITIONS["load_state_dict"],
+        {"state_dict": POSITIONS["load_state_dict"]["state_dict"]},
     )
     yield Call(
         "RandomChunkLoader",
@@ -504,7 +505,7 @@ def sources(folder: Path) -> Iterator[Call]:
         "open_source",
         penstock.open_source,
         lambda: {"where": str(folder / "rows.zarr")},
-        {"decode": FLAG},
+        {"decode": FLAG, "along": (1.5, 1, True, [], "no such"), "fields": (3, True)},
         {"where": sentence, "options": "those of the source that is opened"},
     )
     yield Call(
@@ -527,8 +528,11 @@ def sources(folder: Path) -> Iterator[Call]:
         {
             "path": PATH,
             "fields": (3, ["no such"], "x", True),
-            "axis": (1.5, 1, -2, True, [], HUGE, "no such"),
+            "axis": (1.5, True, [], HUGE, "no such"),
+            "along": (1.5, 1, -2, True, [], HUGE, "no such"),
             "direct": FLAG,
+            "decode": FLAG,
+            "missing": CHOICE,
         },
     )
     yield Call(

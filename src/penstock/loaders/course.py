@@ -268,6 +268,7 @@ class Course:
 
     def load(self, state: dict[str, Any], *, allow_changed_data: bool) -> None:
         """Go to where a state was taken, if it fits."""
+        allow_changed_data = flag("allow_changed_data", allow_changed_data)
         check_format(state)
         check_identity(state, self.plan.order)
         if not allow_changed_data:

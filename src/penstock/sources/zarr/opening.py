@@ -129,7 +129,7 @@ def axis_of(metadata: ArrayMetadata, along: int | str, name: str) -> int:
         return dimensions.index(along)
     if not 0 <= along < len(shape):
         raise SourceError(
-            f"array {name} has shape {shape}: the axis of samples must be from 0 to "
+            f"array {name} has shape {shape}: the axis of samples (along) must be from 0 to "
             f"{len(shape) - 1}, got {along}"
         )
     return along
