@@ -490,7 +490,7 @@ def order() -> Iterator[Call]:
         "current_epoch",
         penstock.current_epoch,
         dict,
-        {"default": natural()},
+        {"default": (*NOT_INTEGERS, None)},
     )
 
 

@@ -58,7 +58,7 @@ def current_epoch(default: int = 0) -> int:
     reading = _reading.get()
     if reading is not None:
         return reading.epoch
-    return whole_number("default", default, minimum=0)
+    return whole_number("default", default)
 
 
 def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int:

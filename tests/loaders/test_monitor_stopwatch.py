@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from penstock import ChunkedDataLoader, RandomChunkLoader, StreamLoader
-from penstock.errors import BatchError, ConfigError
+from penstock.errors import BatchError, ConfigError, PlanError
 from penstock.loaders import DataLoaderPerformanceMonitor
 from penstock.loaders.monitor import default_configs
 from penstock.metrics import Delivery, steady
@@ -271,7 +271,7 @@ def test_configurations_that_are_none_are_refused(configs):
 
 def test_a_path_is_no_dataset_to_benchmark(tmp_path):
     for path in ("x.zarr", tmp_path, b"abc"):
-        with pytest.raises(ConfigError, match="dataset must be a dataset, got"):
+        with pytest.raises(PlanError, match="dataset must be a dataset, got"):
             DataLoaderPerformanceMonitor().benchmark_configurations(path, 2)
 
 

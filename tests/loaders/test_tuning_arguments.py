@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import StreamLoader
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PlanError
 from penstock.loaders import DataLoaderConfig, Machine, tune
 from penstock.loaders.tune_cache import TuneCache
 
@@ -40,7 +40,7 @@ def test_a_wrong_argument_is_refused_by_its_name_before_anything_is_measured(nam
 def test_a_path_is_not_a_dataset_of_letters_and_the_advice_works(kind, tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, np.arange(24, dtype=np.float32))
-    with pytest.raises(ConfigError, match=r"got the path .*StreamLoader\(.*x.npy', batch_size\)"):
+    with pytest.raises(PlanError, match=r"got the path .*StreamLoader\(.*x.npy', batch_size\)"):
         tune(kind(path), 2)
     with StreamLoader(kind(path), 2) as loader:
         assert sorted(torch.cat(list(loader)).tolist()) == list(range(24))
@@ -49,7 +49,7 @@ def test_a_path_is_not_a_dataset_of_letters_and_the_advice_works(kind, tmp_path)
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_bytes_are_not_a_dataset_and_the_advice_works(kind):
     data = kind(bytes(range(64)))
-    with pytest.raises(ConfigError, match=r"np.frombuffer"):
+    with pytest.raises(PlanError, match=r"np.frombuffer"):
         tune(data, 2)
     array = np.frombuffer(data, np.uint8).copy()
     assert tune(array, 2, budget_seconds=0, cached=False, verbose=False).batch_size == 2

@@ -92,7 +92,7 @@ def test_an_empty_dataset_has_no_order():
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_outside_of_64_bits_is_refused(seed):
     for make in (SequentialOrder, ShuffledOrder):
-        with pytest.raises(PlanError, match=r"seed must be in \[0, 2\*\*64\), got"):
+        with pytest.raises(PlanError, match=r"seed must be at"):
             make(10, seed)
     with pytest.raises(PlanError, match="seed must be in"):
         BlockOrder(10, seed, 2, 2)

@@ -93,5 +93,5 @@ def test_other_data_is_refused_where_both_sides_know_theirs():
     check_data(state, "abc")
     check_data(state, None)
     check_data(to_state(HERE, OURS), "abc")
-    with pytest.raises(StateError, match=r"the data changed .*abc, now xyz.*allow_changed_data"):
+    with pytest.raises(StateError, match=r"the data changed .*'abc', now 'xyz'.*allow_changed"):
         check_data(state, "xyz")

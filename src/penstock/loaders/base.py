@@ -255,7 +255,10 @@ class Loader(Generic[Batch]):
         return self._course.locate(step, epoch)[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: None if name in _NOT_COPIED else kept for name, kept in vars(self).items()}
+        # Lightning notes every attribute that was set, open streams too, where its patch of
+        # DataLoader is in place
+        kept = {name: value for name, value in vars(self).items() if not name.startswith("__pl_")}
+        return {name: None if name in _NOT_COPIED else value for name, value in kept.items()}
 
     def __copy__(self) -> Self:
         """A loader of its own over the same data: two must not move one position."""
