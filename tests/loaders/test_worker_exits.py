@@ -166,8 +166,8 @@ def test_what_the_sentence_advises_works(run, tmp_path, followed):
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
-        ("fork", 30),
-        ("forkserver", 8),
+        pytest.param("fork", 30, marks=pytest.mark.proof),
+        pytest.param("forkserver", 8, marks=pytest.mark.proof),
         pytest.param("fork", 1000, marks=pytest.mark.proof),
         pytest.param("forkserver", 100, marks=pytest.mark.proof),
         pytest.param("spawn", 50, marks=pytest.mark.proof),

@@ -94,7 +94,7 @@ def test_a_seed_outside_of_64_bits_is_refused(seed):
     for make in (SequentialOrder, ShuffledOrder):
         with pytest.raises(PlanError, match=r"seed must be at"):
             make(10, seed)
-    with pytest.raises(PlanError, match="seed must be in"):
+    with pytest.raises(PlanError, match="seed must be at"):
         BlockOrder(10, seed, 2, 2)
 
 
