@@ -287,8 +287,14 @@ for _ in loader: pass
 }
 
 
-@pytest.mark.parametrize("kind", ["stream", "threads", "chunks"])
-@pytest.mark.parametrize("ending", ENDINGS)
+CASES = [
+    pytest.param(kind, ending, marks=[pytest.mark.proof] if ending == "ctrl-c" else [])
+    for kind in ("stream", "threads", "chunks")
+    for ending in ENDINGS
+]
+
+
+@pytest.mark.parametrize(("kind", "ending"), CASES)
 def test_the_process_ends_although_a_read_never_returns(kind, ending):
     program = [sys.executable, "-W", "ignore", "-c", PROGRAM + ENDINGS[ending], kind]
     done = subprocess.run(program, capture_output=True, text=True, timeout=100)  # it does end
