@@ -41,9 +41,6 @@ LOADERS = {
     "short-lived workers": lambda _: ChunkedDataLoader(
         DATA, 4, 5, num_workers=1, persistent_workers=False
     ),
-    "spawned workers": lambda _: ChunkedDataLoader(
-        list(range(60)), 4, 5, num_workers=1, multiprocessing_context="forkserver"
-    ),
     "threads": lambda _: ChunkedDataLoader(DATA, 4, 5, executor="threads"),
     "order of its own": lambda _: ChunkedDataLoader(DATA, 4, order=BlockOrder(60, 3, 5, 2)),
     "ranks": lambda _: ChunkedDataLoader(DATA, 4, rank=1, world_size=3),
@@ -107,6 +104,13 @@ def test_what_is_done_to_a_copy_leaves_the_original_alone(how):
             other.set_batch_size(7)
             other.seek(3)
             assert loader.batch_size == 4 and loader.state_dict()["epoch"] == 0
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_start_method_is_kept(how):
+    loader = ChunkedDataLoader(DATA, 4, num_workers=1, multiprocessing_context="forkserver")
+    context = COPIES[how](loader).multiprocessing_context
+    assert context.get_start_method() == "forkserver"
 
 
 def test_a_shallow_copy_shares_the_data():
