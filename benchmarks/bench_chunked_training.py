@@ -30,7 +30,7 @@ import torch
 from measure import arguments, claim, emit, in_new_process, interleaved, ratio, report, run
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.modules import ChunkedTraining
+from penstock.integrations.lightning import ChunkedTraining
 
 BATCH, FEATURES, VAL_BATCHES, CHUNKS = 32, 256, 4, 6
 DEVICE_SECONDS = 0.004  # of every step, as on an accelerator: the processor's own speed varies more

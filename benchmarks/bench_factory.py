@@ -28,15 +28,10 @@ from measure import arguments, claim, emit, interleaved, ratio, report, run
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock import SpectrogramFolder, sample_generator
-from penstock.loaders import (
-    ChunkedDataLoader,
-    DataLoaderConfig,
-    DataLoaderFactory,
-    DataLoaderPerformanceMonitor,
-    tune,
-)
-from penstock.loaders.contents import samples_of
+from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
+from penstock.tuning import DataLoaderConfig, DataLoaderFactory, DataLoaderPerformanceMonitor, tune
+from penstock.tuning.contents import samples_of
 
 BATCH = 32
 SHAPE = (1, 64, 32)  # a short log-mel spectrogram: 8 kB

@@ -29,7 +29,7 @@ from measure import arguments, claim, emit, run
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from penstock import DataLoaderConfig, DataLoaderFactory, TaskSpec, TextCollator
-from penstock.modules import UniversalDataModule
+from penstock.datamodules import UniversalDataModule
 
 STEP_SECONDS = 0.010
 BATCH = 32

@@ -26,8 +26,12 @@ from measure import arguments, claim, emit, interleaved, ratio, report, run
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.checks import checked
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
-from penstock.loaders import create_loader
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    create_loader,
+    validate_dataset,
+)
 
 WORKERS = (0, 2, 4)
 

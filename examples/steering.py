@@ -23,8 +23,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.checks import checked
-from penstock.datasets import build_steering_directory, validate_dataset
-from penstock.loaders import SteeringLoader, create_loader, set_epoch, validate_first_batch
+from penstock.domains.steering import (
+    SteeringLoader,
+    build_steering_directory,
+    create_loader,
+    set_epoch,
+    validate_dataset,
+    validate_first_batch,
+)
 
 EPOCHS, BATCH_SIZE, DIM = 8, 64, 32
 

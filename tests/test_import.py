@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,7 +80,41 @@ def test_type_checkers_see_the_same_names():
         for alias in node.names
         if alias.asname
     }
-    assert seen == set(penstock.__all__) - {"__version__"}
+    assert seen == set(penstock._HOME)
+
+
+def test_the_front_door_has_about_thirty_names():
+    assert len(penstock.__all__) <= 36
+    assert set(penstock.__all__) - {"__version__"} < set(penstock._HOME)
+
+
+# the names that users are promised; all of them import from the root
+PROMISED = """
+ChunkedSampler ChunkedDataLoader SequenceDataset QuantizedAudioDataset
+QuantizedAutoregressiveAudio ChunkedTraining RandomChunkLoader create_zarr_loader
+load_column_slice load_metadata FlyVisSim NeuronData sample_batch_within_chunk
+calculate_chunk_params ChunkLatencyStats open_source StreamLoader StandardizedDataset
+WorkerSafeStandardizedDataset AugmentedDataset SpecAugment GaussianNoise worker_init_fn
+compute_standardization DataLoaderFactory OptimalDataLoaderFactory
+DataLoaderPerformanceMonitor tune cross_val_training single_fold_training
+DataModuleProtocol CollatorRegistry TextCollator VisionCollator DefaultCollator TaskSpec
+DataLoaderConfig UniversalDataModule TrainingConfig CheckpointManager
+JASPERSteeringDataset create_loader set_epoch validate_first_batch validate_dataset
+PenstockError PlanError SourceError StateError ConfigError BatchError MissingExtraError
+Permutation SequentialOrder ShuffledOrder BlockOrder Topology Plan Cursor derive_key
+"""
+
+
+@pytest.mark.parametrize("name", PROMISED.split())
+def test_every_promised_name_is_importable_from_the_root(name):
+    scope: dict[str, object] = {}
+    exec(f"from penstock import {name}", scope)
+    assert scope[name] is not None
+
+
+def test_names_of_packages_are_hidden_but_work():
+    assert "FlyVisSim" not in dir(penstock)
+    assert penstock.FlyVisSim is import_module("penstock.domains.recording").FlyVisSim
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it():

@@ -12,8 +12,8 @@ import logging
 import tempfile
 from pathlib import Path
 
-from penstock.training.running import Outcome, train
-from penstock.training.settings import read_settings
+from penstock.training.config import read_settings
+from penstock.training.run import Outcome, train
 
 CONFIG = Path(__file__).parent / "configs/experiment/audio/sashimi-musdb18mono.yaml"
 LIMITS = ["trainer.limit_train_batches=3", "trainer.limit_val_batches=1"]

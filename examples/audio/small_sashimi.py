@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.training.building import registries
+from penstock.training.build import registries
 
 LEVELS = 65_536
 

@@ -30,26 +30,49 @@ if TYPE_CHECKING:
     from penstock.collate import TextCollator as TextCollator
     from penstock.collate import VisionCollator as VisionCollator
     from penstock.collate import VisionDataCollator as VisionDataCollator
+    from penstock.datamodules import DataModuleProtocol as DataModuleProtocol
+    from penstock.datamodules import ResolutionSequenceDataset as ResolutionSequenceDataset
+    from penstock.datamodules import SequenceDataset as SequenceDataset
+    from penstock.datamodules import UniversalDataModule as UniversalDataModule
     from penstock.datasets import AugmentedDataset as AugmentedDataset
-    from penstock.datasets import JASPERSteeringDataset as JASPERSteeringDataset
-    from penstock.datasets import QuantizedAudioDataset as QuantizedAudioDataset
     from penstock.datasets import ReplacingDataset as ReplacingDataset
-    from penstock.datasets import SpectrogramFolder as SpectrogramFolder
     from penstock.datasets import StandardizedDataset as StandardizedDataset
     from penstock.datasets import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
     from penstock.datasets import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
-    from penstock.datasets import build_steering_directory as build_steering_directory
     from penstock.datasets import compute_standardization as compute_standardization
-    from penstock.datasets import convert_to_hdf5 as convert_to_hdf5
     from penstock.datasets import (
         create_augmented_dataset_wrapper as create_augmented_dataset_wrapper,
     )
-    from penstock.datasets import read_pixel_table as read_pixel_table
-    from penstock.datasets import validate_dataset as validate_dataset
     from penstock.distributed import RankError as RankError
     from penstock.distributed import agree as agree
     from penstock.distributed import agreed as agreed
     from penstock.distributed import together as together
+    from penstock.domains.audio import QuantizedAudioDataset as QuantizedAudioDataset
+    from penstock.domains.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
+    from penstock.domains.folds import TrainingEngine as TrainingEngine
+    from penstock.domains.folds import cross_val_training as cross_val_training
+    from penstock.domains.folds import single_fold_training as single_fold_training
+    from penstock.domains.recording import ChunkLatencyStats as ChunkLatencyStats
+    from penstock.domains.recording import DataSplit as DataSplit
+    from penstock.domains.recording import FlyVisSim as FlyVisSim
+    from penstock.domains.recording import NeuronData as NeuronData
+    from penstock.domains.recording import RandomChunkLoader as RandomChunkLoader
+    from penstock.domains.recording import RecordingSource as RecordingSource
+    from penstock.domains.recording import calculate_chunk_params as calculate_chunk_params
+    from penstock.domains.recording import create_zarr_loader as create_zarr_loader
+    from penstock.domains.recording import load_column_slice as load_column_slice
+    from penstock.domains.recording import load_metadata as load_metadata
+    from penstock.domains.recording import sample_batch_within_chunk as sample_batch_within_chunk
+    from penstock.domains.recording import write_recording as write_recording
+    from penstock.domains.spectrograms import SpectrogramFolder as SpectrogramFolder
+    from penstock.domains.spectrograms import read_pixel_table as read_pixel_table
+    from penstock.domains.steering import JASPERSteeringDataset as JASPERSteeringDataset
+    from penstock.domains.steering import build_steering_directory as build_steering_directory
+    from penstock.domains.steering import convert_to_hdf5 as convert_to_hdf5
+    from penstock.domains.steering import create_loader as create_loader
+    from penstock.domains.steering import set_epoch as set_epoch
+    from penstock.domains.steering import validate_dataset as validate_dataset
+    from penstock.domains.steering import validate_first_batch as validate_first_batch
     from penstock.errors import BatchError as BatchError
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import MissingExtraError as MissingExtraError
@@ -58,6 +81,8 @@ if TYPE_CHECKING:
     from penstock.errors import SourceError as SourceError
     from penstock.errors import StateError as StateError
     from penstock.errors import WorkerError as WorkerError
+    from penstock.integrations.huggingface import TrainerLoader as TrainerLoader
+    from penstock.integrations.lightning import ChunkedTraining as ChunkedTraining
     from penstock.keyed import Reading as Reading
     from penstock.keyed import current_epoch as current_epoch
     from penstock.keyed import current_reading as current_reading
@@ -67,25 +92,11 @@ if TYPE_CHECKING:
     from penstock.keyed import sample_keys as sample_keys
     from penstock.loaders import ChunkedDataLoader as ChunkedDataLoader
     from penstock.loaders import ChunkedSampler as ChunkedSampler
-    from penstock.loaders import DataLoaderConfig as DataLoaderConfig
-    from penstock.loaders import DataLoaderFactory as DataLoaderFactory
-    from penstock.loaders import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
     from penstock.loaders import Loader as Loader
     from penstock.loaders import Machine as Machine
-    from penstock.loaders import OptimalDataLoaderFactory as OptimalDataLoaderFactory
+    from penstock.loaders import ReplayLoader as ReplayLoader
     from penstock.loaders import StreamLoader as StreamLoader
-    from penstock.loaders import create_loader as create_loader
-    from penstock.loaders import set_epoch as set_epoch
-    from penstock.loaders import tune as tune
-    from penstock.loaders import validate_first_batch as validate_first_batch
     from penstock.loaders import worker_init_fn as worker_init_fn
-    from penstock.modules import ChunkedTraining as ChunkedTraining
-    from penstock.modules import DataModuleProtocol as DataModuleProtocol
-    from penstock.modules import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
-    from penstock.modules import ResolutionSequenceDataset as ResolutionSequenceDataset
-    from penstock.modules import SequenceDataset as SequenceDataset
-    from penstock.modules import TrainerLoader as TrainerLoader
-    from penstock.modules import UniversalDataModule as UniversalDataModule
     from penstock.order import BlockOrder as BlockOrder
     from penstock.order import Cursor as Cursor
     from penstock.order import Order as Order
@@ -99,32 +110,17 @@ if TYPE_CHECKING:
     from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
     from penstock.sources import ConcatenatedSource as ConcatenatedSource
-    from penstock.sources import DataSplit as DataSplit
     from penstock.sources import Field as Field
-    from penstock.sources import FlyVisSim as FlyVisSim
     from penstock.sources import MappedSource as MappedSource
     from penstock.sources import MemorySource as MemorySource
-    from penstock.sources import NeuronData as NeuronData
     from penstock.sources import NpySource as NpySource
     from penstock.sources import RangeSource as RangeSource
-    from penstock.sources import RecordingSource as RecordingSource
     from penstock.sources import Source as Source
     from penstock.sources import ZarrSource as ZarrSource
     from penstock.sources import ZippedSource as ZippedSource
-    from penstock.sources import create_zarr_loader as create_zarr_loader
-    from penstock.sources import load_column_slice as load_column_slice
-    from penstock.sources import load_metadata as load_metadata
     from penstock.sources import open_source as open_source
-    from penstock.sources import write_recording as write_recording
-    from penstock.streaming import ChunkLatencyStats as ChunkLatencyStats
-    from penstock.streaming import RandomChunkLoader as RandomChunkLoader
-    from penstock.streaming import calculate_chunk_params as calculate_chunk_params
-    from penstock.streaming import sample_batch_within_chunk as sample_batch_within_chunk
     from penstock.training import CheckpointManager as CheckpointManager
     from penstock.training import TrainingConfig as TrainingConfig
-    from penstock.training import TrainingEngine as TrainingEngine
-    from penstock.training import cross_val_training as cross_val_training
-    from penstock.training import single_fold_training as single_fold_training
     from penstock.transforms import Compose as Compose
     from penstock.transforms import GaussianNoise as GaussianNoise
     from penstock.transforms import SpecAugment as SpecAugment
@@ -132,68 +128,80 @@ if TYPE_CHECKING:
     from penstock.transforms import Standardize as Standardize
     from penstock.transforms import Transform as Transform
     from penstock.transforms import recommended_augmentation as recommended_augmentation
+    from penstock.tuning import DataLoaderConfig as DataLoaderConfig
+    from penstock.tuning import DataLoaderFactory as DataLoaderFactory
+    from penstock.tuning import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
+    from penstock.tuning import OptimalDataLoaderFactory as OptimalDataLoaderFactory
+    from penstock.tuning import tune as tune
 
 __version__ = "0.2.0.dev0"
 
-_ROOMS = {
+# what most programs need: in ``__all__`` and in ``dir(penstock)``
+_EXPORTS = {
+    "penstock.errors": "PenstockError",
+    "penstock.loaders": (
+        "ChunkedDataLoader ChunkedSampler Loader ReplayLoader StreamLoader worker_init_fn"
+    ),
+    "penstock.sources": "Source open_source",
+    "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
+    "penstock.keyed": "current_epoch keyed_generator sample_generator",
+    "penstock.transforms": "GaussianNoise SpecAugment",
+    "penstock.collate": "CollatorRegistry TaskSpec",
+    "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),
+    "penstock.datamodules": "SequenceDataset UniversalDataModule",
+    "penstock.integrations.huggingface": "TrainerLoader",
+    "penstock.integrations.lightning": "ChunkedTraining",
+    "penstock.domains.recording": "RandomChunkLoader",
+    "penstock.training": "CheckpointManager TrainingConfig",
+}
+# importable from here too; the documentation imports these from their package
+_ALSO = {
     "penstock.errors": (
-        "PenstockError PlanError StateError ConfigError SourceError BatchError WorkerError "
-        "MissingExtraError"
+        "BatchError ConfigError MissingExtraError PlanError SourceError StateError WorkerError"
     ),
-    "penstock.order": (
-        "derive_key Permutation Order SequentialOrder ShuffledOrder BlockOrder Steps Topology "
-        "Plan Cursor"
-    ),
-    "penstock.keyed": (
-        "Reading current_reading current_epoch sample_key sample_keys sample_generator "
-        "keyed_generator"
-    ),
+    "penstock.order": "Cursor Permutation Plan Steps Topology derive_key",
+    "penstock.keyed": "Reading current_reading sample_key sample_keys",
     "penstock.sources": (
-        "open_source Source MappedSource Field MemorySource NpySource ZarrSource ArrowSource "
-        "RecordingSource ConcatenatedSource ZippedSource RangeSource FlyVisSim NeuronData "
-        "DataSplit load_column_slice load_metadata create_zarr_loader write_recording"
+        "ArrowSource ConcatenatedSource Field MappedSource MemorySource NpySource RangeSource "
+        "ZarrSource ZippedSource"
     ),
-    "penstock.transforms": (
-        "Transform SpecAugment GaussianNoise Standardize Compose Spectrogram "
-        "recommended_augmentation"
-    ),
+    "penstock.transforms": ("Compose Spectrogram Standardize Transform recommended_augmentation"),
     "penstock.collate": (
-        "TaskSpec CollatorRegistry CollatorInfo TextCollator VisionCollator AudioCollator "
-        "DefaultCollator LanguageModelingDataCollator VisionDataCollator"
+        "AudioCollator CollatorInfo DefaultCollator LanguageModelingDataCollator TextCollator "
+        "VisionCollator VisionDataCollator"
     ),
     "penstock.checks": "BatchSchema TensorSpec checked",
-    "penstock.streaming": (
-        "RandomChunkLoader ChunkLatencyStats calculate_chunk_params sample_batch_within_chunk"
+    "penstock.distributed": "RankError agree agreed together",
+    "penstock.loaders": "Machine",
+    "penstock.tuning": "OptimalDataLoaderFactory",
+    "penstock.report": "BenchmarkReport",
+    "penstock.datamodules": "DataModuleProtocol ResolutionSequenceDataset",
+    "penstock.domains.recording": (
+        "ChunkLatencyStats DataSplit FlyVisSim NeuronData RecordingSource "
+        "calculate_chunk_params create_zarr_loader load_column_slice load_metadata "
+        "sample_batch_within_chunk write_recording"
     ),
     "penstock.datasets": (
-        "StandardizedDataset AugmentedDataset WorkerSafeStandardizedDataset "
-        "WorkerSafeAugmentedDataset compute_standardization create_augmented_dataset_wrapper "
-        "SpectrogramFolder read_pixel_table QuantizedAudioDataset ReplacingDataset "
-        "JASPERSteeringDataset validate_dataset build_steering_directory convert_to_hdf5"
+        "AugmentedDataset ReplacingDataset StandardizedDataset WorkerSafeAugmentedDataset "
+        "WorkerSafeStandardizedDataset compute_standardization create_augmented_dataset_wrapper"
     ),
-    "penstock.loaders": (
-        "Loader ChunkedSampler ChunkedDataLoader StreamLoader DataLoaderConfig DataLoaderFactory "
-        "OptimalDataLoaderFactory DataLoaderPerformanceMonitor tune worker_init_fn create_loader "
-        "set_epoch validate_first_batch Machine"
+    "penstock.domains.spectrograms": "SpectrogramFolder read_pixel_table",
+    "penstock.domains.audio": "QuantizedAudioDataset QuantizedAutoregressiveAudio",
+    "penstock.domains.steering": (
+        "JASPERSteeringDataset build_steering_directory convert_to_hdf5 create_loader "
+        "set_epoch validate_dataset validate_first_batch"
     ),
-    "penstock.modules": (
-        "ChunkedTraining DataModuleProtocol UniversalDataModule TrainerLoader SequenceDataset "
-        "QuantizedAutoregressiveAudio ResolutionSequenceDataset"
-    ),
-    "penstock.distributed": "agree agreed together RankError",
-    "penstock.report": "BenchmarkReport",
-    "penstock.training": (
-        "TrainingConfig CheckpointManager TrainingEngine cross_val_training single_fold_training"
-    ),
+    "penstock.domains.folds": "TrainingEngine cross_val_training single_fold_training",
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_PUBLIC = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+_HOME = _PUBLIC | {name: module for module, names in _ALSO.items() for name in names.split()}
 _EXTRA = {"ChunkedTraining": "lightning"}  # names that cannot even be imported without a library
 
 
 def _public_names() -> list[str]:
-    """All names except those whose library is not installed, which is found out when asked."""
+    """The names of `_EXPORTS`, without those whose library is not installed."""
     missing = [name for name, library in _EXTRA.items() if find_spec(library) is None]
-    return ["__version__", *(name for name in _HOME if name not in missing)]
+    return ["__version__", *(name for name in _PUBLIC if name not in missing)]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from penstock.errors import ConfigError
+from penstock.extensions import load_extensions
 
 T = TypeVar("T")
 
@@ -67,6 +68,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
 class Registry(Generic[T]):
     """Things by name, in order of registration; users add to it, the latest of a name wins.
 
+    Args:
+        kind: What the entries are, for messages.
+        entries: The first entries.
+        extensions: A group of entry points to import before a name is reported as unknown.
+
     >>> colours = Registry("colour", {"red": 1})
     >>> colours.add("blue", 2)
     >>> colours.find("blue"), list(colours)
@@ -77,9 +83,12 @@ class Registry(Generic[T]):
     penstock.errors.ConfigError: unknown colour 'bleu': did you mean 'blue'? ...
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
+    def __init__(
+        self, kind: str, entries: Mapping[str, T] | None = None, *, extensions: str | None = None
+    ) -> None:
         self.kind = kind
         self._entries: dict[str, T] = dict(entries or {})
+        self._extensions = extensions  # until they were loaded: importing them adds entries
 
     def add(self, name: str, entry: T) -> None:
         """Make ``entry`` the latest one; an earlier one of the same name is replaced."""
@@ -102,18 +111,30 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise ConfigError(f"the name of a {self.kind} must be a str, got {name!r}")
         if name not in self._entries:
+            self._load_extensions()
+        if name not in self._entries:
             raise ConfigError(unknown_name(self.kind, name, self._entries))
         return self._entries[name]
 
+    def _load_extensions(self) -> None:
+        if self._extensions is not None:
+            group, self._extensions = self._extensions, None
+            load_extensions(group)
+
     def entries(self) -> list[T]:
         """Everything registered, the latest last."""
+        self._load_extensions()
         return list(self._entries.values())
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            self._load_extensions()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
+        self._load_extensions()
         return iter(self._entries)
 
     def __len__(self) -> int:
+        self._load_extensions()
         return len(self._entries)

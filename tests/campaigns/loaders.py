@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock import ChunkedDataLoader, RandomChunkLoader, StreamLoader, create_loader
-from penstock.modules import ReplayLoader
+from penstock.loaders import ReplayLoader
 from tests.campaigns.storages import CHUNK, COLUMNS, ROWS, STORAGES, Rows, Storages, numbers
 
 LOCAL = tuple(storage for storage in STORAGES if storage != "s3")

@@ -11,7 +11,11 @@ import zarr
 
 from penstock import StreamLoader, open_source
 from penstock.cli.convert import check_conversion, geometry, run_convert, write_zarr
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    validate_dataset,
+)
 from penstock.errors import ConfigError, SourceError
 from penstock.sources.base import Field
 from penstock.testing import same_batch

@@ -102,7 +102,7 @@ def test_audio_is_told_by_file_and_frames(commands, tmp_path):
         "model: {_target_: lightning.pytorch.demos.boring_classes.BoringModel}\n"
         "dataset:\n"
         "  train:\n"
-        "    _target_: penstock.datasets.audio.QuantizedAudioDataset\n"
+        "    _target_: penstock.domains.audio.QuantizedAudioDataset\n"
         f"    path: {tmp_path}\n"
         "    sample_len: 100\n"
     )

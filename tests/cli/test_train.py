@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from penstock.training.running.directory import RunPaths
+from penstock.training.run.directory import RunPaths
 from tests.cli.projects import final_state
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.training.running.directory import RunPaths
+from penstock.training.run.directory import RunPaths
 from tests.cli.projects import PENSTOCK, final_state, new_project
 from tests.cli.test_train_resume import (
     ON_TWO_RANKS,

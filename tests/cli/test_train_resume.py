@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 
-from penstock.training.running.directory import RunPaths
-from penstock.training.running.lock import locked
+from penstock.training.run.directory import RunPaths
+from penstock.training.run.lock import locked
 from tests.cli.projects import final_state, new_project
 
 SAMPLES, PASSES = 46, 2

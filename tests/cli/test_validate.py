@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from penstock.cli.validate import run_validate
-from penstock.datasets import build_steering_directory
+from penstock.domains.steering import build_steering_directory
+from penstock.domains.steering.command import run_validate
 
 VECTORS = (
     *("question_embs", "source_embs", "keyword_embs", "centroid_embs"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.datasets import build_steering_directory
+from penstock.domains.steering import build_steering_directory
 
 Make = Callable[..., Path]
 

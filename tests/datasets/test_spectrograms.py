@@ -11,16 +11,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from penstock import ChunkedDataLoader
-from penstock.datasets import (
-    AugmentedDataset,
-    SpectrogramFolder,
-    StandardizedDataset,
-    compute_standardization,
-    read_pixel_table,
-)
+from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
+from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import SourceError
-from penstock.loaders.costs import measure_cost
 from penstock.testing import same_batch
+from penstock.tuning.costs import measure_cost
 
 IMAGES = np.random.default_rng(1).random((6, 12, 17)).astype(np.float32)
 BYTES = (IMAGES * 255).astype(np.uint8)

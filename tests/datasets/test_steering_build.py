@@ -10,9 +10,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
-from penstock.datasets.steering.building import steering_tables
-from penstock.datasets.steering.negatives import Corpus, mine_negatives, tier_counts
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    validate_dataset,
+)
+from penstock.domains.steering.building import steering_tables
+from penstock.domains.steering.negatives import Corpus, mine_negatives, tier_counts
 from penstock.errors import PlanError
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    validate_dataset,
+)
 
 NAMES = [
     "question_embs",

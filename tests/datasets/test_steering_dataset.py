@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
+from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
 from penstock.errors import PenstockError
 
 KEYS = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from penstock.datasets import JASPERSteeringDataset, convert_to_hdf5, validate_dataset
+from penstock.domains.steering import JASPERSteeringDataset, convert_to_hdf5, validate_dataset
 from penstock.errors import MissingExtraError
 
 

@@ -11,7 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    validate_dataset,
+)
 
 
 def change(directory, name, edit):

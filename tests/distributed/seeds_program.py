@@ -26,12 +26,13 @@ from penstock import (
     StreamLoader,
     create_loader,
 )
+from penstock.datamodules import UniversalDataModule
+from penstock.datamodules.sequence import SequenceDataset
+from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
+from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
-from penstock.modules import SequenceDataset, UniversalDataModule
-from penstock.modules.chunk_replacing import scoring_loader, training_loader
-from penstock.modules.chunk_settings import ChunkSettings
 from penstock.sources import open_source
-from penstock.training.building.part_loaders import PartLoaders
+from penstock.training.build.part_loaders import PartLoaders
 from tests.distributed.process_groups import run_ranks
 
 SAMPLES = 120

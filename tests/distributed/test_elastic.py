@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
+from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 2

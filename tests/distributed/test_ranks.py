@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
+from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
 from tests.distributed.ranks_program import BAD, EPOCHS, GLOBAL_BATCH, SAMPLES
 
 ROOT = Path(__file__).parents[2]

@@ -147,7 +147,7 @@ def test_samples_at_tells_every_batch_before_it_is_read(chunk, n, batch, world):
     for rank in range(world):
         ranks = {"rank": rank, "world_size": world}
         loader = ChunkedDataLoader(torch.arange(n), batch, chunk, shuffle=True, **ranks)
-        steps = loader._course.plan.steps.count
+        steps = loader.position.plan.steps.count
         told = [
             loader.samples_at(step, epoch).tolist() for epoch in (0, 1) for step in range(steps)
         ]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.loaders import ChunkedDataLoader, DataLoaderConfig
+from penstock.loaders import ChunkedDataLoader
+from penstock.tuning import DataLoaderConfig
 
 
 def test_defaults_are_the_documented_ones():

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from penstock import ChunkedDataLoader, PlanError, StreamLoader
-from penstock.loaders.base import LostTurnError
+from penstock.loaders.base import StaleIteratorError
 from penstock.testing import same_batch
 
 PAGE = Path(__file__).parents[2] / "docs" / "chunked.md"
@@ -144,7 +144,7 @@ def error_ends_a_loop():
 def one_iterator():
     assert len(list(zip(*[DataLoader(DATA, 4)] * 2, strict=True))) == 3
     loader = ChunkedDataLoader(DATA, 4)
-    with pytest.raises(LostTurnError, match="iterated again"):
+    with pytest.raises(StaleIteratorError, match="iterated again"):
         list(zip(loader, loader, strict=True))
     other = pickle.loads(pickle.dumps(loader))  # a copy has a position of its own
     loader.seek(0)

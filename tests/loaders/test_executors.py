@@ -177,7 +177,7 @@ def test_jumps_while_workers_read_ahead_deliver_what_was_asked(workers):
             jump()
             state = loader.state_dict()
             batch = next(iter(loader))
-            order = loader._course.plan.order
+            order = loader.position.plan.order
             places = np.arange(state["position"], state["position"] + len(batch["index"]))
             assert batch["index"].tolist() == order.at(state["epoch"], places).tolist()
             assert batch["epoch"].tolist() == [state["epoch"]] * len(batch["index"])

@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock.datasets import AugmentedDataset, StandardizedDataset
-from penstock.loaders import (
-    DataLoaderConfig,
-    DataLoaderFactory,
-    Machine,
-    OptimalDataLoaderFactory,
-    worker_init_fn,
-)
-from penstock.loaders.costs import SampleCost, measure_cost
+from penstock.loaders import worker_init_fn
 from penstock.testing import same_batch
+from penstock.tuning import DataLoaderConfig, DataLoaderFactory, Machine, OptimalDataLoaderFactory
+from penstock.tuning.costs import SampleCost, measure_cost
 
 MANY_WORKERS = "ignore:This DataLoader will create"
 

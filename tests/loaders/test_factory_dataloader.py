@@ -7,8 +7,8 @@ import torch
 
 from penstock.collate import TaskSpec
 from penstock.errors import ConfigError
-from penstock.loaders import DataLoaderConfig, DataLoaderFactory
 from penstock.testing import same_batch
+from penstock.tuning import DataLoaderConfig, DataLoaderFactory
 
 make = DataLoaderFactory.create_dataloader
 INLINE = DataLoaderConfig(batch_size=8, num_workers=0)

@@ -9,12 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import penstock.loaders
-from penstock.loaders import (
-    ChunkedDataLoader,
-    DataLoaderPerformanceMonitor,
-    OptimalDataLoaderFactory,
-    worker_init_fn,
-)
+from penstock.loaders import ChunkedDataLoader, worker_init_fn
+from penstock.tuning import DataLoaderPerformanceMonitor, OptimalDataLoaderFactory
 from tests.seeds import seed_document
 
 HERE = Path(__file__).parent / "seed_002"

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets import AugmentedDataset, StandardizedDataset
-from penstock.loaders import DataLoaderFactory
 from penstock.metrics import tree_bytes
+from penstock.tuning import DataLoaderFactory
 
 
 class Recordings(Dataset):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from penstock.domains.recording.chunk_loader import RandomChunkLoader
 from penstock.errors import PlanError, WorkerError
 from penstock.loaders import ChunkedDataLoader, worker_context
 from penstock.loaders.processes import safe_context
 from penstock.loaders.stream import StreamLoader
-from penstock.streaming.chunks import RandomChunkLoader
 
 
 class Squares(Dataset):

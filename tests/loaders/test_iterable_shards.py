@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import ChunkedDataLoader, DataLoaderConfig, DataLoaderFactory, PlanError
+from penstock.datamodules import UniversalDataModule
+from penstock.loaders import ReplayLoader
 from penstock.loaders.sharding import share_of_rank
-from penstock.modules import ReplayLoader, UniversalDataModule
 from penstock.order import Topology
 from tests.distributed.process_groups import run_ranks
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from penstock import ChunkedDataLoader
 from penstock.errors import BatchError
-from penstock.loaders import DataLoaderPerformanceMonitor
-from penstock.loaders.monitor import default_configs
 from penstock.testing import same_batch
+from penstock.tuning import DataLoaderPerformanceMonitor
+from penstock.tuning.monitor import default_configs
 
 
 class Slow(Dataset):

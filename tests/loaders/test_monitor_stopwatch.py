@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from penstock import ChunkedDataLoader, RandomChunkLoader, StreamLoader
 from penstock.errors import BatchError, ConfigError, PlanError
-from penstock.loaders import DataLoaderPerformanceMonitor
-from penstock.loaders.monitor import default_configs
 from penstock.metrics import Delivery, steady
 from penstock.sources import MemorySource
+from penstock.tuning import DataLoaderPerformanceMonitor
+from penstock.tuning.monitor import default_configs
 
 BATCH = 4
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import ChunkedDataLoader, PlanError, ShuffledOrder
-from penstock.loaders.base import LostTurnError
+from penstock.loaders.base import StaleIteratorError
 
 N, BATCH = 20, 3  # seven batches an epoch, the last of two samples
 
@@ -286,13 +286,13 @@ def test_an_older_iterator_that_lost_its_turn_says_so():
     next(old)
     new = iter(loader)
     next(new)
-    with pytest.raises(LostTurnError, match=r"call iter\(loader\) again"):
+    with pytest.raises(StaleIteratorError, match=r"call iter\(loader\) again"):
         next(old)
     assert len(list(new)) == 6
     moved = iter(loader)
     next(moved)
     loader.seek(0)
-    with pytest.raises(LostTurnError):
+    with pytest.raises(StaleIteratorError):
         next(moved)
 
 

@@ -71,14 +71,14 @@ def test_from_any_state_on_it_equals_what_is_delivered(case):
     """On any number of ranks, with any batch size: to the end of the epoch and through the next."""
     world, batch, position = case[1], case[2], case[4]
     for loader in ranks_of(*case):
-        start = loader._course.start
+        start = loader.position.start
         for epoch in (start.epoch, start.epoch + 1):
             whole = world * batch
             step = -(-position // whole) if epoch == start.epoch and start.position else 0
             while loader.state_dict()["epoch"] == epoch:
                 for delivered in loader:
                     assert np.array_equal(loader.samples_at(step), delivered.numpy())
-                    order = loader._course.plan.order
+                    order = loader.position.plan.order
                     positions = loader.positions_at(step)
                     assert np.array_equal(order.at(epoch, positions), delivered.numpy())
                     step += 1
@@ -89,10 +89,10 @@ def test_the_steps_of_a_resumed_epoch_cover_it_once_over_all_ranks(case):
     samples, world, batch, drop_last, position, _, _ = case
     seen = []
     for loader in ranks_of(*case):
-        start = loader._course.start
+        start = loader.position.start
         if start.epoch != 2:
             return  # nothing was left
-        left = loader._course.plan.steps.steps_from(position)
+        left = loader.position.plan.steps.steps_from(position)
         count = -(-position // (world * batch)) + left
         seen += [i for step in range(count) for i in loader.positions_at(step).tolist()]
         with pytest.raises(IndexError, match=rf"step must be in \[0, {count}\)"):

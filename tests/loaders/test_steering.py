@@ -15,15 +15,16 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
-from penstock.errors import BatchError, PlanError
-from penstock.loaders import (
-    ChunkedDataLoader,
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
     create_loader,
     first_batch,
     set_epoch,
     validate_first_batch,
 )
+from penstock.errors import BatchError, PlanError
+from penstock.loaders import ChunkedDataLoader
 from penstock.testing import (
     assert_covers,
     assert_resumes_everywhere,

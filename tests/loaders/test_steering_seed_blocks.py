@@ -13,8 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory
-from penstock.loaders import create_loader, set_epoch, validate_first_batch
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    create_loader,
+    set_epoch,
+    validate_first_batch,
+)
 from tests.seeds import seed_document
 
 HERE = Path(__file__).parent / "steering_seed_blocks"
@@ -26,7 +31,7 @@ CHANGED_LINES = {
         "from penstock.loaders import create_loader, validate_first_batch"
     ),
     "from RAG_supporters.pytorch_datasets import JASPERSteeringDataset": (
-        "from penstock.datasets import JASPERSteeringDataset"
+        "from penstock.domains.spectrograms import JASPERSteeringDataset"
     ),
     # where the document names cuda
     'batch = {k: v.to("cuda") for k, v in batch.items()}': (

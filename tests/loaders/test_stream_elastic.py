@@ -255,7 +255,7 @@ def blocks_read(rank, world, *, samples, batch, block, window, lanes):
 
 
 def planned_reads(loader, epoch):
-    plan = loader._course.plan
+    plan = loader.position.plan
     segment = Segment.of(plan.steps, Cursor(epoch), plan.steps.count)
     parts = plan_parts(plan, plan.order, iter([segment]))
     return Counter((r.start, r.start + r.count) for part in parts for r in part.reads)

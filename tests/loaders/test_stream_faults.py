@@ -56,7 +56,7 @@ def test_a_read_that_raises_arrives_as_itself_after_all_batches_before_it(place,
     source = WatchedSource(ARRAY)
     options = {**GEOMETRY, "shuffle": shuffle, "drop_last": False}
     with StreamLoader(source, 7, **options) as loader:
-        order, steps = loader._course.plan.order, loader._course.plan.steps
+        order, steps = loader.position.plan.order, loader.position.plan.steps
         position = {"first": 0, "middle": 300, "last": 599}[place]
         block = int(order.at(0, np.array([position]))[0]) // 10
         source.before_read = breaks_at(block)
@@ -207,7 +207,7 @@ def test_close_while_a_read_hangs_returns_once_the_read_does():
 def test_a_consumer_that_waits_is_told_when_another_thread_closes():
     gate, errors = Gate(free=12), []
     loader = StreamLoader(WatchedSource(ARRAY, gate), 20, **GEOMETRY)
-    pipeline = loader._open(loader._course.plan, loader._course.cursor)._pipeline
+    pipeline = loader._open(loader.position.plan, loader.position.cursor)._pipeline
 
     def consume():
         with pytest.raises(WorkerError) as caught:
@@ -290,7 +290,7 @@ PROGRAM = """
 import os, signal, sys, threading
 import numpy as np
 from penstock.loaders.stream import StreamLoader
-from penstock.streaming.chunks import RandomChunkLoader
+from penstock.domains.recording.chunk_loader import RandomChunkLoader
 from penstock.testing.watched import WatchedSource
 {body}
 """

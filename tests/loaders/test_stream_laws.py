@@ -57,7 +57,7 @@ def expect_epochs(loader, arrays, epochs=2):
     """Every batch is what ``samples_at`` says, gathered from memory."""
     seen = 0
     while (state := loader.state_dict())["epoch"] < epochs:
-        step = loader._course.plan.steps.step_of(state["position"])
+        step = loader.position.plan.steps.step_of(state["position"])
         for i, batch in enumerate(loader):
             wanted = loader.samples_at(step + i, state["epoch"])
             batch = batch if isinstance(batch, dict) else {"": batch}

@@ -13,15 +13,16 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from penstock import ChunkedDataLoader
 from penstock.errors import ConfigError
-from penstock.loaders import DataLoaderConfig, DataLoaderFactory, Machine, StreamLoader, tune
+from penstock.loaders import StreamLoader
 from penstock.loaders import trials as trials_module
-from penstock.loaders.costs import measure_cost
-from penstock.loaders.trials import Trial, same_arrays
-from penstock.loaders.tune_cache import TuneCache, identity_of
 from penstock.sources import open_source
 from penstock.testing import same_batch
+from penstock.tuning import DataLoaderConfig, DataLoaderFactory, Machine, tune
+from penstock.tuning.costs import measure_cost
+from penstock.tuning.trials import Trial, same_arrays
+from penstock.tuning.tune_cache import TuneCache, identity_of
 
-tuning = sys.modules["penstock.loaders.tuning"]
+tuning = sys.modules["penstock.tuning.tune"]
 MACHINE = Machine(4, False)
 
 

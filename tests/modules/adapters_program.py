@@ -16,7 +16,9 @@ from accelerate import Accelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from penstock.modules import ChunkedTraining, TrainerLoader, UniversalDataModule
+from penstock.datamodules import UniversalDataModule
+from penstock.integrations.huggingface import TrainerLoader
+from penstock.integrations.lightning import ChunkedTraining
 from penstock.training import CheckpointManager
 
 warnings.filterwarnings("ignore")  # of the frameworks, on this torch

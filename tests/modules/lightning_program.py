@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
+from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
-from penstock.modules import ChunkedTraining
 
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning on torch 2.13
 warnings.filterwarnings("ignore", message=".*does not have many workers.*")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.datamodules import UniversalDataModule
 from penstock.errors import ConfigError, StateError
+from penstock.integrations.huggingface import TrainerLoader
 from penstock.loaders import ChunkedDataLoader
-from penstock.modules import TrainerLoader, UniversalDataModule
 
 PROGRAM = Path(__file__).with_name("adapters_program.py")
 TRAINED = 37  # samples; 10 batches an epoch

@@ -18,8 +18,9 @@ from penstock import (
     set_epoch,
     validate_first_batch,
 )
+from penstock.datamodules.sequence import SequenceDataset, TBPTTDataLoader
 from penstock.distributed import agree, agreed, together
-from penstock.modules import ReplayLoader, SequenceDataset, TBPTTDataLoader
+from penstock.loaders import ReplayLoader
 
 COUNT = [True, 1.0, "3", -1, 10**30, [1]]
 SIZE = [*COUNT, 0]

@@ -16,9 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.datamodules import UniversalDataModule
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader
-from penstock.modules import UniversalDataModule
 from penstock.training import (
     CheckpointError,
     CheckpointManager,

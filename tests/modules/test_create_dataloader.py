@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 
 from penstock.collate import CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
-from penstock.loaders import DataLoaderConfig, DataLoaderFactory
+from penstock.tuning import DataLoaderConfig, DataLoaderFactory
 
 factory = DataLoaderFactory()
 

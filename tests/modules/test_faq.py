@@ -24,10 +24,15 @@ from penstock import (
     TaskSpec,
     TextCollator,
 )
-from penstock.datasets import JASPERSteeringDataset, build_steering_directory, validate_dataset
+from penstock.datamodules import UniversalDataModule
+from penstock.domains.steering import (
+    JASPERSteeringDataset,
+    build_steering_directory,
+    create_loader,
+    validate_dataset,
+    validate_first_batch,
+)
 from penstock.errors import BatchError, ConfigError, StateError
-from penstock.loaders import create_loader, validate_first_batch
-from penstock.modules import UniversalDataModule
 from penstock.training import CheckpointManager
 
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
@@ -171,7 +176,7 @@ def test_what_has_no_length_is_split_by_hand():
 def test_expected_a_parent_comes_of_importing_lightning_too_late():
     program = """
 import torch
-from penstock.modules import UniversalDataModule
+from penstock.datamodules import UniversalDataModule
 early = UniversalDataModule(torch.arange(10), num_workers=0)
 import lightning.pytorch as pl
 late = UniversalDataModule(torch.arange(10), num_workers=0)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock import DataLoaderConfig
-from penstock.modules import DataModuleProtocol, UniversalDataModule
+from penstock.datamodules import DataModuleProtocol, UniversalDataModule
 
 
 class Mine:
@@ -69,7 +69,7 @@ def test_a_data_module_needs_neither_lightning_nor_hugging_face():
     """They are optional: nothing of them is imported by using one."""
     program = """
 import sys, torch
-from penstock.modules import UniversalDataModule
+from penstock.datamodules import UniversalDataModule
 module = UniversalDataModule([torch.arange(3)] * 10, num_workers=0)
 assert len(list(module.train_dataloader())) == 1
 assert type(module) is UniversalDataModule

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.collate import TaskSpec
+from penstock.datamodules import UniversalDataModule
 from penstock.errors import ConfigError, StateError
-from penstock.modules import ReplayLoader, UniversalDataModule
+from penstock.loaders import ReplayLoader
 
 
 class Counting(IterableDataset):

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from penstock.collate import CollatorRegistry, TaskSpec
+from penstock.datamodules import UniversalDataModule
 from penstock.loaders import Loader
-from penstock.modules import UniversalDataModule
 from tests.seeds import seed_document
 
 HERE = Path(__file__).parent
@@ -24,13 +24,13 @@ ROOMS = [HERE / "seed_blocks", HERE.parent / "collate" / "seed_blocks"]
 BLOCKS = sorted(path.stem for path in ROOMS[0].glob("*.txt"))
 CHANGED_LINES = {
     "from utils.training.engine.data import DataModuleProtocol": (
-        "from penstock.modules import DataModuleProtocol"
+        "from penstock.datamodules import DataModuleProtocol"
     ),
     "from utils.training.engine.data import DataLoaderFactory, DataLoaderConfig": (
         "from penstock import DataLoaderFactory, DataLoaderConfig"
     ),
     "from utils.training.engine.data import UniversalDataModule": (
-        "from penstock.modules import UniversalDataModule"
+        "from penstock.datamodules import UniversalDataModule"
     ),
     "from utils.training.task_spec import TaskSpec": "from penstock import TaskSpec",
     "from utils.training.training_config import TrainingConfig": (

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from penstock.datamodules.ranges import SelectedRanges, split_ranges
+from penstock.datamodules.splitting import KeyedIndices, split, split_sizes
 from penstock.errors import ConfigError
-from penstock.modules.ranges import SelectedRanges, split_ranges
-from penstock.modules.splitting import KeyedIndices, split, split_sizes
 from penstock.sources import MemorySource
 from penstock.testing import SourceContract
 

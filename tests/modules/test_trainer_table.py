@@ -27,7 +27,9 @@ from penstock import (
     build_steering_directory,
     create_loader,
 )
-from penstock.modules import ChunkedTraining, TrainerLoader, UniversalDataModule
+from penstock.datamodules import UniversalDataModule
+from penstock.integrations.huggingface import TrainerLoader
+from penstock.integrations.lightning import ChunkedTraining
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of the trainers

@@ -14,9 +14,9 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from penstock.collate import CollatorRegistry, TaskSpec
+from penstock.datamodules import UniversalDataModule
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import StreamLoader
-from penstock.modules import UniversalDataModule
 from penstock.training import TrainingConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*")

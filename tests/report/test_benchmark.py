@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.loaders import DataLoaderPerformanceMonitor
 from penstock.report import BenchmarkReport
+from penstock.tuning import DataLoaderPerformanceMonitor
 
 RESULTS = {
     "config_1": {"num_workers": 0, "samples_per_second": 900.0, "p50": 0.01, "p95": 0.02},

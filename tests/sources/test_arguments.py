@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from penstock import sources
+from penstock.domains.recording import write_recording
 from penstock.errors import PenstockError
-from penstock.sources import MemorySource, write_recording
+from penstock.sources import MemorySource
 from penstock.sources.cache import BlockCache
 from penstock.sources.object_requests import Patience
 from penstock.sources.remote import open_remote

@@ -16,8 +16,9 @@ import torch
 import zarr
 
 from penstock import ChunkedDataLoader, sources
+from penstock.domains.recording import write_recording
 from penstock.errors import PlanError, SourceError
-from penstock.sources import open_source, write_recording
+from penstock.sources import open_source
 
 DATA = np.arange(30, dtype="f4").reshape(10, 3)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock.errors import ConfigError, PlanError, SourceError
-from penstock.sources.recording import (
+from penstock.domains.recording import (
     TYPE_NAMES,
     DataSplit,
     FlyVisSim,
@@ -22,6 +21,7 @@ from penstock.sources.recording import (
     load_metadata,
     write_recording,
 )
+from penstock.errors import ConfigError, PlanError, SourceError
 from penstock.testing.source_contract import SourceContract
 
 T, N, CHUNK = 130, 12, 40
@@ -133,7 +133,7 @@ def test_static_columns_have_no_timesteps(path):
 def test_static_columns_are_refused_without_assertions_too(tmp_path):
     stored(tmp_path / "r", "npy")
     code = f"""
-from penstock.sources.recording import load_column_slice
+from penstock.domains.recording import load_column_slice
 try:
     load_column_slice({str(tmp_path / "r")!r}, 0, 0, 10)
 except AssertionError:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.domains.recording import RandomChunkLoader
+from penstock.domains.recording.chunk_plan import ChunkPlan
 from penstock.errors import PlanError
-from penstock.streaming import RandomChunkLoader
-from penstock.streaming.chunk_plan import ChunkPlan
 
 TOTAL, CHUNK, SEED = 240, 10, 7
 PLAN = ChunkPlan(TOTAL, CHUNK, SEED)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.domains.recording import RandomChunkLoader
+from penstock.domains.recording.chunk_plan import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
-from penstock.streaming import RandomChunkLoader
-from penstock.streaming.chunk_plan import ChunkPlan
 
 PATIENCE = 20.0
 T, N = 1000, 6

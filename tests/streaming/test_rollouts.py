@@ -6,9 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.domains.recording import (
+    ChunkLatencyStats,
+    calculate_chunk_params,
+    sample_batch_within_chunk,
+)
 from penstock.errors import PlanError
 from penstock.keyed import keyed_generator
-from penstock.streaming import ChunkLatencyStats, calculate_chunk_params, sample_batch_within_chunk
 
 INDICES, INDPTR = np.array([1, 2, 0, 4, 3, 3]), np.array([0, 2, 3, 3, 5, 6])  # five neurons
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.domains.recording import RandomChunkLoader
 from penstock.loaders.stream import StreamLoader
-from penstock.streaming import RandomChunkLoader
 from penstock.streaming.loading import ChunkLoading
 from penstock.streaming.transfer import Transfer, transfer_to
 from penstock.testing import assert_resumes_everywhere

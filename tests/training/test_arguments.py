@@ -13,9 +13,9 @@ import torch
 
 import penstock
 from penstock.collate import AudioCollator, TaskSpec, TextCollator, VisionCollator
-from penstock.datasets.audio import AudioDataset, AudioFile, index_files
+from penstock.domains.audio import AudioDataset, AudioFile, index_files
+from penstock.domains.folds import author_folds, author_split
 from penstock.errors import PenstockError
-from penstock.training import author_folds, author_split
 from penstock.transforms.quantize import Quantize
 
 NOTHING = object()

@@ -23,8 +23,8 @@ from penstock.training.checkpoint_files import (
     read_checkpoint,
     write_checkpoint,
 )
-from penstock.training.running.directory import RunPaths, last_good, refuse_a_run
-from penstock.training.running.lock import locked
+from penstock.training.run.directory import RunPaths, last_good, refuse_a_run
+from penstock.training.run.lock import locked
 
 
 @pytest.fixture

@@ -16,17 +16,17 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from penstock import ChunkedDataLoader
 from penstock.datasets import AugmentedDataset, StandardizedDataset
-from penstock.errors import ConfigError, PlanError
-from penstock.testing import same_batch
-from penstock.training import (
+from penstock.domains.folds import (
     TrainingEngine,
     author_folds,
     author_split,
     cross_val_training,
     single_fold_training,
 )
-from penstock.training.classification import balanced_weights, score
-from penstock.training.pooling import vote
+from penstock.domains.folds.classification import balanced_weights, score
+from penstock.domains.folds.pooling import vote
+from penstock.errors import ConfigError, PlanError
+from penstock.testing import same_batch
 from tests.training.birds import CLASSES, Listener, Normed, birds, same_result
 
 FEATURES, LABELS, AUTHORS, RECORDINGS = birds()

@@ -4,15 +4,11 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from penstock.datasets import (
-    AugmentedDataset,
-    StandardizedDataset,
-    compute_standardization,
-    read_pixel_table,
-)
+from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
+from penstock.domains.folds import TrainingEngine, author_split, single_fold_training
+from penstock.domains.spectrograms import read_pixel_table
 from penstock.keyed import keyed_generator
 from penstock.loaders import ChunkedDataLoader
-from penstock.training import TrainingEngine, author_split, single_fold_training
 from penstock.transforms import GaussianNoise, SpecAugment
 from tests.training.birds import CLASSES, Listener, birds, same_result
 

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from penstock.datasets import WorkerSafeAugmentedDataset, WorkerSafeStandardizedDataset
+from penstock.domains.folds import TrainingEngine, cross_val_training
+from penstock.domains.folds.fold_config import CROSS_VALIDATION
 from penstock.loaders import worker_init_fn
 from penstock.testing import same_batch
-from penstock.training import TrainingEngine, cross_val_training
-from penstock.training.fold_config import CROSS_VALIDATION
 from penstock.transforms import SpecAugment
 from tests.seeds import seed_document
 from tests.training.birds import CLASSES, Listener, birds

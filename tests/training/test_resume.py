@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.domains.folds import cross_val_training, single_fold_training
 from penstock.errors import StateError
-from penstock.training import cross_val_training, single_fold_training
 from tests.training.birds import CLASSES, Interrupted, Listener, birds, same_result
 
 FEATURES, LABELS, AUTHORS, _ = birds()

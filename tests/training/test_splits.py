@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
 
+from penstock.domains.folds import author_folds, author_split
+from penstock.domains.folds.split_search import BETTER_ATTEMPTS, NEW_ATTEMPTS, Judgement, search
 from penstock.errors import PlanError
-from penstock.training import author_folds, author_split
-from penstock.training.split_search import BETTER_ATTEMPTS, NEW_ATTEMPTS, Judgement, search
 
 
 @st.composite

@@ -14,6 +14,7 @@ import typer
 import penstock
 from penstock.cli.demo import run_demo
 from penstock.errors import MissingExtraError, PenstockError
+from penstock.extensions import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -113,9 +114,16 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
-    from penstock.cli.validate import run_validate  # here: only this command needs it
+    from penstock.cli.reporting import say  # here: only some commands need it
 
-    run_validate(directory, as_json=as_json)
+    run_validate = load_extensions("penstock.commands")["validate"]
+    try:
+        text, code = run_validate(directory, as_json=as_json)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    say(text)
+    raise SystemExit(code)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock.arguments import whole_number
-from penstock.datasets import convert_to_hdf5
+from penstock.domains.steering import convert_to_hdf5
 from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import optional
 from penstock.sources import Source, ZarrSource, open_source

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.cli.reporting import say, speaking
 from penstock.cli.settings import given_settings
-from penstock.training.running import plan_text, step_text
+from penstock.training.run import plan_text, step_text
 
 
 def run_plan(config: Path, overrides: list[str], *, step: int | None, debug: bool) -> None:

@@ -80,8 +80,8 @@ def quiet_lightning(*, debug: bool) -> Iterator[None]:
 def exit_codes(*, debug: bool) -> Iterator[None]:
     """A block that leaves with 2 for what is refused and 1 for what failed."""
     # here: training needs libraries that other commands do without
-    from penstock.training.running.failing import RunFailedError
-    from penstock.training.running.wording import in_a_line
+    from penstock.training.run.failing import RunFailedError
+    from penstock.training.run.wording import in_a_line
 
     try:
         yield

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.training.settings import Settings, read_settings
+from penstock.training.config import Settings, read_settings
 
 log = logging.getLogger("penstock")
 

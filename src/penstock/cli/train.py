@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cli.reporting import say, speaking
 from penstock.cli.settings import given_settings
-from penstock.training.running import is_first_rank, train
+from penstock.training.run import is_first_rank, train
 
 
 def run_train(

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from penstock.arguments import LARGEST_SEED, flag, map_style, mapping, shown, whole_number
 from penstock.datasets.gather import fingerprint_of
-from penstock.datasets.reading import Reader, first_field, transform_batch, transform_samples
+from penstock.datasets.samples import Reader, first_field, transform_batch, transform_samples
 from penstock.datasets.shared import SharedIntegers
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import map_style, shown
 from penstock.datasets.gather import fingerprint_of
-from penstock.datasets.reading import Reader, transform_batch, transform_samples
+from penstock.datasets.samples import Reader, transform_batch, transform_samples
 from penstock.errors import PlanError
 from penstock.order import Indices
 from penstock.transforms.standardize import Standardize, Statistic

@@ -11,7 +11,7 @@ import torch
 
 from penstock.arguments import flag, map_style
 from penstock.datasets.progress import progress_bar
-from penstock.datasets.reading import Reader, first_field
+from penstock.datasets.samples import Reader, first_field
 from penstock.datasets.standardized import as_indices
 from penstock.errors import BatchError, PlanError
 from penstock.order import Indices

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Protocol, Self
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
-from penstock.loaders.course import Course
+from penstock.loaders.position import Position
 from penstock.order import Cursor, Indices, Plan
 from penstock.ranks import current_topology as current_topology
 from penstock.ranks import ranks as ranks
@@ -27,14 +27,14 @@ Batch = TypeVar("Batch", covariant=True, default=Any)
 _NOT_COPIED: Final = ("_stream", "_slots", "_workers", "_iterator", "_seen")
 
 
-class LostTurnError(PenstockError, RuntimeError):
+class StaleIteratorError(PenstockError, RuntimeError):
     """An iterator was used after its loader was moved, or iterated again."""
 
 
 class Loader(Generic[Batch]):
     """Base class of all loaders: a plan, a position in it, and an executor that makes the batches.
 
-    A subclass has a ``_course`` (the plan and the position) and implements `_open`. The stream it
+    A subclass has a ``position`` (the plan and the position) and implements `_open`. The stream it
     opens may stay open between iterations, so that reading ahead continues over the ends of chunks.
 
     ``Loader[Batch]`` names the type of a batch for type checkers. A loader can be pickled and
@@ -43,7 +43,7 @@ class Loader(Generic[Batch]):
 
     @property
     @abstractmethod
-    def _course(self) -> Course:
+    def position(self) -> Position:
         """Where this loader is."""
 
     chunk_size: int | None  # in batches; None for whole epochs
@@ -67,7 +67,7 @@ class Loader(Generic[Batch]):
 
     def __repr__(self) -> str:
         try:
-            course, plan = self._course, self._course.plan
+            course, plan = self.position, self.position.plan
         except PlanError as error:  # no plan now: too many ranks, an empty dataset
             return f"<{type(self).__name__}: {error}>"
         data = getattr(self, "dataset", getattr(self, "source", None))
@@ -81,7 +81,7 @@ class Loader(Generic[Batch]):
     @property
     def _is_new(self) -> bool:
         """Whether training begins with it: an evaluation always begins where it did."""
-        return not self._course.evaluation and self._course.cursor == Cursor()
+        return not self.position.evaluation and self.position.cursor == Cursor()
 
     # -- iterating
 
@@ -97,7 +97,7 @@ class Loader(Generic[Batch]):
 
     def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
         """The batch at the cursor, and the cursor after it."""
-        course, asked = self._course, perf_counter()
+        course, asked = self.position, perf_counter()
         try:
             stream = self._stream
             if stream is None or not stream.continues(plan, course.cursor):
@@ -122,7 +122,7 @@ class Loader(Generic[Batch]):
             self._drop_stream()
             self._stream = stream = self._open(plan, cursor)
         except BaseException:
-            self._course.keep_position()
+            self.position.keep_position()
             self.close()
             raise
         return stream
@@ -141,7 +141,7 @@ class Loader(Generic[Batch]):
 
     def peek(self) -> Batch:
         """The batch the next ``iter()`` begins with, read apart from the run: nothing moves."""
-        course = self._course
+        course = self.position
         if not course.remaining:
             raise BatchError("cannot peek: limit_batches=0 leaves no batches")
         stream = self._open(course.plan, course.start)
@@ -154,21 +154,21 @@ class Loader(Generic[Batch]):
     @contextmanager
     def apart(self) -> Iterator[Self]:
         """A block in which the loader may be iterated or moved; after it, it is where it was."""
-        saved = self._course.save()
+        saved = self.position.save()
         try:
             yield self
         finally:
             self._drop_stream()
-            self._course.restore(saved)
+            self.position.restore(saved)
 
     def __len__(self) -> int:
         """Batches of the current chunk (epoch) on this rank, the same all through it."""
-        return self._course.length
+        return self.position.length
 
     @property
     def remaining(self) -> int:
         """Exactly what the next ``iter()`` yields."""
-        return self._course.remaining
+        return self.position.remaining
 
     # -- moving
 
@@ -178,13 +178,13 @@ class Loader(Generic[Batch]):
         Args:
             epoch: The epoch, counted from 0.
         """
-        before = self._course.cursor
-        self._course.set_epoch(epoch)
-        if self._course.chunk is not None and before.position and before.epoch < epoch:
+        before = self.position.cursor
+        self.position.set_epoch(epoch)
+        if self.position.chunk is not None and before.position and before.epoch < epoch:
             log.warning(  # a loop, or a trainer, whose epoch is one iteration
                 "set_epoch(%d) leaves out the rest of epoch %d: with chunk_size=%d an epoch has %d "
                 "iterations; call set_epoch after all of them, or leave out chunk_size",
-                *(epoch, before.epoch, self._course.chunk, self._course.plan.steps.total_chunks),
+                *(epoch, before.epoch, self.position.chunk, self.position.plan.steps.total_chunks),
             )
 
     def seek(self, epoch: int, step: int = 0) -> None:
@@ -194,7 +194,7 @@ class Loader(Generic[Batch]):
             epoch: The epoch, counted from 0.
             step: The step in it, counted from 0 in steps of the batch size in use now.
         """
-        self._course.seek(epoch, step)
+        self.position.seek(epoch, step)
 
     def set_batch_size(self, batch_size: int) -> None:
         """Use another batch size from the next ``iter()`` on, which continues at the position.
@@ -202,7 +202,7 @@ class Loader(Generic[Batch]):
         Args:
             batch_size: Samples of this rank's batch.
         """
-        self._course.set_batch_size(batch_size)
+        self.position.set_batch_size(batch_size)
 
     def set_chunk_size(self, chunk_size: int) -> None:
         """Use another chunk size from the next ``iter()`` on, which continues at the position.
@@ -210,14 +210,14 @@ class Loader(Generic[Batch]):
         Args:
             chunk_size: Batches of a chunk.
         """
-        self._course.set_chunk_size(chunk_size)
-        self.chunk_size = self._course.chunk
+        self.position.set_chunk_size(chunk_size)
+        self.chunk_size = self.position.chunk
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         """What was delivered, not what was prefetched: small, flat, JSON-able."""
-        return self._course.state()
+        return self.position.state()
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, allow_changed_data: bool = False
@@ -230,7 +230,7 @@ class Loader(Generic[Batch]):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        self._course.load(state_dict, allow_changed_data=allow_changed_data)
+        self.position.load(state_dict, allow_changed_data=allow_changed_data)
 
     def samples_at(self, step: int, epoch: int | None = None) -> Indices:
         """The dataset indices this rank gets at a step of an epoch.
@@ -242,7 +242,7 @@ class Loader(Generic[Batch]):
             step: The step, counted from 0.
             epoch: None for the epoch that is being iterated, or else that of the position.
         """
-        plan, epoch, positions = self._course.locate(step, epoch)
+        plan, epoch, positions = self.position.locate(step, epoch)
         return plan.order.at(epoch, positions)
 
     def positions_at(self, step: int, epoch: int | None = None) -> Indices:
@@ -252,7 +252,7 @@ class Loader(Generic[Batch]):
             step: The step, counted from 0.
             epoch: None for the epoch that is being iterated, or else that of the position.
         """
-        return self._course.locate(step, epoch)[2]
+        return self.position.locate(step, epoch)[2]
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning notes every attribute that was set, open streams too, where its patch of
@@ -296,7 +296,7 @@ class LoaderIterator(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         after, fetched = self._fetch()
-        self._course.delivered(after)
+        self.position.delivered(after)
         batch: Batch = fetched
         return batch
 
@@ -310,7 +310,7 @@ class LoaderIterator(Iterator[Batch]):
         """The next batch, and the cursor after it."""
         plan = self._plan or self._start()
         if self._left:
-            course = self._course
+            course = self.position
             if course.turn != self._turn:
                 raise stale_iterator()
             if course.failed is not None:  # the caller asks for what comes after it
@@ -325,7 +325,7 @@ class LoaderIterator(Iterator[Batch]):
 
     def _start(self) -> Plan:
         self._loader._begin()
-        self._course = course = self._loader._course
+        self.position = course = self._loader.position
         self._left = self._count = course.remaining
         self._turn, self._plan = course.begin_iteration()
         # runs when nobody holds the iterator any more: after a break as well
@@ -334,14 +334,14 @@ class LoaderIterator(Iterator[Batch]):
         return self._plan
 
 
-def stale_iterator() -> LostTurnError:
+def stale_iterator() -> StaleIteratorError:
     """The error of an iterator whose turn is over."""
-    return LostTurnError(
+    return StaleIteratorError(
         "this iterator ended when its loader was moved or iterated again: call iter(loader) again"
     )
 
 
-def _leave(loader: Loader[Any], course: Course, turn: int) -> None:
+def _leave(loader: Loader[Any], course: Position, turn: int) -> None:
     """End an iteration: its iterator is exhausted, or gone."""
     if course.turn == turn:
         course.end_iteration()

@@ -14,13 +14,6 @@ from penstock.arguments import flag
 from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Batch, Loader, Stream, current_topology
-from penstock.loaders.course import (
-    Course,
-    check_batch_size,
-    check_epoch,
-    check_limit,
-    share_of,
-)
 from penstock.loaders.executors import InlineStream, Read, Workers, reader
 from penstock.loaders.gathered import GatheredDataset, begin_with_own_dataset, hand_over
 from penstock.loaders.machine import this_machine
@@ -35,6 +28,13 @@ from penstock.loaders.options import (
     torchs_own,
 )
 from penstock.loaders.peeking import first_of_torch, undisturbed
+from penstock.loaders.position import (
+    Position,
+    check_batch_size,
+    check_epoch,
+    check_limit,
+    share_of,
+)
 from penstock.loaders.processes import end_workers, safe_context
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.seeds import HeldOrder, Seed
@@ -137,7 +137,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             held = order if isinstance(order, HeldOrder) else None
             check_order(order if held is None else held.order, size)
             self._held = held or HeldOrder(order)  # type: ignore[arg-type]
-        self._planned = Course(
+        self._planned = Position(
             self._held,
             topology=partial(current_topology, rank, world_size),
             batch=check_batch_size(batch_size),
@@ -199,7 +199,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         return super().remaining if self._passes_through is None else len(self)
 
     @property
-    def _course(self) -> Course:
+    def position(self) -> Position:
+        """The plan and the position in it."""
         if self._passes_through is not None:
             raise StateError(
                 f"this loader has no state: {self._passes_through} is torch's own, and its order "
@@ -279,21 +280,21 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         """Batches a full ``iter()`` has; None for the whole epoch."""
         if self.chunk_size is not None or self._passes_through is not None:
             return self.chunk_size
-        return self._course.plan.steps.limit
+        return self.position.plan.steps.limit
 
     @property
     def current_chunk(self) -> int:
         """The chunk of this epoch that the cursor is in."""
-        return self._course.plan.steps.chunk_of(self._course.cursor.position)
+        return self.position.plan.steps.chunk_of(self.position.cursor.position)
 
     @property
     def total_chunks(self) -> int:
         """Chunks of an epoch; the last may be short."""
-        return self._course.plan.steps.total_chunks
+        return self.position.plan.steps.total_chunks
 
     def set_chunk(self, chunk_idx: int) -> None:
         """The next ``iter()`` starts at this chunk of the epoch; past the last, of a later one."""
-        self._course.set_chunk(chunk_idx)
+        self.position.set_chunk(chunk_idx)
 
     # -- moving and state
 
@@ -324,7 +325,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        seed = self._course.seed  # refused where the order is torch's own
+        seed = self.position.seed  # refused where the order is torch's own
         saved, before = seed.save(), self._order
         if not seed.given:
             self._adopt_seed(state_dict)
@@ -343,8 +344,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         check_format(state)
         seed = state.get("seed")
         if state.get("order") == self._order.kind and isinstance(seed, int):
-            self._course.seed.restore(seed)
-            self._course.replan()
+            self.position.seed.restore(seed)
+            self.position.replan()
 
     # -- executing
 
@@ -377,7 +378,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         if self._passes_through is not None:
             self._share_iterable()
             return first_of_torch(self)  # type: ignore[no-any-return]
-        course = self._course
+        course = self.position
         self._check_size()
         if not course.remaining:
             return super().peek()
@@ -424,7 +425,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         """One readable page: order, executor, and why."""
         if self._passes_through is not None:
             return f"ChunkedDataLoader: torch's own loader, because of {self._passes_through}"
-        steps, cursor = self._course.plan.steps, self._course.cursor
+        steps, cursor = self.position.plan.steps, self.position.cursor
         gather = "one gather a batch" if self._gather is not None else "sample by sample"
         if self._gather is None and hasattr(self.dataset, "__getitems__"):
             gather = "batched (__getitems__)"

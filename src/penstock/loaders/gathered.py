@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from penstock.datasets.reading import Reader
+from penstock.datasets.samples import Reader
 from penstock.errors import WorkerError
 
 BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through memory of their own

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.course import Course
+from penstock.loaders.position import Position
 from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, Topology
 
@@ -63,7 +63,7 @@ def validation_loader(
 
 def choose_samples(loader: ChunkedDataLoader, chunk_size: int, seed: Seed) -> None:
     """Have an evaluation loader deliver ``chunk_size`` batches of samples chosen by ``seed``."""
-    course = loader._course
+    course = loader.position
     partition = HeldOrder.following(seed, course.plan.order.size, SequentialOrder)
     loader._held, course.seed = partition, seed
     course._order = Choice(course, chunk_size, partition)
@@ -121,11 +121,11 @@ class ChosenOrder:
 class Choice:
     """The samples that a loader validates on, for its ranks, batch size and partition now."""
 
-    def __init__(self, course: Course, chunk_batches: int, partition: HeldOrder) -> None:
-        self._course, self._chunk_batches, self._partition = course, chunk_batches, partition
+    def __init__(self, course: Position, chunk_batches: int, partition: HeldOrder) -> None:
+        self.position, self._chunk_batches, self._partition = course, chunk_batches, partition
 
     def __call__(self, topology: Topology) -> Order:
         """The order of those samples; all of them where there are no more."""
-        size = self._chunk_batches * self._course.batch * topology.world
+        size = self._chunk_batches * self.position.batch * topology.world
         partition = self._partition(topology)
         return partition if size >= partition.size else ChosenOrder(size, partition)

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from penstock.arguments import choice, flag, whole_number
 from penstock.loaders.base import current_topology
-from penstock.loaders.course import Course, check_epoch
+from penstock.loaders.position import Position, check_epoch
 from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.loaders.torch_loader import OwnedSampler
 from penstock.order import (
@@ -142,25 +142,25 @@ def order_named(kind: str, size: int, seed: int) -> Order:
 class RankSampler(OwnedSampler):
     """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
 
-    def __init__(self, dataset: Any, course: Course) -> None:
+    def __init__(self, dataset: Any, course: Position) -> None:
         super().__init__(dataset)
-        self._course = course
+        self.position = course
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """Ranks there are now."""
-        return self._course.plan.steps.world
+        return self.position.plan.steps.world
 
     @property
     def rank(self) -> int:  # type: ignore[override]
         """Which of them this is."""
-        return self._course.plan.rank
+        return self.position.plan.rank
 
     def __iter__(self) -> Iterator[int]:
-        plan, course = self._course.plan, self._course
+        plan, course = self.position.plan, self.position
         for batch in plan.walk(course.start, course.remaining):
             yield from batch.samples.tolist()
 
     def __len__(self) -> int:
-        steps = self._course.plan.steps
+        steps = self.position.plan.steps
         return min(steps.count * steps.batch, -(-steps.size // steps.world))

@@ -15,7 +15,7 @@ import torch
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream, current_topology
-from penstock.loaders.course import Course
+from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.seeds import Seed
 from penstock.loaders.stream_arguments import (
@@ -148,7 +148,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self._chunk_rows = decoded_rows(self.source)
         self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
         self._slots: Slots | None = None
-        self._placed = Course(
+        self._placed = Position(
             weakly(self._order_for),
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
@@ -166,7 +166,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             log.warning("%s", warning)
 
     @property
-    def _course(self) -> Course:
+    def position(self) -> Position:
+        """The plan and the position in it."""
         return self._placed
 
     def _data_fingerprint(self) -> str:

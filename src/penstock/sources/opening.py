@@ -6,19 +6,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.arguments import flag
 from penstock.errors import SourceError
+from penstock.extensions import load_extensions
 from penstock.sources.advice import advice_for_file, advice_for_folder, advice_for_object
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source
 from penstock.sources.combine import ConcatenatedSource, ZippedSource
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
-from penstock.sources.recording import RecordingSource, recording_at
 from penstock.sources.remote import open_remote
 from penstock.sources.requests import checked_names, did_you_mean
 from penstock.sources.urls import is_url, redacted
@@ -177,7 +177,7 @@ def _from_path(where: str | bytes, chosen: Choices, options: Option) -> Source:
     if found is ArrowSource:
         return _table(path, chosen, options)
     chosen.check_along(shown)
-    if found is RecordingSource:
+    if hasattr(found, "accepts"):
         columns = {} if chosen.fields is None else {"columns": chosen.fields}
         return _with_options(found, path, options, columns)
     chosen.refuse_fields(shown)
@@ -190,8 +190,9 @@ def _kind_of(path: Path) -> Callable[..., Source] | None:
         return _BY_SUFFIX.get(path.suffix.lower())
     if path.is_dir() and is_zarr(Directory(path)):
         return ZarrSource
-    if recording_at(path) is not None:
-        return RecordingSource
+    for extension in load_extensions("penstock.sources").values():
+        if extension.accepts(path):
+            return cast(Callable[..., Source], extension)
     return ArrowSource if path.is_dir() and any(path.rglob("*.parquet")) else None
 
 

@@ -9,9 +9,9 @@ import soundfile
 import torch
 
 from penstock import ChunkedDataLoader, PlanError, SourceError
-from penstock.datasets.audio import QuantizedAudioDataset, index_files
-from penstock.datasets.audio import files as audio_files
-from penstock.datasets.audio.dataset import read_range
+from penstock.domains.audio import QuantizedAudioDataset, index_files
+from penstock.domains.audio import files as audio_files
+from penstock.domains.audio.dataset import read_range
 
 RNG = np.random.default_rng(0)
 

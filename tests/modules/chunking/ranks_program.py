@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from penstock.modules import ChunkedTraining
+from penstock.integrations.lightning import ChunkedTraining
 from tests.modules.chunking.runs import fit
 
 warnings.filterwarnings("ignore")

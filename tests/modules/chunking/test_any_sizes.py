@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.modules import ChunkedTraining
+from penstock.integrations.lightning import ChunkedTraining
 from tests.modules.chunking.runs import fit, stock
 
 pytestmark = [

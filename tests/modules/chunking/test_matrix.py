@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.modules import ChunkedTraining
+from penstock.integrations.lightning import ChunkedTraining
 from tests.modules.chunking.runs import fit
 
 pytestmark = [

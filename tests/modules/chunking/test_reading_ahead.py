@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.modules import ChunkedTraining
 from penstock.testing.watched import WatchedSource
 from tests.modules.chunking.runs import fit
 

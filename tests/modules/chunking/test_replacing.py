@@ -15,11 +15,11 @@ from torch.utils.data import (
 )
 
 from penstock.errors import ConfigError
+from penstock.integrations.lightning import ChunkedTraining
+from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
 from penstock.loaders import ChunkedDataLoader, StreamLoader
+from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
-from penstock.modules import ChunkedTraining
-from penstock.modules.chunk_replacing import scoring_loader, training_loader
-from penstock.modules.chunk_settings import ChunkSettings
 from tests.modules.chunking.runs import fit, ids, stock
 
 pytestmark = [
@@ -65,8 +65,8 @@ def test_a_share_of_ranks_stays_that_share():
     sampler = DistributedSampler(range(20), num_replicas=2, rank=1)
     loader = DataLoader(ids(20), 2, sampler=sampler)
     after = training_loader(loader, ChunkSettings(3), name="train_dataloader")
-    steps = after._course.plan.steps
-    assert (steps.world, after._course.plan.rank, steps.total_chunks) == (2, 1, 2)
+    steps = after.position.plan.steps
+    assert (steps.world, after.position.plan.rank, steps.total_chunks) == (2, 1, 2)
     inferred = training_loader(loader, ChunkSettings(None, 3), name="train_dataloader")
     assert inferred.chunk_size == 5
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
+from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
-from penstock.modules import ChunkedTraining
-from penstock.modules.chunk_settings import ChunkSettings
 from tests.modules.chunking.runs import Recorder, fit, ids, make_trainer, stock
 
 pytestmark = [

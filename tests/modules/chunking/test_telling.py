@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import Checkpoint, RichProgressBar, TQDMProgres
 from lightning.pytorch.loggers import CSVLogger
 
 from penstock.errors import ConfigError, StateError
+from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
-from penstock.modules import ChunkedTraining
-from penstock.modules.chunk_report import coverage, place_in_words, samples_between
+from penstock.loaders.chunk_report import coverage, place_in_words, samples_between
 from penstock.order import Cursor, Plan, ShuffledOrder, Steps
 from tests.modules.chunking.runs import fit, ids, stock
 
@@ -186,7 +186,7 @@ def test_the_place_is_that_of_the_batch_delivered_last(size, batch, chunk, count
     while len(places) < count:
         before = loader.state_dict()["epoch"], loader.current_chunk, loader.total_chunks
         for _ in loader:
-            course = loader._course
+            course = loader.position
             words = place_in_words(course.plan.steps, course.cursor)
             places.append(words)
             assert words == f"epoch {before[0]}, chunk {before[1] + 1}/{before[2]}"

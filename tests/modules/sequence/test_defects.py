@@ -9,7 +9,8 @@ import soundfile
 import torch
 
 from penstock import PlanError
-from penstock.modules.sequence import QuantizedAutoregressiveAudio, SequenceDataset
+from penstock.datamodules.sequence import SequenceDataset
+from penstock.domains.audio import QuantizedAutoregressiveAudio
 
 
 class Numbers(SequenceDataset):

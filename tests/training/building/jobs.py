@@ -5,8 +5,8 @@ from textwrap import dedent
 import lightning.pytorch as L
 
 from penstock import ChunkedTraining
-from penstock.training.building import build
-from penstock.training.settings import read_settings
+from penstock.training.build import build
+from penstock.training.config import read_settings
 
 PARTS = "tests.training.building.parts_for_configs"
 

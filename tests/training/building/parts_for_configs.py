@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from penstock.modules.sequence import SequenceDataset
-from penstock.training.building import registries
+from penstock.datamodules.sequence import SequenceDataset
+from penstock.training.build import registries
 
 
 class Numbers(Dataset):

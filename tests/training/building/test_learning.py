@@ -12,12 +12,12 @@ from lightning.pytorch import callbacks
 from torch import nn
 
 from penstock.errors import BatchError, ConfigError
-from penstock.training.building import registries
-from penstock.training.building.heads import EmbeddingEncoder, LinearEncoder, SequenceDecoder
-from penstock.training.building.module import parts_of
-from penstock.training.building.optimizing import parameter_groups
-from penstock.training.building.scores import accuracy, accuracy_among, cross_entropy, mse
-from penstock.training.settings.keys import CALLBACKS
+from penstock.training.build import registries
+from penstock.training.build.heads import EmbeddingEncoder, LinearEncoder, SequenceDecoder
+from penstock.training.build.module import parts_of
+from penstock.training.build.optimizing import parameter_groups
+from penstock.training.build.scores import accuracy, accuracy_among, cross_entropy, mse
+from penstock.training.config.keys import CALLBACKS
 from tests.training.building.jobs import fit, job
 
 pytestmark = [
@@ -109,7 +109,7 @@ def test_targets_and_names_may_be_mixed(tmp_path):
         loader: {batch_size: 4}
         dataset: {train: {_target_: HERE.Numbers, size: 24}}
         model: {_target_: torch.nn.Linear, in_features: 2, out_features: 3}
-        task: {_target_: penstock.training.building.tasks.Task,
+        task: {_target_: penstock.training.build.tasks.Task,
                loss: {_target_: torch.nn.CrossEntropyLoss}}
         optimizer: {_target_: torch.optim.SGD, lr: 0.5, _partial_: true}
         scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, interval: step}

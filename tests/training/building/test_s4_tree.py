@@ -6,9 +6,9 @@ import soundfile
 import torch
 
 from penstock import ChunkedDataLoader
-from penstock.training.building import TaskModule, build
-from penstock.training.running import train
-from penstock.training.settings import read_settings
+from penstock.training.build import TaskModule, build
+from penstock.training.config import read_settings
+from penstock.training.run import train
 from tests.training.building.jobs import fit
 from tests.training.settings.trees import S4
 

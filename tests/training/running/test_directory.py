@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.atomic_files import replacing
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import CheckpointError, write_checkpoint
-from penstock.training.running.directory import KEPT, RunPaths, last_good, refuse_a_run, step_of
+from penstock.training.run.directory import KEPT, RunPaths, last_good, refuse_a_run, step_of
 from tests.training.running.forking import forked
 
 

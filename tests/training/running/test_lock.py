@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.training.running.lock import LOCK, InUseError, locked
+from penstock.training.run.lock import LOCK, InUseError, locked
 from tests.training.running.forking import forked
 
 

@@ -4,9 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.training.running import Outcome
-from penstock.training.running.ranks import Ranks
-from penstock.training.running.stopping import SIGNALS, Listener, Stopped
+from penstock.training.run import Outcome
+from penstock.training.run.ranks import Ranks
+from penstock.training.run.stopping import SIGNALS, Listener, Stopped
 from tests.training.running.forking import forked
 
 

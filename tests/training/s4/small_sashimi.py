@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from penstock.training.building import registries
+from penstock.training.build import registries
 
 
 @registries.models.register("sashimi")

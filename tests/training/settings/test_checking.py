@@ -13,8 +13,8 @@ from lightning.pytorch import Trainer
 from penstock.errors import ConfigError
 from penstock.registry import _one_edit_apart as one_edit_apart
 from penstock.registry import close_name
-from penstock.training.settings import read_settings
-from penstock.training.settings.keys import (
+from penstock.training.config import read_settings
+from penstock.training.config.keys import (
     CALLBACKS,
     GONE_TRAINER,
     IDLE_SECTIONS,

@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
 
 from penstock.errors import ConfigError
-from penstock.training.settings import read_settings
+from penstock.training.config import read_settings
 from tests.training.settings.trees import S4, written
 
 PLAIN = """\

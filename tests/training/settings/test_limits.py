@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.training.settings import read_settings
-from penstock.training.settings.limits import DEEPEST, MOST_BYTES, MOST_VALUES
+from penstock.training.config import read_settings
+from penstock.training.config.limits import DEEPEST, MOST_BYTES, MOST_VALUES
 from tests.training.settings.trees import written
 
 LEVELS = 12

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.modules.chunk_settings import ChunkSettings
-from penstock.training.settings import TrainSettings, read_settings
+from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.training.config import TrainSettings, read_settings
 from tests.training.settings.trees import written
 
 BOTH = {"train_chunk_size": 2000, "val_chunk_size": 200}

@@ -1,0 +1,1 @@
+"""Applications on top of the core, one package each. The core imports none of them."""

@@ -1,0 +1,29 @@
+"""`penstock validate`: is a dataset directory what it should be?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.domains.steering.validation import validate_dataset
+from penstock.errors import ConfigError
+
+NOT_VALID = 1
+
+
+def run_validate(directory: Path, *, as_json: bool) -> tuple[str, int]:
+    """Return every finding, or one JSON object, and the exit code: 1 if there are findings."""
+    if not directory.is_dir():
+        raise ConfigError(f"there is no directory {directory}")
+    if not any((directory / name).exists() for name in ("config.json", "pair_index.pt")):
+        raise ConfigError(
+            f"{directory} is no steering dataset, the only kind that is checked here: it has no "
+            "config.json"
+        )
+    report = validate_dataset(directory)
+    code = 0 if report.ok else NOT_VALID
+    if as_json:
+        return report.to_json(), code
+    if report.ok:
+        return str(report), code
+    faults = "1 fault" if len(report.findings) == 1 else f"{len(report.findings)} faults"
+    return "\n  ".join([f"{report.subject} has {faults}:", *map(str, report.findings)]), code

@@ -1,0 +1,5 @@
+"""Lightning: the callback that trains in chunks."""
+
+from penstock.integrations.lightning.callback import ChunkedTraining
+
+__all__ = ["ChunkedTraining"]

@@ -1,0 +1,16 @@
+"""Which loader, with which settings: the factory, the monitor and `tune`."""
+
+from penstock.loaders.machine import Machine
+from penstock.tuning.config import DataLoaderConfig
+from penstock.tuning.factory import DataLoaderFactory, OptimalDataLoaderFactory
+from penstock.tuning.monitor import DataLoaderPerformanceMonitor
+from penstock.tuning.tune import tune
+
+__all__ = [
+    "DataLoaderConfig",
+    "DataLoaderFactory",
+    "DataLoaderPerformanceMonitor",
+    "Machine",
+    "OptimalDataLoaderFactory",
+    "tune",
+]
