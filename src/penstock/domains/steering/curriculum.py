@@ -63,7 +63,7 @@ class Curriculum:
             raise ConfigError(f"curriculum must be a mapping, got {shown(curriculum)}")
         for key in curriculum:
             if key not in (known := ("mode", *_NUMBERS)):
-                raise ConfigError(f"curriculum has no key {key!r}{did_you_mean(key, known)}")
+                raise ConfigError(f"curriculum has no key {shown(key)}{did_you_mean(key, known)}")
         mode = curriculum.get("mode", "linear")
         choice("curriculum mode", mode, MODES, error=ConfigError)
         numbers = {
