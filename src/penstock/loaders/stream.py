@@ -32,8 +32,8 @@ from penstock.loaders.stream_arguments import (
 from penstock.loaders.stream_page import page, warnings_of
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
+from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
-from penstock.order.stored import StoredOrder
 from penstock.sizes import parse_bytes
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.streaming.batches import BatchStream, BatchTransform

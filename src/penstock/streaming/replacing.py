@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.errors import SourceError
 from penstock.order import BlockOrder, derive_key
-from penstock.order.stored import StoredOrder
+from penstock.order.blocks import StoredOrder
 from penstock.quarantine import append_entry, read_entries
 from penstock.sources.base import Arrays
 from penstock.streaming.segments import BlockRead

@@ -25,7 +25,7 @@ from penstock.domains.audio.windows import Window, Windows
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.order import Indices
-from penstock.transforms.quantize import Quantize
+from penstock.transforms.audio import Quantize
 
 
 class AudioDataset(Dataset[Any]):
