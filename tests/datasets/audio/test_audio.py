@@ -107,9 +107,11 @@ def test_known_files_are_not_opened_again_and_changed_ones_are(tmp_path, monkeyp
         write(corpus, f"{i}.wav", 40)
     first = index_files(corpus)
     opened = []
-    look = audio_files._look
+    look = audio_files._read_header
     monkeypatch.setattr(
-        audio_files, "_look", lambda path, *rest: opened.append(path.name) or look(path, *rest)
+        audio_files,
+        "_read_header",
+        lambda path, *rest: opened.append(path.name) or look(path, *rest),
     )
     assert index_files(corpus) == first and opened == []
     write(corpus, "3.wav", 90)

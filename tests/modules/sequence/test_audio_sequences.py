@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConfigError, PlanError, SourceError, StateError
-from penstock.datamodules.sequence import PaddedCollation, SequenceDataset
+from penstock.datamodules import PaddedCollation, SequenceDataset
 from penstock.domains.audio import QuantizedAutoregressiveAudio, SpeechCommands09Autoregressive
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.datamodules.kinds import is_source
+from penstock.datamodules.inputs import is_source
 from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.order import derive_key
 from penstock.sources.base import Source
