@@ -46,7 +46,7 @@ ANSWERED = {
     "`checkpoint ... is corrupted`": "corrupted",
     "`custom_state cannot be in a checkpoint`": "custom_state",
     "`tokenizer required`": "tokenizer_required",
-    "`... has no length, so val_split=0.2 of it cannot be told`": "no_length",
+    "`... has no length, so val_split=0.2 cannot be computed`": "no_length",
     "Lightning: `Expected a parent`": "expected_a_parent",
     "`Split file not found`": "split_file",
     "`pair_index references source 500, but only 400 sources exist`": "references_a_source",
@@ -167,7 +167,7 @@ def test_tokenizer_required_for_text():
 
 def test_what_has_no_length_is_split_by_hand():
     stream = datasets.Dataset.from_dict({"i": list(range(10))}).to_iterable_dataset()
-    with pytest.raises(ConfigError, match=r"has no length, so val_split=0.2 of it cannot be told"):
+    with pytest.raises(ConfigError, match=r"has no length, so val_split=0.2 cannot be computed"):
         UniversalDataModule(stream)
     module = UniversalDataModule(stream.skip(2), val_data=stream.take(2), num_workers=0)
     assert sum(len(batch["i"]) for batch in module.train_dataloader()) == 8

@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
@@ -18,7 +17,7 @@ from penstock.arguments import real_number
 from penstock.datamodules.protocol import ClosableModule, lightning_class
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, PlanError, StateError
 from penstock.loaders.base import current_topology, ranks
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.partition import validation_loader
@@ -33,7 +32,7 @@ NOT_PICKLED: Final = {"_loaders", "trainer", "_trainer"}  # loaders, workers, Li
 
 
 def default_data_path() -> Path:
-    """Return the default folder of datasets: ``$DATA_PATH``, or ``data`` in the working directory."""
+    """Return the default folder of datasets: ``$DATA_PATH``, or ``data`` in this directory."""
     return Path(os.environ.get("DATA_PATH") or "data").absolute()
 
 
@@ -124,7 +123,9 @@ class SequenceDataset(SequenceCollation, ClosableModule):
                 "find the class of that name in SequenceDataset.registry"
             )
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self._chunk_seed = Seed(chunk_seed, "chunk_seed")
         self.chunks = ChunkSettings.from_keys(
+            range_error=PlanError,  # as for chunk_size of a loader
             train_chunk_size=train_chunk_size,
             val_chunk_size=val_chunk_size,
             chunk_seed=chunk_seed,
@@ -132,7 +133,6 @@ class SequenceDataset(SequenceCollation, ClosableModule):
             chunk_order=chunk_order,
             val_cycle=val_cycle,
         )
-        self._chunk_seed = Seed(chunk_seed, "chunk_seed")
         self._split_seed: Seed | None = None  # of a random split, once it is done
         if not isinstance(loader, Mapping | None):
             raise ConfigError(f"loader must be a dict of loader options, got {loader!r}")
@@ -438,7 +438,7 @@ def check_undeclared(dataset: object, keys: Iterable[str], declared: Iterable[st
             continue
         near = close_name(key, [*known, "data_dir"])
         # stricter than for declared keys: a subclass may well have a key of its own like "val_size"
-        near = near or next(iter(get_close_matches(key, chunk_keys, n=1, cutoff=0.88)), None)
+        near = near or close_name(key, chunk_keys, cutoff=0.88)
         if near is not None:
             raise ConfigError(f"unknown key {key!r}: did you mean {near!r}?")
         if not key.startswith("__"):

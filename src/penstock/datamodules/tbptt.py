@@ -109,7 +109,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
     # -- counting
 
     def __len__(self) -> int:
-        """Return the pieces of the current chunk (or epoch) on this rank; constant throughout it."""
+        """Return the pieces of the current chunk (epoch) on this rank; constant throughout it."""
         if self._passes_through is not None:
             return super().__len__() * self._pieces(self._steps_of_first())
         position, steps = self.position, self.position.plan.steps

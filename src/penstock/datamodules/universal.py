@@ -58,14 +58,14 @@ class UniversalDataModule(ClosableModule):
         tokenizer: For text. Without a task, a tokenizer selects the text collator.
         data_collator: Used instead of the collator of the task.
         batch_size: Samples of this rank's batch.
-        val_split: Fraction of ``train_data`` to validate on, chosen by a keyed shuffle: at least one
-            sample in each part. 0 for none. A source is split by whole blocks.
+        val_split: Fraction of ``train_data`` to validate on, chosen by a keyed shuffle: at least
+            one sample in each part. 0 for none. A source is split by whole blocks.
         num_workers: Worker processes of each loader.
-        seed: Seed of the split, the order, and all that is random per sample. None draws one for all
-            ranks and logs it.
+        seed: Seed of the split, the order, and all that is random per sample. None draws one for
+            all ranks and logs it.
         collator_registry: Used instead of the shared registry.
         test_data: The data of ``test_dataloader()``.
-        text_field: Name of the field with raw text, if it is neither ``text`` nor one of the task's.
+        text_field: Name of the field with raw text; by default ``text`` or one of the task's.
         keep_empty_text: Keep rows without text.
         executor: ``inline``, ``threads`` or ``processes``; None decides by the number of workers.
             Threads are best if collating releases the interpreter's lock or the device computes in
@@ -220,9 +220,9 @@ class UniversalDataModule(ClosableModule):
             return
         if is_stream(self._given):
             raise ConfigError(
-                f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} cannot "
-                "be computed: pass val_data= (for example its take(n), and skip(n) to train on), "
-                "or val_split=0"
+                f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} "
+                "cannot be computed: pass val_data= (for example its take(n), and skip(n) to train "
+                "on), or val_split=0"
             )
         seed = self._seed.for_ranks(ranks())
         self.train_data, self.val_data = split(self._given, self.val_split, seed)

@@ -43,12 +43,19 @@ class ChunkOption:
     unit: str
     choices: tuple[str, ...]
 
-    def check(self, value: Any, name: str | None = None) -> None:
+    def check(
+        self,
+        value: Any,
+        name: str | None = None,
+        *,
+        range_error: type[Exception] = ConfigError,
+    ) -> None:
         """Raise `ConfigError` for a value that this option does not accept.
 
         Args:
             value: The value.
             name: The name to use in the message; the option's own by default.
+            range_error: Raised instead for an integer out of range.
         """
         name = name or self.name
         if self.kind == "flag":
@@ -56,8 +63,9 @@ class ChunkOption:
         elif self.kind == "choice":
             choice(name, value, self.choices, error=ConfigError)
         elif value is not None:
+            whole_number(name, value, maximum=self.maximum, error=ConfigError)
             bounds: dict[str, Any] = {"minimum": self.minimum, "maximum": self.maximum}
-            whole_number(name, value, unit=self.unit, error=ConfigError, **bounds)
+            whole_number(name, value, unit=self.unit, error=range_error, **bounds)
 
 
 def _integer(minimum: int, unit: str = "", *, maximum: int = LARGEST_INTEGER, **more: Any) -> Any:
@@ -118,16 +126,17 @@ class ChunkSettings:
         return _options()
 
     @classmethod
-    def from_keys(cls, **values: Any) -> Self:
+    def from_keys(cls, *, range_error: type[Exception] = ConfigError, **values: Any) -> Self:
         """Return the settings for values given by their configuration keys.
 
         Args:
+            range_error: Raised for an integer out of range.
             **values: ``chunk_seed=7``, ``chunk_order="block"``, ...; messages use these names.
         """
         found = {}
         for option in cls.options():
             if option.key in values:
-                option.check(values[option.key], option.key)
+                option.check(values[option.key], option.key, range_error=range_error)
                 found[option.name] = values[option.key]
         return cls(**found)
 

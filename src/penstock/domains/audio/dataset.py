@@ -127,7 +127,7 @@ class AudioDataset(Dataset[Any]):
         target_sr: Rate to resample to; required if the files have different rates.
         context_len: Levels dropped at the start of y.
         pad_len: Zero levels inserted before x.
-        is_stereo: Join two channels in one sequence by ``interleaving_strategy``; if False, use their
+        is_stereo: Join two channels in one sequence by ``interleaving_strategy``; False uses the
             mean.
         interleaving_strategy: ``temporal``, ``blocking`` or ``blocking-<n>``.
         keep_channel: x is (L, 1) instead of (L,); the codebases differ in this.
@@ -241,9 +241,7 @@ class AudioDataset(Dataset[Any]):
     def _resample(self, frames: Any, window: Window) -> Any:
         soxr = optional("soxr", extra="audio")
         resampled = soxr.resample(frames, window.file.sample_rate, self.target_sr)
-        missing = window.samples - len(
-            resampled
-        )  # at most one, because the rates need not divide each other
+        missing = window.samples - len(resampled)  # at most one: the rates may not divide
         if missing > 0:
             return np.pad(resampled, ((0, missing), (0, 0)), mode="edge")
         return resampled[: window.samples]
