@@ -18,7 +18,7 @@ from penstock.training.git_commit import git_commit
 from penstock.training.run.csv_log import read_lines
 from penstock.training.run_directory import RunDirectory
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.tune_cache import TuneCache
+from penstock.tuning.tune import TuneCache
 
 
 class Settings:

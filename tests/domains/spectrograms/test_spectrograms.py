@@ -15,7 +15,7 @@ from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_sta
 from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import SourceError
 from penstock.testing import same_batch
-from penstock.tuning.costs import measure_cost
+from penstock.tuning.cost import measure_cost
 
 IMAGES = np.random.default_rng(1).random((6, 12, 17)).astype(np.float32)
 BYTES = (IMAGES * 255).astype(np.uint8)
