@@ -104,11 +104,10 @@ def _batch_reader(dataset: Any) -> Callable[[list[int]], Any] | None:
 
 
 def _seconds_of_samples(dataset: Any, indices: list[int]) -> tuple[float, float]:
-    stopwatch = _Stopwatch()
-    for read, index in enumerate(indices, start=1):
-        dataset[index]
-        if stopwatch.elapsed > ENOUGH_SECONDS:
-            break
+    stopwatch, read = _Stopwatch(), 0
+    while read < len(indices) and (not read or stopwatch.elapsed < ENOUGH_SECONDS):
+        dataset[indices[read]]
+        read += 1
     seconds, waiting = stopwatch.read(reads=read)
     return seconds / read, waiting / read
 

@@ -44,7 +44,7 @@ HALVING_SHARE = 0.7  # of the time; the rest is for `DEEPER` and for workers to 
 SHORT_BATCH_SECONDS = 0.02  # much longer than handing a batch over, much shorter than a budget
 CACHED_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "executor", "threads")
 MOST_NESTED = 4  # datasets that wrap datasets, as far as they are compared
-MOST_ENTRIES = 8  # of a list that are compared
+MOST_ITEMS = 8  # of a list that are compared
 
 
 def tune(
@@ -258,7 +258,7 @@ def identity_of(value: Any, depth: int = MOST_NESTED) -> Any:
         return tuple(value.shape), str(value.dtype)
     if isinstance(value, list | tuple):
         return len(value), [
-            identity_of(inner, depth - 1) for inner in value[:MOST_ENTRIES] if depth
+            identity_of(inner, depth - 1) for inner in value[:MOST_ITEMS] if depth
         ]
     if isinstance(value, dict):
         return [(identity_of(k, 0), identity_of(v, depth - 1)) for k, v in value.items() if depth]
