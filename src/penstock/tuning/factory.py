@@ -20,7 +20,7 @@ from penstock.loaders.pickling import unpicklable_part
 from penstock.loaders.position import check_batch_size
 from penstock.loaders.sharding import workers_for
 from penstock.loaders.worker_init import worker_init_fn
-from penstock.streaming.budget import format_bytes, parse_bytes
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.config import DataLoaderConfig
 from penstock.tuning.cost import measure_cost
 

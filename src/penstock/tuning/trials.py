@@ -14,7 +14,7 @@ import numpy as np
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
 from penstock.metrics import Delivery, arrays_of, samples_of, steady, tree_bytes
-from penstock.streaming.budget import format_bytes
+from penstock.sizes import format_bytes
 from penstock.tuning.config import DataLoaderConfig
 
 Print: TypeAlias = Callable[[str], object]

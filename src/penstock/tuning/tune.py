@@ -29,8 +29,8 @@ from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.peeking import undisturbed
 from penstock.loaders.pickling import state_of, twin, unpicklable_part
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
-from penstock.streaming.budget import format_bytes, parse_bytes
 from penstock.tuning.config import DataLoaderConfig
 from penstock.tuning.cost import SampleCost, cost_of
 from penstock.tuning.factory import why_no_workers
@@ -257,9 +257,7 @@ def identity_of(value: Any, depth: int = MOST_NESTED) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray):
         return tuple(value.shape), str(value.dtype)
     if isinstance(value, list | tuple):
-        return len(value), [
-            identity_of(inner, depth - 1) for inner in value[:MOST_ITEMS] if depth
-        ]
+        return len(value), [identity_of(inner, depth - 1) for inner in value[:MOST_ITEMS] if depth]
     if isinstance(value, dict):
         return [(identity_of(k, 0), identity_of(v, depth - 1)) for k, v in value.items() if depth]
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
