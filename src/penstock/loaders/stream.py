@@ -34,9 +34,10 @@ from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
+from penstock.sizes import parse_bytes
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES, Demand, parse_bytes, usable_cores
+from penstock.streaming.budget import LENT_BATCHES, Demand, usable_cores
 from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline
