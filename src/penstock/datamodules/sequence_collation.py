@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from penstock.collate.errors import CollateError
-from penstock.collate.stacking import stack, unequal
+from penstock.collate import CollateError, stack, unequal
 
 IGNORED = -100  # the target that torch's cross-entropy ignores
 

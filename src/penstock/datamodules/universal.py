@@ -33,7 +33,7 @@ from penstock.loaders.base import ranks
 from penstock.loaders.replay import ReplayLoader, check_state_format
 from penstock.seeds import Seed
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.fitting import build, stacked
+from penstock.tuning.factory import build_loader, stack_tensors
 
 FORMAT: Final = "penstock-module/1"
 
@@ -321,8 +321,8 @@ def _make_loader(
     options = config.options() | {"collate_fn": collate, "seed": seed}
     if evaluation:
         options |= {"shuffle": False, "evaluation": True}
-    data = stacked(data) if collate is None else data
-    return build(data, options, why="for evaluation" if evaluation else "as configured")
+    data = stack_tensors(data) if collate is None else data
+    return build_loader(data, options, reason="for evaluation" if evaluation else "as configured")
 
 
 class BySample:
