@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.datasets.gather import Gather, gather_of
-from penstock.loaders.peeking import undisturbed
+from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.pickling import twin, unpicklable_part
 from penstock.tuning.contents import bytes_of
 
@@ -66,7 +66,7 @@ def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
         return SampleCost(0.0, 0.0, 0, gather is not None)
     spread = [i * (len(dataset) - 1) // max(1, count - 1) for i in range(count)]
     together = _together(gather, batched)
-    with undisturbed():
+    with preserve_random_state():
         nbytes = bytes_of(dataset[0] if together is None else together([0]))  # files open here
         begin, cpu, waited, read = perf_counter(), process_time(), _waits(), 0
         if together is not None:

@@ -19,7 +19,7 @@ from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
-from penstock.loaders.peeking import undisturbed
+from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.processes import end_workers
 from penstock.loaders.stream import StreamLoader
 from penstock.metrics import Delivery, steady, summarize, tree_bytes, tree_cpu_seconds
@@ -318,7 +318,7 @@ def apart(dataloader: Any) -> Iterator[None]:
         drawing += [getattr(sampler, "generator", None)]
         drawing += [getattr(getattr(sampler, "sampler", None), "generator", None)]
     with ExitStack() as blocks:
-        blocks.enter_context(undisturbed(*drawing))
+        blocks.enter_context(preserve_random_state(*drawing))
         if isinstance(dataloader, Loader):
             blocks.callback(setattr, dataloader, "waited_seconds", dataloader.waited_seconds)
             if has_cursor(dataloader):
@@ -329,7 +329,7 @@ def apart(dataloader: Any) -> Iterator[None]:
 
 def has_cursor(loader: Loader) -> bool:
     """Has it a place of its own, or is it torch's loader under our name?"""
-    return getattr(loader, "_passes_through", None) is None
+    return getattr(loader, "pass_through", None) is None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
-from penstock.loaders.peeking import undisturbed
+from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.pickling import twin, unpicklable_part
 from penstock.sources.base import Source
 from penstock.streaming.budget import format_bytes, parse_bytes
@@ -87,7 +87,7 @@ def tune(
     if cached and (known := memory.load()) is not None:
         say(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
         return replace(known, batch_size=batch_size, collate_fn=collate_fn)
-    with undisturbed():
+    with preserve_random_state():
         deadline = perf_counter() + budget_seconds
         trials = candidates(dataset, batch_size, collate_fn, budget, step_seconds, say)
         for trial in trials:
