@@ -37,9 +37,10 @@ from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
+from penstock.sizes import parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES, parse_bytes
+from penstock.streaming.budget import LENT_BATCHES
 from penstock.streaming.geometry import Geometry, Resolved
 from penstock.streaming.memory import Slots
 from penstock.streaming.pipeline import Pipeline

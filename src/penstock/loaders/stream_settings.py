@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +16,12 @@ from penstock.errors import PlanError, SourceError
 from penstock.loaders.position import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.stored import StoredOrder
+from penstock.registry import did_you_mean
+from penstock.sizes import format_bytes
 from penstock.sources import open_source
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.sources.combine import seams_of
-from penstock.streaming.budget import Demand, format_bytes, usable_cores
+from penstock.streaming.budget import Demand, usable_cores
 from penstock.streaming.geometry import Geometry, Resolved, Resolver
 from penstock.streaming.replacing import BadBlocks
 from penstock.transforms.base import Transform
@@ -72,9 +73,8 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     for name in given:
         if name in NOT_OURS:
             raise PlanError(f"StreamLoader has no {name}: {NOT_OURS[name].format(name=name)}")
-        near = get_close_matches(name, OURS, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(OURS)}"
-        raise TypeError(f"StreamLoader has no argument {name!r}: {meant}")
+        meant = did_you_mean(name, OURS, otherwise="it takes")
+        raise TypeError(f"StreamLoader has no argument {name!r}{meant}")
 
 
 def optional_number(name: str, value: Any, **bounds: Any) -> int | None:

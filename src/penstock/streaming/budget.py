@@ -3,67 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
-from penstock.arguments import whole_number
-from penstock.errors import PlanError
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 LENT_BATCHES = 4  # that the user may look at at once before further ones are copies
 ROUNDS_HELD = 2  # the one in use and the one being read
 SLOT_OBJECT_BYTES = 200  # the Python objects that say where a batch is
 BLOCK_OBJECT_BYTES = 160  # and which block is read next
 TARGET_BYTES = 8  # where a row of a block goes
 UNCOUNTED = 64  # bookkeeping is counted from this part of the buffers on: less is within tolerance
-
-
-def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:
-    """A number of bytes: an int, or a text such as ``"1GB"``, ``"256 MiB"``.
-
-    Args:
-        size: The number or the text.
-        name: What it is, for messages.
-
-    >>> parse_bytes("1.5GB"), parse_bytes("64MiB"), parse_bytes(4096)
-    (1500000000, 67108864, 4096)
-    """
-    if not isinstance(size, str):
-        return whole_number(name, size, minimum=0)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size.lower())
-    if found is None:
-        raise PlanError(
-            f"{name} must be a number of bytes, or a text such as '1GB' or '64MiB', got {size!r}"
-        )
-    number, prefix, binary = found.groups()
-    unit = 1024 ** "kmgt".index(prefix) * 1024 if binary and prefix else UNITS[prefix]
-    return int(float(number) * unit)
-
-
-def format_bytes(size: int) -> str:
-    """A size for people.
-
-    >>> format_bytes(1_500_000_000), format_bytes(512)
-    ('1.5 GB', '512 B')
-    """
-    for prefix in ("t", "g", "m", "k"):
-        if size >= UNITS[prefix]:
-            return f"{size / UNITS[prefix]:.3g} {prefix.upper() if prefix != 'k' else prefix}B"
-    return f"{size} B"
-
-
-def size_text(size: int) -> str:
-    """A text for `parse_bytes` that allows ``size`` bytes and little more.
-
-    >>> size_text(761_737_344), size_text(1_390_000_001), size_text(12)
-    ('770MB', '1.4GB', '12B')
-    """
-    prefix = next((p for p in ("t", "g", "m", "k") if size >= UNITS[p]), "")
-    tenths = -(-10 * size // UNITS[prefix])
-    number = f"{tenths / 10:g}" if tenths < 100 else str(-(-tenths // 100) * 10)
-    if not prefix:
-        number = str(size)
-    return f"{number}{prefix.upper() if prefix != 'k' else prefix}B"
 
 
 def usable_cores() -> int:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order import BlockOrder
-from penstock.streaming.budget import Demand, format_bytes, parse_bytes, size_text
+from penstock.sizes import format_bytes, parse_bytes, size_text
+from penstock.streaming.budget import Demand
 
 log = logging.getLogger("penstock")
 

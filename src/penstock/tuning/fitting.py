@@ -15,7 +15,7 @@ from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.pickling import unpicklable_part
 from penstock.loaders.worker_init import worker_init_fn
-from penstock.streaming.budget import format_bytes, parse_bytes
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.costs import SampleCost, measure_cost
 
 log = logging.getLogger("penstock")

@@ -19,8 +19,8 @@ from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
-from penstock.streaming.budget import format_bytes, parse_bytes
 from penstock.tuning.config import DataLoaderConfig
 from penstock.tuning.costs import SampleCost, cost_of
 from penstock.tuning.fitting import unfit_for_workers

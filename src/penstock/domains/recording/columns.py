@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.sources.requests import did_you_mean
+from penstock.registry import did_you_mean
 
 
 class FlyVisSim(IntEnum):
@@ -63,7 +63,7 @@ def dynamic_column(column: FlyVisSim | int | str) -> FlyVisSim:
 def _named(name: str) -> FlyVisSim:
     if name not in FlyVisSim.__members__:
         known = [column.name for column in FlyVisSim]
-        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name.upper(), known)}")
+        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name, known)}")
     return FlyVisSim[name]
 
 
