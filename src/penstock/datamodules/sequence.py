@@ -18,10 +18,10 @@ from penstock.datamodules.protocol import ClosableModule, lightning_class
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
 from penstock.errors import ConfigError, PlanError, StateError
-from penstock.loaders.base import current_topology, ranks
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.replay import check_state_format
+from penstock.ranks import current_topology, ranks
 from penstock.registry import Registry, close_name
 from penstock.seeds import Seed
 

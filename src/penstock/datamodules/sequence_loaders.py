@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from penstock.datamodules.tbptt import TBPTTDataLoader
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader
+from penstock.loaders.position import order_factory
 from penstock.loaders.sampler import order_named
-from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.registry import Registry, unknown_name
+from penstock.seeds import Seed
 
 loader_registry: Final[Registry[type[ChunkedDataLoader]]] = Registry(
     "loader", {"tbptt": TBPTTDataLoader}
@@ -147,8 +148,7 @@ def training_loader(
     if batch_size is None or options.get("generator") is not None:
         return kind(dataset, shuffle=shuffle is not False, **given)
     name = "sequential" if shuffle is False else order
-    held = HeldOrder.following(Seed.of(seed), len(dataset), partial(order_named, name))
-    return kind(dataset, order=held, **given)
+    return kind(dataset, order=order_factory(partial(order_named, name)), **given)
 
 
 def loader_options(

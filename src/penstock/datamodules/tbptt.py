@@ -66,7 +66,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the pieces of the rest of the current chunk (or epoch)."""
         batches = super().__iter__()
-        return batches if self._passes_through is None else _Pieces(batches, self._cut)
+        return batches if self.pass_through is None else _Pieces(batches, self._cut)
 
     def _iterate(self) -> Iterator[Any]:
         return _CutIterator(self)
@@ -110,9 +110,9 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
     def __len__(self) -> int:
         """Return the pieces of the current chunk (epoch) on this rank; constant throughout it."""
-        if self._passes_through is not None:
+        if self.pass_through is not None:
             return super().__len__() * self._pieces(self._steps_of_first())
-        position, steps = self.position, self.position.plan.steps
+        position, steps = self.position, self.plan.steps
         here = Cursor() if position.evaluation else position.cursor.normal(steps)
         done = steps.chunk_length(here.position) - steps.left_in_chunk(here.position)
         first = steps.step_of(here.position) - done
@@ -122,7 +122,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
     @property
     def remaining(self) -> int:
         """Pieces that the next ``iter()`` yields."""
-        if self._passes_through is not None:
+        if self.pass_through is not None:
             return len(self)
         return self._count(self.position.start, self.position.remaining)
 
@@ -132,7 +132,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
         if lengths is None:
             return batches * self._pieces(self._steps_of_first()) if batches else 0
         width = getattr(self.collate_fn, "width", int)
-        walked = self.position.plan.walk(begin, batches)
+        walked = self.plan.walk(begin, batches)
         return sum(self._pieces(width(int(lengths(batch.samples).max()))) for batch in walked)
 
     def _pieces(self, steps: int) -> int:
@@ -172,7 +172,7 @@ class _CutIterator(LoaderIterator[Any]):
 
     def __next__(self) -> Any:
         if self._waiting:
-            if self.position.turn != self._turn:
+            if self.position.iteration != self._iteration:
                 raise stale_iterator()
         else:
             self._after, batch = self._fetch()

@@ -29,8 +29,8 @@ from penstock.datamodules.splitting import check_share, split
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.loaders.base import ranks
 from penstock.loaders.replay import ReplayLoader, check_state_format
+from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.tuning import DataLoaderConfig
 from penstock.tuning.factory import build_loader, stack_tensors
