@@ -18,7 +18,7 @@ from penstock.training.checkpoint_files import write_checkpoint
 from penstock.training.git_commit import git_commit
 from penstock.training.run.csv_log import read_lines
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.tune_cache import TuneCache
+from penstock.tuning.tune import TuneCache
 
 
 class Settings:

@@ -17,8 +17,8 @@ from penstock.datamodules.tensors import check_padding, is_ragged, padded
 from penstock.datamodules.text import without_empty_text
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
-from penstock.loaders.base import ranks
 from penstock.loaders.states import check_mapping
+from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.tuning import DataLoaderConfig
 

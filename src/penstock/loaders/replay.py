@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from penstock.arguments import flag, function, whole_number
 from penstock.errors import StateError
 from penstock.keyed import Reading, announce, current_reading, keyed_generator
-from penstock.loaders.base import current_topology, ranks
-from penstock.loaders.peeking import first_of, undisturbed
+from penstock.loaders.pass_through import first_of, preserve_random_state
 from penstock.loaders.processes import end_workers
 from penstock.loaders.sharding import share_of_rank, workers_for
 from penstock.loaders.states import check_mapping
 from penstock.loaders.torch_loader import OwnedSampler, TorchLoader, refuse_torchs
+from penstock.ranks import current_topology, ranks
 from penstock.seeds import Seed
 
 log = logging.getLogger("penstock")
@@ -182,7 +182,7 @@ class ReplayLoader(TorchLoader):
 
         Workers read shards by turns: with them, another batch may be the first.
         """
-        with undisturbed():
+        with preserve_random_state():
             return first_of(self._read(0 if self.evaluation else self._epoch, num_workers=0))
 
     def close(self) -> None:

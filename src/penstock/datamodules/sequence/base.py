@@ -18,8 +18,8 @@ from penstock.datamodules.sequence.loading import PartitionLoaders
 from penstock.datamodules.sequence.settings import check_undeclared
 from penstock.datamodules.sequence.stages import staged
 from penstock.errors import ConfigError, StateError
-from penstock.loaders.base import ranks
 from penstock.loaders.states import check_mapping
+from penstock.ranks import ranks
 from penstock.registry import Registry
 from penstock.seeds import Seed
 

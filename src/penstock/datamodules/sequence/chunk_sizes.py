@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.arguments import choice, whole_number
 from penstock.errors import ConfigError
-from penstock.loaders.base import current_topology
 from penstock.loaders.sampler import ORDERS
+from penstock.ranks import current_topology
 
 
 def check_chunk_size(name: str, batches: Any) -> int | None:

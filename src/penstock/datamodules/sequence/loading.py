@@ -12,8 +12,8 @@ from penstock.datamodules.sequence.chunked import ChunkedPartitions
 from penstock.datamodules.sequence.collation import SequenceCollation
 from penstock.datamodules.sequence.loader_keys import loader_options
 from penstock.datamodules.sequence.training_order import training_loader
-from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
+from penstock.ranks import ranks
 from penstock.seeds import Seed
 
 

@@ -63,7 +63,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """The pieces of the rest of the current chunk (or epoch), then stop."""
         batches = super().__iter__()
-        return batches if self._passes_through is None else _Pieces(batches, self._cut)
+        return batches if self.pass_through is None else _Pieces(batches, self._cut)
 
     def _iterate(self) -> Iterator[Any]:
         return _CutIterator(self)
@@ -107,19 +107,19 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
     def __len__(self) -> int:
         """Pieces of the current chunk (epoch) on this rank, the same all through it."""
-        if self._passes_through is not None:
+        if self.pass_through is not None:
             return super().__len__() * self._pieces(self._steps_of_first())
-        course, steps = self.position, self.position.plan.steps
-        here = Cursor() if course.evaluation else course.cursor.normal(steps)
+        position, steps = self.position, self.plan.steps
+        here = Cursor() if position.evaluation else position.cursor.normal(steps)
         done = steps.chunk_length(here.position) - steps.left_in_chunk(here.position)
         first = steps.step_of(here.position) - done
         begin = Cursor(here.epoch, steps.start(first) if first else 0)
-        return self._count(begin, course.length)
+        return self._count(begin, position.length)
 
     @property
     def remaining(self) -> int:
         """Exactly what the next ``iter()`` yields."""
-        if self._passes_through is not None:
+        if self.pass_through is not None:
             return len(self)
         return self._count(self.position.start, self.position.remaining)
 
@@ -169,7 +169,7 @@ class _CutIterator(LoaderIterator[Any]):
 
     def __next__(self) -> Any:
         if self._waiting:
-            if self.position.turn != self._turn:
+            if self.position.iteration != self._iteration:
                 raise stale_iterator()
         else:
             self._after, batch = self._fetch()

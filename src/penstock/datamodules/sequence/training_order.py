@@ -8,8 +8,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.loaders import ChunkedDataLoader
+from penstock.loaders.position import order_factory
 from penstock.loaders.sampler import order_named
-from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.seeds import Seed
 
 
 def training_loader(
@@ -34,5 +35,4 @@ def training_loader(
     if batch_size is None or options.get("generator") is not None:
         return kind(dataset, shuffle=shuffle is not False, **given)
     name = "sequential" if shuffle is False else order
-    held = HeldOrder.following(Seed.of(seed), len(dataset), partial(order_named, name))
-    return kind(dataset, order=held, **given)
+    return kind(dataset, order=order_factory(partial(order_named, name)), **given)
