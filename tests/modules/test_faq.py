@@ -38,10 +38,10 @@ from penstock.training import CheckpointManager
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 ANSWERED = {
     "The loader hangs, or fails to pickle, with `num_workers > 0`": "pickle",
-    "The order is another one each run": "another_order_each_run",
+    "The order differs between runs": "another_order_each_run",
     "The order is the same every epoch": "same_order_every_epoch",
     "Training waits for data (overhead above 5 %)": "waits_for_data",
-    "After a resume the same samples come again": "after_a_resume",
+    "After a resume the same samples are delivered again": "after_a_resume",
     "`the state belongs to ... samples, this loader has ...: the dataset changed`": "changed",
     "`checkpoint ... is corrupted`": "corrupted",
     "`custom_state cannot be in a checkpoint`": "custom_state",
