@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from penstock.arguments import map_style, shown
 from penstock.datasets.gather import fingerprint_of
 from penstock.datasets.samples import Reader, transform_batch, transform_samples
 from penstock.errors import PlanError
+from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.transforms.standardize import Standardize, Statistic
 
@@ -89,7 +89,7 @@ class StandardizedDataset(Dataset[Any]):
 
     def fingerprint(self) -> str:
         """Identity of the base dataset's data and of the part taken."""
-        part = blake2b(self._members.tobytes(), digest_size=8).hexdigest()
+        part = short_digest([self._members.tobytes()])
         return f"{fingerprint_of(self.base_dataset)}/{part}"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.fingerprints import digest
 from penstock.sources.base import Field
-from penstock.sources.fingerprints import digest
 from penstock.sources.npy import NpySource
 from penstock.sources.readers import Rows
 
