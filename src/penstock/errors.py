@@ -58,9 +58,9 @@ class MissingNameError(PenstockError, AttributeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its class where it has none.
+    r"""Return the first line of an error's message; the name of its class where it has none.
 
-    >>> first_line(ValueError("shapes differ\\nhere and there")), first_line(KeyError())
+    >>> first_line(ValueError("shapes differ\nhere and there")), first_line(KeyError())
     ('shapes differ', 'KeyError')
     """
     lines = (line.strip() for line in str(error).splitlines())
