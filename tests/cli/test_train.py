@@ -157,8 +157,8 @@ def test_bad_yaml_is_refused_with_its_line(commands, project):
 MISFITS = {
     "dataset.train.size=47": ("46 samples", "47 samples"),
     "model.width=5": ("size mismatch for weight: copying a param with shape torch.Size([4])",),
-    "model.names=[weight,more]": ("the model has 'more', the checkpoint has not",),
-    "model.optimizer=SGD": ("SGD needs 'dampening', the checkpoint has none",),
+    "model.names=[weight,more]": ("the model has 'more', the checkpoint does not",),
+    "model.optimizer=SGD": ("SGD needs 'dampening', which the checkpoint lacks",),
 }
 
 
