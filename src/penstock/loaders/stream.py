@@ -35,14 +35,19 @@ from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
 from penstock.sources.base import Field, MappedSource, Source
-from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES, Demand, parse_bytes, usable_cores
-from penstock.streaming.geometry import Geometry, Resolved, Resolver
-from penstock.streaming.memory import Slots
-from penstock.streaming.pipeline import Pipeline
-from penstock.streaming.placing import Placer
-from penstock.streaming.replacing import BlockReplacing
-from penstock.streaming.segments import Segment, plan_parts
+from penstock.streaming.budget import (
+    LENT_BATCHES,
+    Demand,
+    Geometry,
+    Resolved,
+    Resolver,
+    parse_bytes,
+    usable_cores,
+)
+from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
+from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -147,7 +152,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self._seed = drawn
         self._chunk_rows = decoded_rows(self.source)
         self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
-        self._slots: Slots | None = None
+        self._slots: BatchBuffers | None = None
         self._placed = Position(
             weakly(self._order_for),
             topology=partial(current_topology, rank, world_size),
@@ -330,18 +335,18 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
-        placer = partial(
-            Placer,
+        reader = partial(
+            BlockReader,
             self.source,
             slots,
             block=min(order.block, order.size),
             steps=self.steps,
-            replacing=None if bad is None else BlockReplacing(order, bad),
+            replacement=None if bad is None else BlockReplacement(order, bad),
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             slots,
-            placer,
+            reader,
             threads=self.threads,
             name="read",
             what=brief(self.source),
@@ -353,16 +358,16 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
+    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
         """The batches' memory: that of the stream before, where it fits."""
         count = self._demand(Topology(plan.rank, plan.steps.world)).slots(round_samples(plan.order))
         batch, slots = plan.steps.batch, self._slots
-        if slots is None or not slots.complete or (slots.batch, slots.count) != (batch, count):
+        if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
             self._slots = slots = None  # the old memory goes before the new one comes
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
             }
-            self._slots = slots = Slots(
+            self._slots = slots = BatchBuffers(
                 fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
             )
         return slots
@@ -377,7 +382,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         super().close()
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.forget()
+            slots.release_pages()
 
     def describe(self) -> str:
         """One readable page: order, how good the shuffle is, memory, and why."""

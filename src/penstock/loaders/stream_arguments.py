@@ -16,7 +16,7 @@ from penstock.errors import PlanError, SourceError
 from penstock.sources import open_source
 from penstock.sources.base import Field, Source
 from penstock.sources.combine import seams_of
-from penstock.streaming.replacing import BadBlocks
+from penstock.streaming.placement import BadBlocks
 from penstock.transforms.base import Transform
 
 ON_ERROR: Final = ("raise", "replace")

@@ -1,4 +1,4 @@
-"""Write a small recording in the newest layout: for examples and tests."""
+"""Write small recordings in the newest layout, for examples and tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import whole_number
-from penstock.domains.recording.columns import DYNAMIC, STATIC, FlyVisSim
+from penstock.domains.recording.layout import DYNAMIC, STATIC, FlyVisSim
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.requests import checked_path
@@ -28,11 +28,11 @@ def write_recording(
     """Write ``timeseries.zarr`` and ``metadata.zarr`` into ``path``, and return it.
 
     Args:
-        path: A directory, made if it is not there.
-        columns: Name of a column that changes with time -> (timesteps, neurons). Columns that
-            are not given are zero.
-        metadata: (neurons, 5): INDEX, XPOS, YPOS, GROUP_TYPE, TYPE; made up if None.
-        chunk_timesteps: Timesteps in a chunk of storage.
+        path: A directory; created if necessary.
+        columns: Arrays (timesteps, neurons) by the name of a column that changes with time. Other
+            columns are zero.
+        metadata: INDEX, XPOS, YPOS, GROUP_TYPE and TYPE, (neurons, 5); None for a default grid.
+        chunk_timesteps: Timesteps in a chunk of the storage.
     """
     folder = checked_path(path)
     whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
@@ -40,7 +40,7 @@ def write_recording(
     series = np.zeros((*shape, len(DYNAMIC)), np.float32)
     for name, values in columns.items():
         series[:, :, DYNAMIC.index(FlyVisSim[name])] = values
-    static = _made_up(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
+    static = _default_metadata(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
     if static.shape != (shape[1], len(STATIC)):
         raise SourceError(f"metadata must have shape {(shape[1], len(STATIC))}, got {static.shape}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _shape(columns: dict[str, npt.ArrayLike]) -> tuple[int, int]:
     return timesteps, neurons
 
 
-def _made_up(neurons: int) -> npt.NDArray[np.float32]:
+def _default_metadata(neurons: int) -> npt.NDArray[np.float32]:
     number = np.arange(neurons)
     side = max(1, int(np.ceil(np.sqrt(neurons))))
     return np.stack(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.domains.recording import RandomChunkLoader
-from penstock.domains.recording.chunk_plan import ChunkPlan
+from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PlanError
 
 TOTAL, CHUNK, SEED = 240, 10, 7

@@ -1,7 +1,11 @@
-"""Where the rows of a window go: which batch, which row of it. Arithmetic, before any read."""
+"""What is read, and where it goes: the reads of a stream, with a destination for every row.
+
+Planning is pure arithmetic; nothing is read here. `Planner` plans one part ahead of the readers.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -12,41 +16,36 @@ import numpy.typing as npt
 
 from penstock.order import Cursor, Indices, Plan, Span, Steps
 
-PART_SAMPLES = 1 << 18  # whose places are worked out together: some 10 MB of temporary arrays
-PART_BLOCKS = 1 << 12  # that are planned together at most: some 1 MB of Python objects
+PART_SAMPLES = 1 << 18  # planned together: about 10 MB of temporary arrays
+PART_BLOCKS = 1 << 12  # planned together at most: about 1 MB of Python objects
 _NO_ROWS = np.empty(0, np.int64)
 
 
-class Windows(Protocol):
+class WindowedOrder(Protocol):
     """An order whose samples come in rounds of windows, one window for each lane."""
 
-    @property
-    def window_samples(self) -> int:
-        """Samples a lane holds at most in one window."""
-        ...
-
     def round_of(self, epoch: int, position: int) -> int:
-        """The round a position is in."""
+        """Return the round that contains a position."""
         ...
 
     def round_start(self, epoch: int, k: int) -> int:
-        """First position of round ``k``; of round ``rounds``: the end of the epoch."""
+        """Return the first position of round ``k``, or the end of the epoch after the last one."""
         ...
 
     def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
-        """What one lane reads for its window."""
+        """Return what one lane reads for its window."""
         ...
 
     def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
-        """Positions of samples ``begin : end`` of the window, in the order of `window_reads`."""
+        """Return positions of the window's samples ``begin:end``, ordered as `window_reads`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The steps of one epoch that are delivered, from a position on.
+    """The steps of one epoch that a stream delivers, starting at a position.
 
-    All steps are whole, but for the last two: ``[.., last)`` and ``[last, stop)``.
+    All steps are complete except possibly the last two, which end at ``last`` and at ``stop``.
     """
 
     epoch: int
@@ -57,31 +56,31 @@ class Segment:
 
     @classmethod
     def of(cls, steps: Steps, cursor: Cursor, count: int) -> Segment:
-        """``count`` steps of the cursor's epoch, from its position on."""
+        """Return the segment of ``count`` steps that starts at a cursor."""
         last = cursor.position
         if count > 1:
             last = steps.stop(cursor.position + (count - 2) * steps.whole)
         return cls(cursor.epoch, cursor.position, count, last, steps.stop(last))
 
     def bounds(self, i: int, whole: int) -> tuple[int, int]:
-        """First and last position of step ``i`` of the segment."""
+        """Return the first position of step ``i`` of the segment, and the end of the step."""
         begin = self.start + i * whole
         if i < self.count - 2:
             return begin, begin + whole
         return (begin, self.last) if i < self.count - 1 else (self.last, self.stop)
 
     def begins(self, whole: int) -> Iterator[int]:
-        """Where each step begins."""
+        """Return the first position of each step."""
         return chain(range(self.start, self.start + (self.count - 1) * whole, whole), (self.last,))
 
     def lengths(self, whole: int) -> Iterator[int]:
-        """Positions of each step."""
+        """Return the number of positions in each step."""
         before = self.start + (self.count - 2) * whole
         ends = (self.last - before, self.stop - self.last)
         return chain(repeat(whole, self.count - 2), ends[-self.count :])
 
     def steps_in(self, begin: int, end: int, whole: int) -> range:
-        """Steps that have a position in ``[begin, end)``."""
+        """Return the steps that have a position in ``[begin, end)``."""
         begin, end = max(begin, self.start), min(end, self.stop)
         if begin >= end:
             return range(0)
@@ -92,21 +91,21 @@ class Segment:
             return self.count - 1
         return min((position - self.start) // whole, self.count - 2)
 
-    def place(
+    def batch_rows(
         self, plan: Plan, positions: Indices, *, span: tuple[int, int], first: int
     ) -> tuple[Indices, npt.NDArray[np.bool_] | None]:
-        """Row of each position in this rank's batches from step ``first`` on, each counted whole.
+        """Return the row of each position, and a mask of the positions that are this rank's.
 
-        And which of the positions are its own; None for a mask: all are. ``span``: from where to
-        where they are.
+        Rows are counted through the rank's batches from step ``first`` on, as if each batch were
+        complete. The mask is None if all positions are this rank's. All positions are in ``span``.
         """
         steps, whole = plan.steps, plan.steps.whole
         inside = self.start <= span[0] and span[1] <= self.stop
-        if steps.world == steps.lanes == 1:  # every step begins where the one before it ends
+        if steps.world == steps.lanes == 1:  # positions and rows run in parallel
             rows: Indices = positions - (self.start + first * whole)
             return rows, None if inside else (positions >= self.start) & (positions < self.stop)
         i: Indices = (positions - self.start) // whole
-        if inside and span[1] <= self.last - whole:  # whole steps only
+        if inside and span[1] <= self.last - whole:  # only complete steps
             begin = self.start + i * whole
             m: int | Indices = whole
         else:
@@ -128,21 +127,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Read samples ``start : start + count``; those wanted are the next from ``first`` on.
-
-    ``keep``: which are wanted; None for all. Where they go is said by the part it belongs to.
-    """
+    """Read samples ``start : start + count``, and write those selected by ``keep``."""
 
     epoch: int
     start: int
     count: int
-    first: int
-    keep: npt.NDArray[np.bool_] | None
+    first: int  # index into the part's rows: the destination of the first selected sample
+    keep: npt.NDArray[np.bool_] | None  # None selects all samples
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Batches ``first : stop`` that a rank fills together; ``ready`` are complete after it."""
+    """The batches ``first : stop`` that are written together; ``ready`` are complete after it."""
 
     first: int
     stop: int
@@ -153,16 +149,16 @@ class Round:
 class Part:
     """Reads of a round that are planned together: about `PART_SAMPLES` samples, or one block.
 
-    The i-th sample wanted of its reads becomes row ``rows[i]`` of the round's batches, counted
-    through them as if each were whole. Planning by parts keeps this array small where samples
-    are: a round of 50 million scalars would need 400 MB of it.
+    The i-th selected sample of its reads becomes row ``rows[i]`` of the round's batches, counted
+    as if each batch were complete. Planning in parts keeps this array small: a whole round of 50
+    million scalars would need 400 MB.
     """
 
     round: Round
     reads: tuple[BlockRead, ...]
     rows: Indices
-    begins: bool  # it is the first part of its round
-    ends: bool  # it is the last one
+    begins: bool  # the first part of its round
+    ends: bool  # the last part of its round
 
 
 class _Run(NamedTuple):
@@ -174,8 +170,50 @@ class _Run(NamedTuple):
     spans: list[Span]
 
 
-def plan_parts(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Iterator[Part]:
-    """The reads of a rank's stream, segment after segment, each part planned when asked for."""
+class Planner:
+    """The parts of a stream, one at a time, with the next one planned in advance.
+
+    All methods may be called from several threads.
+
+    Args:
+        parts: Yields the parts; see `plan_parts`.
+    """
+
+    def __init__(self, parts: Iterator[Part]) -> None:
+        self.error: BaseException | None = None  # that ended the planning
+        self._parts = parts
+        self._lock = threading.Lock()  # held by the one thread that plans
+        self._next: Part | None = None
+
+    def peek(self) -> Part | None:
+        """Return the next part; None if planning failed, in this thread or in another one."""
+        with self._lock:
+            return self._plan()
+
+    def pop(self) -> None:
+        """Remove the part that `peek` returned."""
+        with self._lock:
+            self._next = None
+
+    def plan_ahead(self) -> None:
+        """Plan the next part now, unless that is done or another thread does it."""
+        if self._next is None and self._lock.acquire(blocking=False):
+            try:
+                self._plan()
+            finally:
+                self._lock.release()
+
+    def _plan(self) -> Part | None:
+        if self._next is None and self.error is None:
+            try:
+                self._next = next(self._parts)
+            except BaseException as error:  # noqa: BLE001 - raised after the batches planned so far
+                self.error = error
+        return self._next
+
+
+def plan_parts(plan: Plan, windows: WindowedOrder, segments: Iterator[Segment]) -> Iterator[Part]:
+    """Yield the parts of a rank's stream, segment after segment; each is planned on request."""
     done = 0
     for segment in segments:
         first = windows.round_of(segment.epoch, segment.start)
@@ -186,7 +224,7 @@ def plan_parts(plan: Plan, windows: Windows, segments: Iterator[Segment]) -> Ite
 
 
 def _plan_round(
-    plan: Plan, windows: Windows, segment: Segment, k: int, done: int
+    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, done: int
 ) -> Iterator[Part]:
     span = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
     touched = segment.steps_in(*span, plan.steps.whole)
@@ -196,7 +234,7 @@ def _plan_round(
         else touched.stop - 1
     )
     this = Round(done + touched.start, done + touched.stop, done + complete)
-    # a round need not begin with lane 0
+    # The first position of a round can belong to any lane, not only to lane 0.
     columns = [(lane - span[0]) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
     begins, following = True, _runs(windows, segment.epoch, k, columns)
     runs = next(following, [])
@@ -206,17 +244,17 @@ def _plan_round(
         rows: list[Indices] = []
         wanted = 0
         for run in runs:
-            placed, mine = _place(plan, windows, segment, k, run, span, touched.start)
+            found, mine = _batch_rows(plan, windows, segment, k, run, span, touched.start)
             reads += _reads(segment.epoch, run.spans, mine, wanted)
-            rows.append(placed if mine is None else placed[mine])
+            rows.append(found if mine is None else found[mine])
             wanted += rows[-1].size
         joined = rows[0] if len(rows) == 1 else np.concatenate([_NO_ROWS, *rows])
         yield Part(this, tuple(reads), joined, begins, ends=not after)
         begins, runs = False, after
 
 
-def _runs(windows: Windows, epoch: int, k: int, columns: list[int]) -> Iterator[list[_Run]]:
-    """The blocks of a round's windows, in groups of about `PART_SAMPLES` or `PART_BLOCKS`."""
+def _runs(windows: WindowedOrder, epoch: int, k: int, columns: list[int]) -> Iterator[list[_Run]]:
+    """Yield the blocks of a round's windows in groups of about one part."""
     group: list[_Run] = []
     size = 0
     for column in columns:
@@ -235,31 +273,31 @@ def _runs(windows: Windows, epoch: int, k: int, columns: list[int]) -> Iterator[
         yield group
 
 
-def _place(
-    plan: Plan, windows: Windows, segment: Segment, k: int, run: _Run,
+def _batch_rows(
+    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, run: _Run,
     span: tuple[int, int], first: int,
 ) -> tuple[Indices, npt.NDArray[np.bool_] | None]:  # fmt: skip
-    """What `Segment.place` gives for a run, without large temporaries for a large block."""
+    """Return `Segment.batch_rows` for a run, in pieces: a large block needs large temporaries."""
     rows: Indices = np.empty(run.end - run.begin, np.int64)
     mine: npt.NDArray[np.bool_] | None = None
     for begin in range(run.begin, run.end, PART_SAMPLES):
         end = min(begin + PART_SAMPLES, run.end)
         positions = windows.window_positions(segment.epoch, k, run.column, begin, end)
-        placed, kept = segment.place(plan, positions, span=span, first=first)
+        found, selected = segment.batch_rows(plan, positions, span=span, first=first)
         part = slice(begin - run.begin, end - run.begin)
-        if len(placed) == len(rows):
-            return placed, kept
-        rows[part] = placed
-        if kept is not None:
+        if len(found) == len(rows):
+            return found, selected
+        rows[part] = found
+        if selected is not None:
             mine = np.ones(len(rows), np.bool_) if mine is None else mine
-            mine[part] = kept
+            mine[part] = selected
     return rows, mine
 
 
 def _reads(
     epoch: int, spans: list[Span], mine: npt.NDArray[np.bool_] | None, wanted: int
 ) -> Iterator[BlockRead]:
-    """A window's blocks, of whose samples some or all are wanted; the others are not read."""
+    """Yield a read for each block that has a sample of this rank."""
     end = 0
     for span in spans:
         part = slice(end, end := end + span.count)
@@ -271,7 +309,7 @@ def _reads(
 
 
 def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:
-    """Lanes that hold a position of this rank in these steps."""
+    """Return the lanes that have a position of this rank in these steps."""
     steps = plan.steps
     if steps.lanes == 1:
         return [0]

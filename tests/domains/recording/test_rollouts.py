@@ -50,7 +50,7 @@ def test_golden_chunk_params(sizes, want):
 @given(st.integers(1, 10**7), st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 5))
 def test_reported_batches_are_those_run(total, chunk, batch, passes):
     if total < batch:
-        with pytest.raises(ValueError, match="make no batch"):
+        with pytest.raises(ValueError, match="are fewer than batch_size"):
             calculate_chunk_params(total, chunk, batch, passes)
         return
     chunks, each, batches = calculate_chunk_params(total, chunk, batch, passes)
@@ -107,7 +107,7 @@ def test_without_one_it_draws_from_torchs_default():
 
 
 def test_a_chunk_too_short_and_too_many_neurons_are_refused():
-    with pytest.raises(ValueError, match="holds no rollout of 20 steps"):
+    with pytest.raises(ValueError, match="too short for a rollout of 20 steps"):
         sample(chunk_steps=20)
     with pytest.raises(ValueError, match=r"must be in \[0, 5\], got 6"):
         sample(zero=6)

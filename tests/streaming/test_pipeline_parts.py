@@ -1,10 +1,10 @@
-"""The parts of a stream by themselves: slots, prefetching, budgets, segments, threads."""
+"""The parts of the pipeline: buffers, prefetching, budgets, planner, threads."""
 
 import gc
 import os
 import sys
 import threading
-import time
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -16,55 +16,54 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError, WorkerError
 from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.sources.base import Field
-from penstock.streaming import past_cache, segments
+from penstock.streaming import planner
 from penstock.streaming.budget import Demand, format_bytes, parse_bytes
-from penstock.streaming.memory import Slots, followed, reserve
-from penstock.streaming.placing import as_items, scatter
+from penstock.streaming.buffers import BatchBuffers, allocate, with_lifetime_token
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.prefetch import Prefetched
-from penstock.streaming.segments import Segment, plan_parts
 from penstock.streaming.threads import BackgroundThread, start_all, stop_all
 
 PATIENCE = 20.0
 FIELD = Field((2,), np.dtype("f4"))
 
 
-def slots_of(count=4, lent=2, names=("",)):
-    return Slots(dict.fromkeys(names, FIELD), batch=3, count=count, lent=lent)
+def buffers_of(count=4, lent=2, names=("",)):
+    return BatchBuffers(dict.fromkeys(names, FIELD), batch=3, count=count, lent=lent)
 
 
-# -- slots
+# -- buffers
 
 
 def test_a_slot_is_free_again_when_the_last_view_is_gone():
-    slots = slots_of()
-    (slot,) = slots.take(1)
-    tensor = slots.hand_out(slot, 3)[""]
+    buffers = buffers_of()
+    (slot,) = buffers.take(1)
+    tensor = buffers.hand_out(slot, 3)[""]
     view = tensor[1:, 0].numpy()
     del tensor
-    assert slot not in slots.free
+    assert slot not in buffers.free
     del view
-    assert slot in slots.free and len(slots.free) == 4
+    assert slot in buffers.free and len(buffers.free) == 4
 
 
 def test_more_than_lent_are_copies_and_their_slots_free_at_once():
-    slots = slots_of()
-    kept = [slots.hand_out(slots.take(1)[0], 3)[""] for _ in range(7)]
-    assert len(slots.free) == 2
-    begin, end = slots.rows[""].ctypes.data, slots.rows[""].ctypes.data + slots.nbytes
+    buffers = buffers_of()
+    kept = [buffers.hand_out(buffers.take(1)[0], 3)[""] for _ in range(7)]
+    assert len(buffers.free) == 2
+    begin, end = buffers.rows[""].ctypes.data, buffers.rows[""].ctypes.data + buffers.nbytes
     inside = [begin <= tensor.data_ptr() < end for tensor in kept]
     assert inside == [True, True, False, False, False, False, False]
 
 
 def test_a_short_batch_is_a_short_view():
-    slots = slots_of()
-    assert slots.hand_out(slots.take(1)[0], 2)[""].shape == (2, 2)
+    buffers = buffers_of()
+    assert buffers.hand_out(buffers.take(1)[0], 2)[""].shape == (2, 2)
 
 
 def test_views_that_die_in_many_threads_at_once_free_a_slot_once():
-    slots = slots_of(count=8, lent=8, names=("a", "b", "c"))
+    buffers = buffers_of(count=8, lent=8, names=("a", "b", "c"))
     for _ in range(200):
-        taken = slots.take(8)
-        batches = [slots.hand_out(slot, 3) for slot in taken]
+        taken = buffers.take(8)
+        batches = [buffers.hand_out(slot, 3) for slot in taken]
         parts = [[batch[name] for batch in batches] for name in ("a", "b", "c")]
         del batches
         start = threading.Barrier(3)
@@ -80,16 +79,14 @@ def test_views_that_die_in_many_threads_at_once_free_a_slot_once():
         for thread in threads:
             thread.join()
         del threads
-        assert sorted(slots.free) == list(range(8))
+        assert sorted(buffers.free) == list(range(8))
 
 
 def test_a_token_dies_after_its_memory():
-    slots, events = slots_of(), []
-    (slot,) = slots.take(1)
-    tensor, token = followed(slots.hand_out(slot, 3)[""])
-    import weakref
-
-    weakref.finalize(token, lambda: events.append(slot in slots.free))
+    buffers, events = buffers_of(), []
+    (slot,) = buffers.take(1)
+    tensor, token = with_lifetime_token(buffers.hand_out(slot, 3)[""])
+    weakref.finalize(token, lambda: events.append(slot in buffers.free))
     del token
     assert not events
     del tensor
@@ -97,52 +94,10 @@ def test_a_token_dies_after_its_memory():
 
 
 def test_reserved_memory_is_zero_and_writable():
-    memory = reserve(3 << 20)
+    memory = allocate(3 << 20)
     assert memory.nbytes == 3 << 20 and not memory.any()
     memory[:] = 1
-    assert reserve(0).nbytes == 0
-
-
-@given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(["u1", "f4", "c16", "?"]))
-def test_rows_as_items_are_windows_of_rows(rows, steps, dtype):
-    array = np.arange((rows + steps - 1) * 3).reshape(-1, 3).astype(dtype)
-    items = as_items(array, rows, np.dtype((np.void, 3 * steps * array.itemsize)))
-    assert items.shape == (rows,)
-    for i, item in enumerate(items):
-        assert item.tobytes() == array[i : i + steps].tobytes()
-
-
-@given(st.integers(1, 30), st.integers(1, 3), st.sampled_from([1, 700, 40_000]), st.data())
-def test_few_large_items_are_scattered_like_many_small_ones(rows, steps, width, data):
-    array = np.random.default_rng(rows).integers(0, 9, (rows + steps - 1, width), np.uint8)
-    item = np.dtype((np.void, steps * width))
-    targets = np.array(data.draw(st.permutations(range(40))))[:rows]
-    places = np.zeros(40, item)
-    scatter(as_items(array, rows, item), places, targets)
-    for i, target in enumerate(targets.tolist()):
-        assert places[target].tobytes() == array[i : i + steps].tobytes()
-    untouched = np.delete(places, targets)
-    assert not untouched.view(np.uint8).any()
-
-
-@pytest.mark.parametrize("compiled", [past_cache.COMPILED, False])
-def test_others_go_on_while_a_few_large_rows_are_scattered(compiled, monkeypatch):
-    monkeypatch.setattr(past_cache, "COMPILED", compiled)
-    items = np.zeros(2, np.dtype((np.void, 96 << 20)))
-    places, seen, spans = np.zeros_like(items), [], []
-
-    def work():
-        begin = time.perf_counter()
-        scatter(items, places, np.array([1, 0]))
-        spans.append((begin, time.perf_counter()))
-
-    for _ in range(3):
-        thread = threading.Thread(target=work)
-        thread.start()
-        while thread.is_alive():
-            seen.append(time.perf_counter())
-    middles = [(begin + (end - begin) / 4, end - (end - begin) / 4) for begin, end in spans]
-    assert any(begin < now < end for begin, end in middles for now in seen)
+    assert allocate(0).nbytes == 0
 
 
 # -- prefetching
@@ -265,7 +220,7 @@ def test_the_largest_window_fits_and_one_more_does_not(
     assert window == max(1, size // block // lanes) or needed(window + 1) > over
 
 
-# -- segments
+# -- planner
 
 
 @settings(max_examples=25)
@@ -277,7 +232,7 @@ def test_the_largest_window_fits_and_one_more_does_not(
     st.integers(2, 20),
     st.integers(1, 3),
     st.booleans(),
-    st.sampled_from([1, 17, segments.PART_SAMPLES]),
+    st.sampled_from([1, 17, planner.PART_SAMPLES]),
     st.data(),
 )
 def test_every_row_of_every_batch_is_written_exactly_once(
@@ -293,7 +248,7 @@ def test_every_row_of_every_batch_is_written_exactly_once(
         assert segment.count == steps.count - step
         samples, ready, held = {}, 0, Counter()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(segments, "PART_SAMPLES", part_samples)
+            patch.setattr(planner, "PART_SAMPLES", part_samples)
             parts = list(plan_parts(plan, order, iter([segment])))
         begins = True
         for part in parts:
@@ -323,7 +278,7 @@ def test_every_row_of_every_batch_is_written_exactly_once(
 
 
 def test_torch_sees_the_memory_of_a_slot():
-    slots = slots_of()
-    (slot,) = slots.take(1)
-    slots.arrays(slot, 3)[""][:] = [[1, 2], [3, 4], [5, 6]]
-    assert torch.equal(slots.hand_out(slot, 3)[""], torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
+    buffers = buffers_of()
+    (slot,) = buffers.take(1)
+    buffers.arrays(slot, 3)[""][:] = [[1, 2], [3, 4], [5, 6]]
+    assert torch.equal(buffers.hand_out(slot, 3)[""], torch.tensor([[1.0, 2], [3, 4], [5, 6]]))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.domains.recording import RandomChunkLoader
-from penstock.domains.recording.chunk_plan import ChunkPlan
+from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
 
 PATIENCE = 20.0
@@ -277,7 +277,7 @@ def test_a_load_fn_that_fails_to_fill_gives_its_buffer_back():
             except OSError:
                 errors += 1
         assert errors == 10
-        assert len(loader._loading._host._slots.free) == 2
+        assert len(loader._pipeline._host._buffers.free) == 2
 
 
 @settings(max_examples=40)
@@ -344,7 +344,7 @@ def test_at_most_prefetch_and_one_chunks_are_in_memory(prefetch, fills):
         return made
 
     def busy():
-        slots = loader._loading._host._slots
+        slots = loader._pipeline._host._buffers
         return set(range(slots.count)) - set(slots.free)
 
     plain = lambda start, end: load(start, end)  # noqa: E731 - takes no out=
@@ -413,7 +413,7 @@ def test_one_array_need_not_be_a_tuple_and_none_is_refused():
         assert len(loader.get_next_chunk()) == 1
     with RandomChunkLoader(lambda a, b: (), T, 500, seed=1) as loader:
         loader.start_epoch(1)
-        with pytest.raises(PlanError, match="load_fn gave no array"):
+        with pytest.raises(PlanError, match="load_fn returned no array"):
             loader.get_next_chunk()
 
 
