@@ -1,32 +1,38 @@
-"""Copied code blocks of the seed documents are verbatim."""
-
-import json
-import re
+"""The repository holds no text of the seed documents, and their blocks can be read."""
 
 import pytest
 
-from tests.seeds import DIGESTS, FOLDERS, TESTS, copies, digest, seed_document
+from tests.seeds import TESTS, passages, run_block, seed_blocks
 
-BLOCK = re.compile(r"^```(?:python|yaml)\n(.*?)^```", re.M | re.S)
-
-
-def test_every_folder_of_copies_is_listed():
-    found = {
-        path.relative_to(TESTS).as_posix()
-        for path in TESTS.rglob("*seed_*")
-        if path.is_dir() and path.name != "__pycache__"
-    }
-    assert found == set(FOLDERS)
+BLOCKS = {"000": 6, "001": 7, "002": 6, "003": 27, "004": 17}
+FOLDERS = ("src", "tests", "examples", "benchmarks", "docs")
+SUFFIXES = {".py", ".md", ".txt", ".yaml"}
 
 
-def test_copies_are_those_that_were_compared_with_the_documents():
-    ours = {path: digest(text) for folder in FOLDERS for path, text in copies(folder).items()}
-    assert ours == json.loads(DIGESTS.read_text())
+@pytest.mark.parametrize("number", BLOCKS)
+def test_documents_have_the_blocks_that_tests_count_on(number):
+    assert len(seed_blocks(number)) == BLOCKS[number]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_copies_are_blocks_of_their_document(folder):
-    blocks = BLOCK.findall(seed_document(FOLDERS[folder]))
-    ours = copies(folder)
-    assert ours
-    assert [path for path, text in ours.items() if text not in blocks] == []
+@pytest.fixture(scope="module")
+def ours():
+    """Path of every text file of the repository, by the passages in it."""
+    root = TESTS.parent
+    files = [path for folder in FOLDERS for path in (root / folder).rglob("*")]
+    texts = {path: path.read_text() for path in files if path.suffix in SUFFIXES}
+    return {each: path.relative_to(root) for path in texts for each in passages(texts[path])}
+
+
+@pytest.mark.parametrize("number", BLOCKS)
+def test_no_passage_of_a_document_is_copied(number, ours):
+    theirs = set().union(*map(passages, seed_blocks(number)))
+    assert {f"{ours[each]}: {each}" for each in theirs & ours.keys()} == set()
+
+
+def test_a_change_that_is_not_needed_is_an_error():
+    with pytest.raises(AssertionError, match="is in no block of 003"):
+        seed_blocks("003", {"no such text": ""})
+
+
+def test_blocks_run_in_the_names_they_are_given():
+    assert run_block("b = a + 1", {"a": 1})["b"] == 2

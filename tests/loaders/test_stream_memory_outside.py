@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock import StreamLoader
-from penstock.streaming.budget import parse_bytes
+from penstock.sizes import parse_bytes
 
 TOLERANCE = 64e6  # what does not grow with the data: temporary arrays, stacks, the allocator's own
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError, WorkerError
 from penstock.order import BlockOrder, Cursor, Plan, Steps
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming import planner
-from penstock.streaming.budget import Demand, format_bytes, parse_bytes
+from penstock.streaming.budget import Demand
 from penstock.streaming.buffers import BatchBuffers, allocate, with_lifetime_token
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.prefetch import Prefetched

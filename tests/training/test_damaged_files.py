@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 import penstock
 from penstock.domains.audio.files import AudioFile, _load, _save
 from penstock.domains.folds.fold import CURVES
+from penstock.domains.folds.run_directory import RunDirectory
 from penstock.errors import PenstockError
 from penstock.training import CheckpointManager, TrainingConfig
 from penstock.training.checkpoint_files import write_checkpoint
 from penstock.training.git_commit import git_commit
 from penstock.training.run.csv_log import read_lines
-from penstock.training.run_directory import RunDirectory
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.tune_cache import TuneCache
+from penstock.tuning.tune import TuneCache
 
 
 class Settings:

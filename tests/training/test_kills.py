@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from penstock.domains.folds.run_directory import RunDirectory
 from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, last_good
-from penstock.training.run_directory import RunDirectory
 from tests.training.killing import kill_at
 from tests.training.running.forking import forked
 

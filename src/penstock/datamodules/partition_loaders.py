@@ -13,7 +13,7 @@ from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.replay import ReplayLoader
 from penstock.seeds import Seed
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.fitting import build, stacked
+from penstock.tuning.factory import build_loader, stack_tensors
 
 SideLoader: TypeAlias = ChunkedDataLoader | StreamLoader | ReplayLoader
 
@@ -24,9 +24,9 @@ def loader_of(
     """Training batches of any kind of data."""
     if is_source(data) or is_stream(data):
         return _special(data, config, collate, seed, evaluation=False)
-    data = stacked(data) if collate is None else data
+    data = stack_tensors(data) if collate is None else data
     options = config.options() | {"collate_fn": collate, "seed": seed}
-    return build(data, options, why="as configured")
+    return build_loader(data, options, reason="as configured")
 
 
 def evaluation_loader_of(
@@ -35,10 +35,10 @@ def evaluation_loader_of(
     """The same batches each time, in order, nothing left out."""
     if is_source(data) or is_stream(data):
         return _special(data, config, collate, seed, evaluation=True)
-    data = stacked(data) if collate is None else data
+    data = stack_tensors(data) if collate is None else data
     options = config.options() | {"collate_fn": collate, "seed": seed}
     options |= {"shuffle": False, "evaluation": True}
-    return build(data, options, why="for evaluation")
+    return build_loader(data, options, reason="for evaluation")
 
 
 def _special(

@@ -34,6 +34,7 @@ from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
 from penstock.order.state import check_format
 from penstock.order.stored import StoredOrder
+from penstock.sizes import parse_bytes
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.streaming.budget import (
     LENT_BATCHES,
@@ -41,7 +42,6 @@ from penstock.streaming.budget import (
     Geometry,
     Resolved,
     Resolver,
-    parse_bytes,
     usable_cores,
 )
 from penstock.streaming.buffers import BatchBuffers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.registry import did_you_mean
 from penstock.sources import open_source
 from penstock.sources.base import Field, Source
 from penstock.sources.combine import seams_of
@@ -63,9 +63,8 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     for name in given:
         if name in NOT_OURS:
             raise PlanError(f"StreamLoader has no {name}: {NOT_OURS[name].format(name=name)}")
-        near = get_close_matches(name, OURS, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(OURS)}"
-        raise TypeError(f"StreamLoader has no argument {name!r}: {meant}")
+        meant = did_you_mean(name, OURS, otherwise="it takes")
+        raise TypeError(f"StreamLoader has no argument {name!r}{meant}")
 
 
 def optional_number(name: str, value: Any, **bounds: Any) -> int | None:

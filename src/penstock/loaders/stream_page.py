@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.order import BlockOrder
-from penstock.streaming.budget import format_bytes
+from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.loaders.stream import StreamLoader

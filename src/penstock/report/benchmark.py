@@ -13,7 +13,7 @@ from penstock.arguments import real_number
 from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError
 from penstock.extras import optional
-from penstock.streaming.budget import format_bytes
+from penstock.sizes import format_bytes
 
 SETTINGS = ("executor", "num_workers", "threads", "prefetch_factor", "pin_memory")
 COLUMNS = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -15,10 +14,9 @@ from typing import NamedTuple
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order import BlockOrder
+from penstock.sizes import format_bytes, parse_bytes, size_text
 
 log = logging.getLogger("penstock")
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 LENT_BATCHES = 4  # batches that the user can hold without a copy
 ROUNDS_HELD = 2  # the round in use and the round being read
@@ -32,57 +30,6 @@ MIXED_BLOCKS = 8  # a window should mix this many blocks before blocks may becom
 NARROW_BYTES = 64  # a sample smaller than this takes longer to shuffle than to read
 MIXED_NARROW = 1 << 24  # most narrow samples in a window: the first batch waits for all of them
 ARGUMENTS = {"block": "block_samples", "window": "window_blocks", "lanes": "lanes"}
-
-
-def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:
-    """Return a number of bytes, given as an int or as text such as ``"1GB"`` or ``"256 MiB"``.
-
-    Args:
-        size: The number or the text.
-        name: The name of the argument, for messages.
-
-    Raises:
-        PlanError: The text is not a size, or the number is negative.
-
-    >>> parse_bytes("1.5GB"), parse_bytes("64MiB"), parse_bytes(4096)
-    (1500000000, 67108864, 4096)
-    """
-    if not isinstance(size, str):
-        return whole_number(name, size, minimum=0)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", size.lower())
-    if found is None:
-        raise PlanError(
-            f"{name} must be a number of bytes, or a text such as '1GB' or '64MiB', got {size!r}"
-        )
-    number, prefix, binary = found.groups()
-    unit = 1024 ** "kmgt".index(prefix) * 1024 if binary and prefix else UNITS[prefix]
-    return int(float(number) * unit)
-
-
-def format_bytes(size: int) -> str:
-    """Return a size as readable text.
-
-    >>> format_bytes(1_500_000_000), format_bytes(512)
-    ('1.5 GB', '512 B')
-    """
-    for prefix in ("t", "g", "m", "k"):
-        if size >= UNITS[prefix]:
-            return f"{size / UNITS[prefix]:.3g} {prefix.upper() if prefix != 'k' else prefix}B"
-    return f"{size} B"
-
-
-def size_text(size: int) -> str:
-    """Return text for `parse_bytes` that allows ``size`` bytes and little more.
-
-    >>> size_text(761_737_344), size_text(1_390_000_001), size_text(12)
-    ('770MB', '1.4GB', '12B')
-    """
-    prefix = next((p for p in ("t", "g", "m", "k") if size >= UNITS[p]), "")
-    tenths = -(-10 * size // UNITS[prefix])
-    number = f"{tenths / 10:g}" if tenths < 100 else str(-(-tenths // 100) * 10)
-    if not prefix:
-        number = str(size)
-    return f"{number}{prefix.upper() if prefix != 'k' else prefix}B"
 
 
 def usable_cores() -> int:

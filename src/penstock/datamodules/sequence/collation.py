@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from penstock.collate.errors import CollateError
-from penstock.collate.stacking import stack, unequal
+from penstock.collate import CollateError, stack, unequal
 from penstock.datamodules.sequence.resampling import resize_images, strided
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, Final
 
 from penstock.errors import ConfigError
@@ -38,7 +37,7 @@ def check_undeclared(dataset: object, keys: Iterable[str], declared: Iterable[st
         if key in known or key == "batch_size" or hasattr(type(dataset), key):
             continue
         near = close_name(key, [*known, "data_dir"])
-        near = near or next(iter(get_close_matches(key, OUR_KEYS, n=1, cutoff=0.88)), None)
+        near = near or close_name(key, OUR_KEYS, cutoff=0.88)
         if near is not None:
             raise ConfigError(f"unknown key {key!r}: did you mean {near!r}?")
         if not key.startswith("__"):

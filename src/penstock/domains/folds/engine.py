@@ -22,12 +22,12 @@ from penstock.domains.folds.fold_data import EpochBatches, fold_loaders, fold_su
 from penstock.domains.folds.fold_result import fold_result, for_store, from_store
 from penstock.domains.folds.labels import labels_of
 from penstock.domains.folds.pooling import pool, summarize_folds, vote
+from penstock.domains.folds.run_directory import RunDirectory, digest_of
 from penstock.domains.folds.splits import check_split
-from penstock.domains.spectrograms.metadata import MOST_CLASSES
+from penstock.domains.spectrograms import MOST_CLASSES
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders import Loader
 from penstock.order import Indices, derive_key
-from penstock.training.run_directory import RunDirectory, digest_of
 from penstock.tuning import DataLoaderPerformanceMonitor
 
 FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from penstock.datasets.progress import progress_bar
-from penstock.training.model_summary import Parts
+from penstock.domains.folds.class_counts import Parts
 
 log = logging.getLogger("penstock")
 

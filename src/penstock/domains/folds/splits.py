@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import real_number, whole_number
+from penstock.domains.folds.class_counts import Census, Parts
 from penstock.domains.folds.split_search import Judgement, search
 from penstock.errors import PlanError
 from penstock.extras import optional
 from penstock.order import Indices
-from penstock.training.model_summary import Census, Parts
 
 RETRY_VAL_SEGMENTS, RETRY_TEST_SEGMENTS = 5, 8  # asked for where more cannot be had
 

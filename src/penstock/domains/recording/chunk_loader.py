@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, PlanError, StateError
 from penstock.order.state import FORMAT, check_format, number_of
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
-from penstock.streaming.budget import format_bytes
+from penstock.sizes import format_bytes
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")

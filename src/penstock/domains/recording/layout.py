@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.registry import did_you_mean
 from penstock.sources.base import Field, Source
 from penstock.sources.fingerprints import digest
 from penstock.sources.npy import NpySource
 from penstock.sources.readers import ArrayReader, Rows
-from penstock.sources.requests import checked_path, did_you_mean
+from penstock.sources.requests import checked_path
 from penstock.sources.zarr.grid import Crop
 from penstock.sources.zarr.opening import open_cropped
 from penstock.sources.zarr.source import ZarrSource
@@ -84,7 +85,7 @@ def dynamic_column(column: FlyVisSim | int | str) -> FlyVisSim:
 def _named(name: str) -> FlyVisSim:
     if name not in FlyVisSim.__members__:
         known = [column.name for column in FlyVisSim]
-        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name.upper(), known)}")
+        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name, known)}")
     return FlyVisSim[name]
 
 

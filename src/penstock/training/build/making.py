@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.extras import optional
-from penstock.registry import Registry, close_name, unknown_name
+from penstock.registry import Registry, close_name, did_you_mean, unknown_name
 from penstock.training.build.refusing import number_words, refused_with_place
 from penstock.training.config import Settings
 
@@ -121,10 +121,9 @@ class Maker:
             return
         for name in wanted:
             if name not in known:
-                near = close_name(name, known)
-                meant = f"did you mean {near!r}?" if near else f"it takes {', '.join(known)}"
+                meant = did_you_mean(name, known, otherwise="it takes")
                 called = getattr(function, "__name__", function)
-                raise self.refused(f"{key}.{name}", f"{called} has no such parameter: {meant}")
+                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
 
     def _check_numbers(
         self, key: str, known: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]

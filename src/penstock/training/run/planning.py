@@ -12,12 +12,14 @@ from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.metrics import bytes_of
 from penstock.order import Cursor, Steps
+from penstock.sizes import format_bytes
 from penstock.training.build import build
 from penstock.training.config import Settings
 from penstock.training.run.locating import locate
 from penstock.training.run.planned_loaders import PlannedLoaders, planned_loaders
-from penstock.training.run.units import bytes_of, in_bytes, shapes_of
+from penstock.training.run.units import shapes_of
 
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
@@ -172,8 +174,8 @@ def memory_lines(loader: Loader) -> Iterator[str]:
     """What a batch is, and how much of them is held ahead."""
     batch = loader.peek()
     size = bytes_of(batch)
-    yield f"a batch: {shapes_of(batch)}, {in_bytes(size)}"
+    yield f"a batch: {shapes_of(batch)}, {format_bytes(size)}"
     if isinstance(loader, ChunkedDataLoader):  # streams tell of their buffers themselves
         ahead = 1 + loader.num_workers * (loader.prefetch_factor or 0)
-        held = f"{counted(ahead, 'batch')} at once on each rank, {in_bytes(ahead * size)}"
+        held = f"{counted(ahead, 'batch')} at once on each rank, {format_bytes(ahead * size)}"
         yield f"memory: up to {held}"

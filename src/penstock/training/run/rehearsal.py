@@ -16,13 +16,15 @@ from typing import Any, Final
 from penstock.extras import optional
 from penstock.integrations.lightning.callback import ChunkedTraining
 from penstock.loaders.chunk_report import counted
+from penstock.metrics import bytes_of
+from penstock.sizes import format_bytes
 from penstock.training.build import build
 from penstock.training.config import Settings
 from penstock.training.run.checkpoint_io import WholeFiles
 from penstock.training.run.directory import KEPT
 from penstock.training.run.fitting import as_list, make_trainer, passes_alone
 from penstock.training.run.planning import chunks_of, steps_of
-from penstock.training.run.units import bytes_of, in_bytes, in_time, shapes_of
+from penstock.training.run.units import in_time, shapes_of
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 dummies = optional("lightning.pytorch.loggers.logger", extra="train")
@@ -79,20 +81,20 @@ class Forecast:
     def text(self) -> str:
         """A few lines to read."""
         chunks = "chunks without end" if math.isinf(self.chunks) else counted(self.chunks, "chunk")
-        disk = f"{in_bytes(self.disk_bytes)}, {in_bytes(self.free_bytes)} are free"
+        disk = f"{format_bytes(self.disk_bytes)}, {format_bytes(self.free_bytes)} are free"
         if self.disk_bytes > self.free_bytes:
             disk += ": NOT ENOUGH"
         return "\n".join(
             [
                 "dry run: nothing was trained, nothing is kept",
-                f"  a batch       {self.batch}, {in_bytes(self.batch_bytes)}",
+                f"  a batch       {self.batch}, {format_bytes(self.batch_bytes)}",
                 f"  a step        {in_time(self.step_seconds)}, of which "
                 f"{in_time(self.waited_seconds)} waiting for its batch",
                 f"  a chunk       {counted(self.chunk_batches, 'step')} and "
                 f"{counted(self.validation_batches, 'batch')} of validation, "
                 f"{in_time(self.chunk_seconds)}",
                 f"  the run       {chunks}, {in_time(self.run_seconds)}",
-                f"  a checkpoint  {in_bytes(self.checkpoint_bytes)}; all that are kept {disk}",
+                f"  a checkpoint  {format_bytes(self.checkpoint_bytes)}; all that are kept {disk}",
             ]
         )
 

@@ -8,20 +8,6 @@ from typing import Any
 import torch
 
 
-def in_bytes(count: float) -> str:
-    """Bytes, with a unit.
-
-    >>> in_bytes(0), in_bytes(1536), in_bytes(3.2e9)
-    ('0 B', '1.5 kB', '3.2 GB')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return (
-                f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
-            )
-    return f"{count:.0f} B"
-
-
 def in_time(seconds: float) -> str:
     """A duration, with a unit.
 
@@ -37,21 +23,6 @@ def in_time(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def bytes_of(batch: Any) -> int:
-    """Bytes of all tensors in a batch.
-
-    >>> bytes_of({"x": torch.zeros(4, 2), "rest": [torch.zeros(1)]})
-    36
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, dict):
-        return sum(bytes_of(each) for each in batch.values())
-    if isinstance(batch, list | tuple):
-        return sum(bytes_of(each) for each in batch)
-    return 0
 
 
 def shapes_of(batch: Any) -> str:

@@ -17,7 +17,7 @@ from penstock.datasets import AugmentedDataset, StandardizedDataset
 from penstock.loaders import worker_init_fn
 from penstock.testing import same_batch
 from penstock.tuning import DataLoaderConfig, DataLoaderFactory, Machine, OptimalDataLoaderFactory
-from penstock.tuning.costs import SampleCost, measure_cost
+from penstock.tuning.cost import SampleCost, measure_cost
 
 MANY_WORKERS = "ignore:This DataLoader will create"
 
@@ -305,7 +305,7 @@ def test_one_line_says_the_settings_and_why(caplog):
         DataLoaderFactory.create_training_loader(spectrograms(), 16, has_augmentation=True)
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith("loader of TensorDataset: batch_size=16, num_workers=0")
-    assert "gathered in one go: workers would only copy them" in line
+    assert "gathered in one call: workers would only copy them" in line
 
 
 def test_reading_ahead_stays_within_the_budget_and_says_so(caplog):
@@ -315,10 +315,10 @@ def test_reading_ahead_stays_within_the_budget_and_says_so(caplog):
     loader = make(Computed(), 8, num_workers=2, memory_budget=2 * 8 * 16)
     assert (loader.num_workers, loader.prefetch_factor) == (2, 1)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert "over the budget of 256 B: reduced to 1 ahead of 2" in line
+    assert "memory_budget=256 B: using num_workers=2, prefetch_factor=1" in line
     loader = make(Computed(), 8, num_workers=2, prefetch_factor=5, memory_budget="1kB")
     assert loader.prefetch_factor == 5
-    assert "kept, as given" in caplog.records[-1].getMessage()
+    assert "keeping prefetch_factor=5 as passed" in caplog.records[-1].getMessage()
 
 
 class OnlyBatches(Dataset):

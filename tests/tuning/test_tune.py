@@ -1,7 +1,6 @@
 """Tuning measures within its budgets, explains itself, leaves nothing behind, changes nothing."""
 
 import random
-import sys
 import threading
 import weakref
 from time import perf_counter
@@ -14,15 +13,14 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from penstock import ChunkedDataLoader
 from penstock.errors import ConfigError
 from penstock.loaders import StreamLoader
-from penstock.loaders import trials as trials_module
 from penstock.sources import open_source
 from penstock.testing import same_batch
 from penstock.tuning import DataLoaderConfig, DataLoaderFactory, Machine, tune
-from penstock.tuning.costs import measure_cost
-from penstock.tuning.trials import Trial, same_arrays
-from penstock.tuning.tune_cache import TuneCache, identity_of
+from penstock.tuning import trials as trials_module
+from penstock.tuning.cost import measure_cost
+from penstock.tuning.trials import Trial, best_of, same_arrays, start_seconds
+from penstock.tuning.tune import TuneCache, identity_of
 
-tuning = sys.modules["penstock.tuning.tune"]
 MACHINE = Machine(4, False)
 
 
@@ -152,7 +150,7 @@ def test_a_dataset_that_cannot_be_sent_is_tried_inline_and_in_threads_and_the_re
 def test_threads_that_would_move_one_files_position_for_each_other_are_not_tried(capsys, tmp_path):
     config = quick(OneFile(tmp_path / "samples"))
     said = capsys.readouterr().err
-    assert "no threads: dataset.handle (BufferedReader) has one position" in said
+    assert "no threads: dataset.handle (BufferedReader) has one file position" in said
     assert "processes" in said and config.executor != "threads"
 
 
@@ -165,7 +163,7 @@ def test_measuring_opens_no_file_that_workers_would_share(tmp_path):
 def test_threads_that_deliver_other_batches_are_refused_with_the_reason(capsys):
     config = quick(Ambient(handle=lambda: 1))
     assert config.executor == "inline"
-    assert "its batches are not those read inline" in capsys.readouterr().err
+    assert "its batches differ from those read inline" in capsys.readouterr().err
 
 
 def test_memory_is_bounded_and_what_is_left_out_is_said(capsys):
@@ -173,7 +171,7 @@ def test_memory_is_bounded_and_what_is_left_out_is_said(capsys):
     config = quick(dataset, 8, memory_budget="100kB")
     said = capsys.readouterr().err
     assert config.executor == "inline"
-    assert "2 threads: 128 kB is over the budget" in said
+    assert "2 threads: 128 kB exceeds memory_budget" in said
 
 
 # -- how it is measured
@@ -214,7 +212,7 @@ def test_the_better_half_goes_on_and_the_cheapest_of_the_close_ones_wins():
 
     SPEEDS = {1: 10, 2: 99, 3: 100, 4: 50}
     told = [Told(DataLoaderConfig(n, num_workers=0), None) for n in SPEEDS]
-    best = tuning.halve(told, 4.0, perf_counter() + 60, lambda _: None)
+    best = best_of(told, 4.0, perf_counter() + 60, lambda _: None)
     assert best.config.batch_size == 2  # 99 is close to 100, and listed first
     assert ran == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5), (3, 1.0), (2, 1.0)]
 
@@ -224,9 +222,9 @@ def test_workers_that_could_not_start_before_the_deadline_are_not_started():
         return Trial(DataLoaderConfig(num_workers=workers, executor=executor), None, **measured)
 
     two = trial(2, first_batch_seconds=0.5, seconds=1.0)
-    assert tuning.start_seconds(trial(16), [two, trial(16)]) == 4.0
-    assert tuning.start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
-    assert tuning.start_seconds(trial(0, "threads"), [two]) == 0.0
+    assert start_seconds(trial(16), [two, trial(16)]) == 4.0
+    assert start_seconds(trial(16), [trial(16)]) == 0.0  # nothing is known yet
+    assert start_seconds(trial(0, "threads"), [two]) == 0.0
 
 
 def test_where_a_device_is_busy_what_reads_meanwhile_wins():
@@ -322,9 +320,9 @@ def test_another_machine_dataset_batch_collation_or_budget_is_another_key():
 
 def test_what_has_no_samples_by_index_is_refused(tmp_path):
     source = open_source(np.zeros((8, 2), np.float32))
-    with pytest.raises(ConfigError, match="StreamLoader over a source finds its own threads"):
+    with pytest.raises(ConfigError, match="StreamLoader over a source chooses its own threads"):
         tune(source, 4)
-    with StreamLoader(source, 4) as loader, pytest.raises(ConfigError, match="is no dataset"):
+    with StreamLoader(source, 4) as loader, pytest.raises(ConfigError, match="is not a dataset"):
         tune(loader, 4)
     with pytest.raises(ConfigError, match="Iterable has no samples by index"):
         tune(Iterable(), 4)

@@ -15,7 +15,7 @@ from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_sta
 from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import SourceError
 from penstock.testing import same_batch
-from penstock.tuning.costs import measure_cost
+from penstock.tuning.cost import measure_cost
 
 IMAGES = np.random.default_rng(1).random((6, 12, 17)).astype(np.float32)
 BYTES = (IMAGES * 255).astype(np.uint8)
@@ -158,7 +158,7 @@ def test_pixels_of_a_table_lie_as_those_of_an_image(tmp_path):
 def test_a_table_of_pixels_of_another_shape_is_refused(tmp_path):
     write_table(tmp_path / "training.csv", ["label", "author", "p0", "p1"], [[0, "a", 1, 2]])
     with pytest.raises(
-        SourceError, match=r"has 2 pixels a row, a spectrogram of 224 x 313 has 70,112"
+        SourceError, match=r"has 2 pixels per row, a spectrogram of 224 x 313 has 70,112"
     ):
         read_pixel_table(tmp_path / "training.csv")
 
@@ -166,9 +166,9 @@ def test_a_table_of_pixels_of_another_shape_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (["../secret.npy", 0, "a"], "line 2: '../secret.npy' is no .npy or .png file of the"),
-        (["/etc/passwd", 0, "a"], "'/etc/passwd' is no"),
-        (["0.pkl", 0, "a"], "'0.pkl' is no .npy or .png"),
+        (["../secret.npy", 0, "a"], "line 2: '../secret.npy' is not a .npy or .png file in the"),
+        (["/etc/passwd", 0, "a"], "'/etc/passwd' is not a"),
+        (["0.pkl", 0, "a"], "'0.pkl' is not a .npy or .png"),
         (["9.npy", 0, "a"], "line 2: there is no file '9.npy'"),
         (["0.npy", "owl", "a"], "line 2: 'owl' is not a class"),
         (["0.npy", -1, "a"], "'-1' is not a class"),
@@ -183,13 +183,13 @@ def test_rows_that_cannot_be_are_refused_by_line(folder, row, message):
 
 def test_a_missing_column_is_named(folder):
     write_table(folder / "metadata.csv", ["filename", "class_id"], [["0.npy", 1]])
-    with pytest.raises(SourceError, match="lacks the column 'author'"):
+    with pytest.raises(SourceError, match="has no column 'author'"):
         SpectrogramFolder(folder)
 
 
 def test_a_folder_without_a_table_or_with_two_is_refused(folder):
     write_table(folder / "other.csv", ["filename"], [])
-    with pytest.raises(SourceError, match=r"has 2 \.csv files: call one of them metadata.csv"):
+    with pytest.raises(SourceError, match=r"has 2 \.csv files: rename one to metadata.csv"):
         SpectrogramFolder(folder)
 
 

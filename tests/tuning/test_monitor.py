@@ -115,9 +115,9 @@ def test_a_shorter_loader_is_measured_as_far_as_it_goes(monitor):
 
 def test_a_loader_without_a_batch_is_an_error(monitor):
     for loader in ([], DataLoader(torch.zeros(3), 4, drop_last=True)):
-        with pytest.raises(BatchError, match="nothing to measure"):
+        with pytest.raises(BatchError, match="cannot measure: the loader yields no batch"):
             monitor.time_batch_loading(loader)
-        with pytest.raises(BatchError, match="nothing to measure"):
+        with pytest.raises(BatchError, match="cannot measure: the loader yields no batch"):
             monitor.ceiling(loader, len)
     with pytest.raises(BatchError, match="num_batches"):
         monitor.time_batch_loading([1], 0)
