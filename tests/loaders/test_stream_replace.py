@@ -166,7 +166,9 @@ def test_the_only_block_has_no_other(tmp_path):
 
     source = WatchedSource(DATA, bad)
     with stream(source, block_samples=ROWS, window_blocks=1, lanes=1) as loader:
-        with pytest.raises(SourceError, match="cannot read samples 0:200, and there is no other block"):
+        with pytest.raises(
+            SourceError, match="cannot read samples 0:200, and there is no other block"
+        ):
             next(iter(loader))
 
 

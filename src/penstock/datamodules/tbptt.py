@@ -1,4 +1,4 @@
-"""Long sequences in pieces, for training that carries its state from one to the next."""
+"""Long sequences cut into pieces, for truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from penstock.order import Cursor
 
 
 class TBPTTDataLoader(ChunkedDataLoader):
-    """Batches ``(x, y, dict)`` cut along their length: truncated backpropagation through time.
+    """Batches ``(x, y, dict)`` cut along their length, for truncated backpropagation through time.
 
-    Every piece of x has ``chunk_len`` new steps and ``overlap_len - 1`` before them, zeros (the
-    dataset's ``zero``) at the start. ``dict["reset"]`` is True for the first piece of a batch:
-    there the model begins with a fresh state.
+    Every piece of x has ``chunk_len`` new steps and the ``overlap_len - 1`` steps before them;
+    at the start these are zeros (the dataset's ``zero``). ``dict["reset"]`` is True for the first
+    piece of a batch, where the model must start with a new state.
 
-    Nothing of a sequence is left out; its last piece may be short. ``chunk_size`` counts whole
-    batches and ``len`` pieces, so that a chunk never ends inside a sequence. A state taken inside
-    one begins it anew, for what the model remembered of it is in no checkpoint.
+    Every step of a sequence is delivered; the last piece may be short. ``chunk_size`` counts whole
+    batches and ``len`` counts pieces, so a chunk never ends inside a sequence. A state saved inside
+    a sequence resumes at its start, because checkpoints do not contain the state of the model.
 
     Args:
+        dataset: Map-style; samples are ``(x, y, *extras)``.
+        batch_size: Samples of this rank's batch.
+        chunk_size: Batches of a chunk; None for whole epochs.
         chunk_len: New steps of a piece.
-        overlap_len: Steps the model looks back, itself counted.
-        **options: Of `ChunkedDataLoader`.
+        overlap_len: Steps that the model looks back, the current one included.
+        **options: More arguments of `ChunkedDataLoader`.
 
     >>> batch = torch.arange(1, 6).reshape(1, 5), torch.arange(5).reshape(1, 5, 1), {}
     >>> loader = TBPTTDataLoader(
@@ -56,14 +59,14 @@ class TBPTTDataLoader(ChunkedDataLoader):
         super().__init__(dataset, batch_size, chunk_size, **options)
         self.chunk_len, self.overlap_len = chunk_len, overlap_len
         self.zero = getattr(dataset, "zero", 0)
-        self._steps: int | None = None  # of every batch, where the dataset does not tell its own
+        self._steps: int | None = None  # of every batch, if the dataset has no lengths()
 
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The pieces of the rest of the current chunk (or epoch), then stop."""
+        """Yield the pieces of the rest of the current chunk (or epoch)."""
         batches = super().__iter__()
-        return batches if self._passes_through is None else _Pieces(batches, self._cut)
+        return batches if self.pass_through is None else _Pieces(batches, self._cut)
 
     def _iterate(self) -> Iterator[Any]:
         return _CutIterator(self)
@@ -73,13 +76,13 @@ class TBPTTDataLoader(ChunkedDataLoader):
         steps = x.shape[1]
         if self._steps is not None and self._pieces(steps) != self._pieces(self._steps):
             raise BatchError(
-                f"a batch has {steps} steps, the first one had {self._steps}: give the dataset a "
-                "method lengths(indices), so that the number of pieces can be known"
+                f"a batch has {steps} steps, the first one had {self._steps}: add a method "
+                "lengths(indices) to the dataset, so that the number of pieces is known"
             )
         if y.ndim == 3 and y.shape[1] != steps:
             raise BatchError(
                 f"x has {steps} steps and y has {y.shape[1]}: pieces need both of one length; "
-                "leave out context_len and pad_len"
+                "remove context_len and pad_len"
             )
         early = x.new_full((x.shape[0], self.overlap_len - 1, *x.shape[2:]), self.zero)
         padded = torch.cat([early, x], dim=1)
@@ -100,36 +103,36 @@ class TBPTTDataLoader(ChunkedDataLoader):
         return x, of(y) if y.ndim == 3 else y, {**named, "reset": begin == 0}
 
     def peek(self) -> Any:
-        """The piece the next ``iter()`` begins with: nothing moves."""
+        """Return the first piece of the next ``iter()``; the position does not change."""
         return self._cut(super().peek())[0]
 
     # -- counting
 
     def __len__(self) -> int:
-        """Pieces of the current chunk (epoch) on this rank, the same all through it."""
-        if self._passes_through is not None:
+        """Return the pieces of the current chunk (epoch) on this rank; constant throughout it."""
+        if self.pass_through is not None:
             return super().__len__() * self._pieces(self._steps_of_first())
-        course, steps = self.position, self.position.plan.steps
-        here = Cursor() if course.evaluation else course.cursor.normal(steps)
+        position, steps = self.position, self.plan.steps
+        here = Cursor() if position.evaluation else position.cursor.normal(steps)
         done = steps.chunk_length(here.position) - steps.left_in_chunk(here.position)
         first = steps.step_of(here.position) - done
         begin = Cursor(here.epoch, steps.start(first) if first else 0)
-        return self._count(begin, course.length)
+        return self._count(begin, position.length)
 
     @property
     def remaining(self) -> int:
-        """Exactly what the next ``iter()`` yields."""
-        if self._passes_through is not None:
+        """Pieces that the next ``iter()`` yields."""
+        if self.pass_through is not None:
             return len(self)
         return self._count(self.position.start, self.position.remaining)
 
     def _count(self, begin: Cursor, batches: int) -> int:
-        """Pieces of so many batches from there on."""
+        """Return the number of pieces in ``batches`` batches from ``begin`` on."""
         lengths = getattr(self.dataset, "lengths", None)
         if lengths is None:
             return batches * self._pieces(self._steps_of_first()) if batches else 0
         width = getattr(self.collate_fn, "width", int)
-        walked = self.position.plan.walk(begin, batches)
+        walked = self.plan.walk(begin, batches)
         return sum(self._pieces(width(int(lengths(batch.samples).max()))) for batch in walked)
 
     def _pieces(self, steps: int) -> int:
@@ -142,7 +145,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
 
 class _Pieces(Iterator[Any]):
-    """The pieces of batches, which continue after an error."""
+    """The pieces of the batches of torch's own loader; continues after an error."""
 
     def __init__(self, batches: Iterator[Any], cut: Callable[[Any], list[Any]]) -> None:
         self._batches, self._cut = batches, cut
@@ -155,7 +158,7 @@ class _Pieces(Iterator[Any]):
 
 
 class _CutIterator(LoaderIterator[Any]):
-    """One iteration, piece by piece: a batch is delivered with its last piece."""
+    """One iteration in pieces; a batch counts as delivered with its last piece."""
 
     def __init__(self, loader: TBPTTDataLoader) -> None:
         super().__init__(loader)
@@ -163,13 +166,13 @@ class _CutIterator(LoaderIterator[Any]):
         self._waiting: deque[Any] = deque()
 
     def close(self) -> None:
-        """End this iteration now; the pieces of the batch that are left are not delivered."""
+        """End this iteration; pieces of the current batch that are left are discarded."""
         self._waiting.clear()
         super().close()
 
     def __next__(self) -> Any:
         if self._waiting:
-            if self.position.turn != self._turn:
+            if self.position.iteration != self._iteration:
                 raise stale_iterator()
         else:
             self._after, batch = self._fetch()
