@@ -33,8 +33,8 @@ from penstock.loaders.stream_settings import (
 )
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
+from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
-from penstock.order.stored import StoredOrder
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import parse_bytes

@@ -15,7 +15,7 @@ from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.position import OrderRequest
 from penstock.order import BlockOrder, Order
-from penstock.order.stored import StoredOrder
+from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source

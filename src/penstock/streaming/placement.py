@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.order import BlockOrder, Indices, derive_key
-from penstock.order.stored import StoredOrder
+from penstock.order.blocks import StoredOrder
 from penstock.quarantine import append_entry, read_entries
 from penstock.sources.base import Arrays, MappedSource, Source
 from penstock.streaming.buffers import BatchBuffers, allocate

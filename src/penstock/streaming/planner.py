@@ -114,7 +114,7 @@ class Segment:
             final, before = i == self.count - 1, i == self.count - 2
             begin = np.where(final, self.last, self.start + i * whole)
             m = np.where(final, self.stop - self.last, np.where(before, self.last - begin, whole))
-        t = steps.places(begin, positions, begin + m)
+        t = steps.indices_in_step(begin, positions, begin + m)
         low, high = plan.rank * m // steps.world, (plan.rank + 1) * m // steps.world
         rows = (i - first) * steps.batch + (t - low)
         if steps.world == 1 and inside:

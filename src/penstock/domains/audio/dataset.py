@@ -27,7 +27,7 @@ from penstock.domains.audio.files import (
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.order import Indices
-from penstock.transforms.quantize import Quantize
+from penstock.transforms.audio import Quantize
 
 
 @dataclass(frozen=True, slots=True)
