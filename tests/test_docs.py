@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock import CollatorRegistry
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^( *)```(.*)$", re.M)
@@ -36,6 +38,7 @@ def test_no_block_of_a_page_is_left_out(page):
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     """As a reader pastes them, in an empty directory: every name is defined on the page."""
     monkeypatch.chdir(tmp_path)
+    CollatorRegistry.reset()  # a page may register collators
     names = {"__name__": f"docs_{page.stem}"}
     for block in BLOCK.finditer(page.read_text()):
         line = page.read_text()[: block.start()].count("\n") + 1

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
+from penstock.registry import close_name
 
 LARGEST_INTEGER = 2**62  # sizes, positions and steps fit into 64 bits with room to add two of them
 LARGEST_SEED = 2**64 - 1
@@ -33,7 +34,7 @@ def shown(value: Any) -> str:
     """Return ``value`` as a message shows it: on one line, and cut where it is long.
 
     >>> shown("a"), shown([0] * 1000)[-10:], shown(10**5000)
-    ("'a'", '0, 0, 0,...', 'an int of 16610 bits')
+    ("'a'", ', 0, 0,...', 'an int of 16610 bits')
     """
     try:
         text = " ".join(repr(value).split())
@@ -117,10 +118,13 @@ def flag(name: str, value: Any, *, error: type[Exception] = PlanError) -> bool:
 
 
 def choice(name: str, value: T, allowed: Collection[T], *, error: type[Exception] = PlanError) -> T:
-    """Return ``value`` if it is one of ``allowed``."""
+    """Return ``value`` if it is one of ``allowed``; else the message names the closest one."""
     if not any(type(value) is type(known) and value == known for known in allowed):
         options = ", ".join(repr(known) for known in allowed)
-        raise error(f"{name} must be one of {options}, got {shown(value)}")
+        names = [known for known in allowed if isinstance(known, str)]
+        near = close_name(value, names) if isinstance(value, str) else None
+        meant = "" if near is None else f"; did you mean {near!r}?"
+        raise error(f"{name} must be one of {options}, got {shown(value)}{meant}")
     return value
 
 

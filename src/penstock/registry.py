@@ -13,10 +13,15 @@ from penstock.extensions import load_extensions
 T = TypeVar("T")
 
 
-def close_name(name: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``name`` probably meant; None if nothing is near.
+def close_name(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
+    """Return the one of ``known`` that ``name`` probably meant; None if nothing is close.
 
-    One that is a letter off comes before others that are as near.
+    A name that is one letter off comes before others that are equally close.
+
+    Args:
+        name: What was written.
+        known: The names there are.
+        cutoff: How alike they must be, from 0 (anything) to 1 (equal but for the case).
 
     >>> close_name("vison", ["text", "vision"]), close_name("fecoder", ["encoder", "decoder"])
     ('vision', 'decoder')
@@ -24,7 +29,7 @@ def close_name(name: str, known: Iterable[str]) -> str | None:
     """
     by_lower = {each.lower(): each for each in known}
     by_a_letter = [each for each in by_lower if _one_edit_apart(name.lower(), each)]
-    near = get_close_matches(name.lower(), by_a_letter or by_lower, n=1, cutoff=0.7)
+    near = get_close_matches(name.lower(), by_a_letter or by_lower, n=1, cutoff=cutoff)
     return by_lower[near[0]] if near else None
 
 
@@ -44,6 +49,26 @@ def _one_edit_apart(a: str, b: str) -> bool:
 def _shared(a: str, b: str) -> int:
     """How many letters both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "it has") -> str:
+    """Return the end of a message about an unknown name: the closest known one, or all of them.
+
+    Args:
+        name: What was written.
+        known: The names there are.
+        otherwise: The words before the list of all names.
+
+    >>> did_you_mean("voltge", ["voltage", "stimulus"])
+    ": did you mean 'voltage'?"
+    >>> did_you_mean("x", ["voltage", "stimulus"])
+    ': it has voltage, stimulus'
+    """
+    names = list(known)
+    near = close_name(str(name), names)
+    if near is not None:
+        return f": did you mean {near!r}?"
+    return f": {otherwise} {', '.join(names) or 'none'}"
 
 
 def shortened(name: object) -> object:

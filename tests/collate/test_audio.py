@@ -12,7 +12,7 @@ from penstock.collate import AudioCollator, TaskSpec
 from penstock.transforms import Spectrogram
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     channels=st.sampled_from([None, 1, 2]),

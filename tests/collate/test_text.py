@@ -257,7 +257,7 @@ def test_a_tokenizer_that_leaves_rows_ragged_is_refused_with_their_lengths(paddi
         ([{"input_ids": [1]}, {"input_ids": 2}], "sample 1, 'input_ids'"),
         ([{"input_ids": [1, 2], "labels": [1]}], "2 tokens but 'labels' of length 1"),
         ([{"x": 1}], r"no tokens or text .*\['x'\]"),
-        ([{"text": "words"}], "neither called nor asked to encode"),
+        ([{"text": "words"}], "is not callable and has no encode"),
         ([(1, 2, 3)], "tuple of 3"),
         ([{"input_ids": [1]}, None], "sample 1 is a NoneType"),
     ],

@@ -237,7 +237,7 @@ def test_a_collator_survives_pickling():
         ([(torch.rand(3, 4, 4), "cat")], "map the classes to integers"),
         (
             [{"img": torch.rand(3, 4, 4), "label": 1}, {"img": torch.rand(3, 4, 4)}],
-            "sample 0 has the field 'label', sample 1 has not",
+            "sample 0 has the field 'label', sample 1 does not",
         ),
     ],
 )

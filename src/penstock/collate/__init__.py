@@ -1,14 +1,13 @@
-"""Samples become batches: task specs, the registry of collators, and the built-in ones."""
+"""Collation of samples into batches: collators, their registry, and task specs."""
 
 from penstock.collate.audio import AudioCollator
 from penstock.collate.collators import Collator, CollatorInfo, CollatorRegistry
-from penstock.collate.default import DefaultCollator
-from penstock.collate.errors import CollateError
+from penstock.collate.default import CollateError, DefaultCollator, stack, unequal
 from penstock.collate.task_spec import TaskSpec, get_default_task_specs
 from penstock.collate.text import TextCollator
 from penstock.collate.vision import NORMALIZATIONS, VisionCollator
 
-# what code written for other engines calls them
+# Names used by code written for other engines.
 LanguageModelingDataCollator = TextCollator
 VisionDataCollator = VisionCollator
 
@@ -26,4 +25,6 @@ __all__ = [
     "VisionCollator",
     "VisionDataCollator",
     "get_default_task_specs",
+    "stack",
+    "unequal",
 ]

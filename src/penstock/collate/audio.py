@@ -1,4 +1,4 @@
-"""The audio collator: waveforms of unequal length to one padded batch."""
+"""The audio collator: waveforms of unequal length become one padded batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import numpy as np
 import torch
 
 from penstock.arguments import function, whole_number
-from penstock.collate.columns import Columns, at, columns_of
-from penstock.collate.default import collate_values
-from penstock.collate.errors import CollateError
-from penstock.collate.labels import label_tensor, take_target
-from penstock.collate.stacking import batch_memory, describe, tensor_of
+from penstock.collate.default import (
+    CollateError,
+    Columns,
+    at,
+    batch_memory,
+    collate_values,
+    columns_of,
+    describe,
+    label_tensor,
+    take_field,
+    take_target,
+    tensor_of,
+)
 from penstock.collate.task_spec import TaskSpec, check_task_spec
 from penstock.errors import ConfigError
 
@@ -22,20 +30,21 @@ FULL_SCALE = {torch.int16: 32768.0, torch.int32: 2147483648.0}
 
 
 class AudioCollator:
-    """Batches of ``waveforms``, ``lengths`` and, where samples have them, ``labels``.
+    """Collator that returns ``waveforms``, ``lengths`` and, where samples have them, ``labels``.
 
-    A sample is a dict with a waveform ``(time,)`` or ``(channels, time)`` under ``waveform``,
-    ``audio``, ``input_values`` or ``array`` (or what the task's ``input_fields`` name), also as
-    Hugging Face's ``{"array": ..., "sampling_rate": ...}``; a tuple ``(waveform, label)``; or a
-    waveform. Shorter ones are padded with zeros at the end, integer samples scaled to [-1, 1).
+    A sample is a dict with a waveform of shape ``(time,)`` or ``(channels, time)`` under
+    ``waveform``, ``audio``, ``input_values`` or ``array`` (or a field named in the task's
+    ``input_fields``), also in Hugging Face's form ``{"array": ..., "sampling_rate": ...}``; a tuple
+    ``(waveform, label)``; or a waveform. Shorter waveforms are padded with zeros at the end;
+    integers are scaled to [-1, 1).
 
     Args:
-        spectrogram: a function of a waveform ``(..., time)``, such as
-            ``penstock.transforms.Spectrogram(n_fft=512)``; adds ``spectrograms`` and
+        spectrogram: A function of a waveform ``(..., time)``, such as
+            ``penstock.transforms.Spectrogram(n_fft=512)``. Adds ``spectrograms`` and
             ``spectrogram_lengths`` (frames) to the batch, computed before padding.
-        sample_rate: samples a second that every waveform must have; checked where samples say
-            their own. None: only that they are equal.
-        task_spec: names the fields.
+        sample_rate: Samples per second that every waveform must have, checked where samples
+            contain their rate. None only checks that the rates are equal.
+        task_spec: Names the fields.
 
     >>> batch = AudioCollator()([{"waveform": torch.ones(3)}, {"waveform": torch.ones(2)}])
     >>> batch["waveforms"].tolist(), batch["lengths"].tolist()
@@ -55,14 +64,17 @@ class AudioCollator:
         self.spectrogram, self.sample_rate, self.task_spec = spectrogram, sample_rate, task_spec
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The batch of ``samples``."""
+        """Return the batch of ``samples``."""
         columns = columns_of(samples, ("waveform", "labels"))
         waveforms = self._waveforms(columns)
         target = take_target(columns, self.task_spec)
         batch: dict[str, Any] = {"waveforms": pad_last(waveforms, "waveform")}
         batch["lengths"] = torch.tensor([each.shape[-1] for each in waveforms])
         if self.spectrogram is not None:
-            spectrograms = self._spectrograms(waveforms, batch["waveforms"])
+            if len({each.shape[-1] for each in waveforms}) == 1:
+                spectrograms = list(self.spectrogram(batch["waveforms"]).unbind())
+            else:
+                spectrograms = [self.spectrogram(each) for each in waveforms]
             batch["spectrograms"] = pad_last(spectrograms, "spectrogram")
             batch["spectrogram_lengths"] = torch.tensor([s.shape[-1] for s in spectrograms])
         if target is not None:
@@ -71,39 +83,22 @@ class AudioCollator:
 
     def _waveforms(self, columns: Columns) -> list[torch.Tensor]:
         named = () if self.task_spec is None else tuple(self.task_spec.input_fields)
-        for name in (*named, *FIELDS):
-            if name in columns:
-                values = columns.pop(name)
-                rates = [_rate(each) for each in values]
-                if "sampling_rate" in columns:
-                    rates = [int(each) for each in columns["sampling_rate"]]
-                self._check_rates(rates)
-                return [_waveform(each, number) for number, each in enumerate(values)]
-        raise CollateError(
-            f"no waveform in samples with the fields {sorted(map(str, columns))}: give it under "
-            f"one of {', '.join(dict.fromkeys((*named, *FIELDS)))}"
-        )
-
-    def _check_rates(self, rates: list[int | None]) -> None:
-        known = [each for each in (self.sample_rate, *rates) if each is not None]
+        values = take_field(columns, (*named, *FIELDS), "waveform")
+        rates = [v.get("sampling_rate") if isinstance(v, Mapping) else None for v in values]
+        if "sampling_rate" in columns:
+            rates = [int(each) for each in columns["sampling_rate"]]
+        wanted = next((rate for rate in (self.sample_rate, *rates) if rate is not None), None)
         for number, rate in enumerate(rates):
-            if rate is not None and rate != known[0]:
+            if rate is not None and rate != wanted:
                 raise CollateError(
-                    f"sample {number} has {rate} samples a second, expected {known[0]}: resample "
+                    f"sample {number} has {rate} samples a second, expected {wanted}: resample "
                     "the recordings to one rate first"
                 )
-
-    def _spectrograms(
-        self, waveforms: list[torch.Tensor], padded: torch.Tensor
-    ) -> list[torch.Tensor]:
-        assert self.spectrogram is not None
-        if len({each.shape[-1] for each in waveforms}) == 1:
-            return list(self.spectrogram(padded).unbind())
-        return [self.spectrogram(each) for each in waveforms]
+        return [_waveform(each, at("waveform", number)) for number, each in enumerate(values)]
 
 
 def pad_last(tensors: Sequence[torch.Tensor], path: str) -> torch.Tensor:
-    """The tensors as one batch, zeros where the last dimension of one is short.
+    """Return the tensors as one batch, with zeros after the end of shorter ones.
 
     >>> pad_last([torch.tensor([1.0]), torch.tensor([2.0, 3.0])], "x")
     tensor([[1., 0.],
@@ -124,28 +119,23 @@ def pad_last(tensors: Sequence[torch.Tensor], path: str) -> torch.Tensor:
     return out
 
 
-def _rate(value: Any) -> int | None:
-    return value.get("sampling_rate") if isinstance(value, Mapping) else None
-
-
-def _waveform(value: Any, number: int) -> torch.Tensor:
+def _waveform(value: Any, where: str) -> torch.Tensor:
     if isinstance(value, Mapping):
         value = value.get("array")
-    array = value if isinstance(value, torch.Tensor) else np.asarray(value)
-    if isinstance(array, np.ndarray):
+    array = value
+    if not isinstance(array, torch.Tensor):
+        array = np.asarray(value)
         if array.dtype.kind not in "iuf":
-            raise CollateError(f"{at('waveform', number)} is {describe(value)}, expected numbers")
+            raise CollateError(f"{where} is {describe(value)}, expected numbers")
         array = tensor_of(array)
     if array.ndim not in (1, 2):
         raise CollateError(
-            f"{at('waveform', number)} has shape {tuple(array.shape)}, expected (time,) or "
-            "(channels, time)"
+            f"{where} has shape {tuple(array.shape)}, expected (time,) or (channels, time)"
         )
     if array.is_floating_point():
         return array.to(torch.float32) if array.dtype == torch.float64 else array
     if array.dtype not in FULL_SCALE:
         raise CollateError(
-            f"{at('waveform', number)} is {array.dtype}, whose full scale is unknown: give int16, "
-            "int32 or floats"
+            f"{where} is {array.dtype}, whose full scale is unknown: give int16, int32 or floats"
         )
     return array.to(torch.float32).div_(FULL_SCALE[array.dtype])

@@ -1,4 +1,4 @@
-"""The collators by name, and the one that fits a task."""
+"""The registry of collators: by name, and by the task that they fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class CollatorInfo:
-    """A registered collator: how to make one, and what it is for."""
+    """A registered collator.
+
+    Args:
+        name: Its name in the registry.
+        factory: Makes a collator; called with the keyword arguments that it accepts.
+        modality: The modality it is for; "any" for all, None for none.
+        description: One line for listings.
+        task_type: The only task type it is for; None for all of its modality.
+    """
 
     name: str
     factory: Callable[..., Any]
@@ -35,11 +43,11 @@ class CollatorInfo:
 
 
 class CollatorRegistry:
-    """Collators by name, chosen by a task's type or modality.
+    """Collators by name, selected by a task's type or modality.
 
-    A new registry holds the built-in ones; ``get_instance()`` is the one all share. Of several
-    that fit a task, one registered for its task type is taken before one for its modality, that
-    before one for any, and the latest of its kind first.
+    A new registry holds the built-in collators; ``get_instance()`` returns the shared registry. If
+    several collators fit a task, one for its task type is preferred to one for its modality, and
+    that to one for any modality; among equals the one registered last is used.
 
     >>> registry = CollatorRegistry()
     >>> registry.get_collator(TaskSpec.vision_tiny(), mean=[0.5] * 3, std=[0.5] * 3).mean
@@ -61,14 +69,14 @@ class CollatorRegistry:
 
     @classmethod
     def get_instance(cls) -> CollatorRegistry:
-        """The registry all share."""
+        """Return the shared registry."""
         if cls._shared is None:
             cls._shared = cls()
         return cls._shared
 
     @classmethod
     def reset(cls) -> None:
-        """Forget the shared registry; the next `get_instance` has the built-in ones only."""
+        """Discard the shared registry; the next `get_instance` has only the built-in collators."""
         cls._shared = None
 
     def register(
@@ -78,9 +86,15 @@ class CollatorRegistry:
         description: str = "",
         task_type: str | None = None,
     ) -> Callable[[Factory], Factory]:
-        """A decorator for a factory of collators; the factory is called by `get_collator`.
+        """Return a decorator that registers a factory of collators.
 
-        A task type or modality that is new becomes one that a `TaskSpec` may have.
+        A new task type or modality also becomes valid in a `TaskSpec`.
+
+        Args:
+            name: Of the collator; replaces an earlier one of that name.
+            modality: The modality it is for; "any" for all, None for none.
+            description: One line for listings.
+            task_type: The only task type it is for.
         """
         text("name", name, error=ConfigError)
         instance("description", description, str, error=ConfigError)
@@ -106,9 +120,15 @@ class CollatorRegistry:
         collator_name: str | None = None,
         **kwargs: Any,
     ) -> Collator:
-        """The collator of that name, else the one for that task.
+        """Return a new collator by name, or the one that fits a task.
 
-        Its factory gets ``task_spec`` and those of ``kwargs`` that it accepts.
+        Args:
+            task_spec: The task; also passed to the factory.
+            collator_name: Selects a collator regardless of the task.
+            **kwargs: Passed to the factory, if it accepts them.
+
+        Raises:
+            ConfigError: No collator fits, or an argument looks like a misspelling.
         """
         check_task_spec(task_spec)
         if collator_name is not None:
@@ -118,29 +138,31 @@ class CollatorRegistry:
             info = self._choose(task_spec)
         else:
             raise ConfigError(
-                "a collator is found by task_spec= or collator_name=, got neither "
+                "pass task_spec= or collator_name= to select a collator, got neither "
                 f"(available: {', '.join(self._collators)})"
             )
-        return make(info, {"task_spec": task_spec, **kwargs})
+        return _make(info, {"task_spec": task_spec, **kwargs})
 
     def list_collators(self) -> list[CollatorInfo]:
-        """All that are registered, the latest last."""
+        """Return all registered collators in the order of registration."""
         return self._collators.entries()
 
     def _choose(self, task_spec: TaskSpec) -> CollatorInfo:
-        ranked = [(fit(info, task_spec), info) for info in reversed(self._collators.entries())]
-        best, info = max(ranked, key=lambda each: each[0])  # the first of equals: the latest
+        ranked = [(_fit(info, task_spec), info) for info in reversed(self._collators.entries())]
+        best, info = max(
+            ranked, key=lambda each: each[0]
+        )  # max returns the first of equals: the latest
         if best == 0:
             raise ConfigError(
                 unknown_name("modality", task_spec.modality, self._collators)
                 + ", and none of them takes any modality"
             )
-        log.debug("task %r is collated by %r", task_spec.name, info.name)
+        log.debug("task %r uses collator %r", task_spec.name, info.name)
         return info
 
 
-def fit(info: CollatorInfo, task_spec: TaskSpec) -> int:
-    """How closely a collator fits a task: 3 by task type, 2 by modality, 1 if for any, 0 not."""
+def _fit(info: CollatorInfo, task_spec: TaskSpec) -> int:
+    """Return how well a collator fits: 3 by task type, 2 by modality, 1 for any, 0 not at all."""
     if info.modality not in (None, "any", task_spec.modality):
         return 0
     if info.task_type is not None:
@@ -148,32 +170,27 @@ def fit(info: CollatorInfo, task_spec: TaskSpec) -> int:
     return {None: 0, "any": 1}.get(info.modality, 2)
 
 
-def make(info: CollatorInfo, offered: dict[str, Any]) -> Collator:
-    """What the factory makes of those of the arguments that it accepts.
+def _make(info: CollatorInfo, offered: dict[str, Any]) -> Collator:
+    """Return a collator made with those of the offered arguments that the factory accepts.
 
-    An argument it does not accept is left out, unless it looks like a misspelling of one that it
-    does. What the factory raises is not touched.
+    Other arguments are left out, unless one looks like a misspelling of an accepted argument.
     """
     parameters = inspect.signature(info.factory).parameters.values()
     accepted = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return _called(info, offered)
-    for name in offered.keys() - {*accepted, *CONTEXT}:
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name in () if takes_all else offered.keys() - {*accepted, *CONTEXT}:
         meant = close_name(name, set(accepted) - offered.keys())
         if meant is not None:
             raise ConfigError(
                 f"collator {info.name!r} takes no {name!r}: did you mean {meant!r}? "
                 f"(it takes {', '.join(accepted)})"
             )
-    return _called(info, {name: offered[name] for name in accepted if name in offered})
-
-
-def _called(info: CollatorInfo, arguments: dict[str, Any]) -> Collator:
+    arguments = {k: v for k, v in offered.items() if takes_all or k in accepted}
     collator: Collator = info.factory(**arguments)
     return collator
 
 
-CONTEXT = ("task_spec", "tokenizer")  # offered to every factory, wanted or not
+CONTEXT = ("task_spec", "tokenizer")  # offered to every factory, so never a misspelling
 BUILT_IN = (
     CollatorInfo("text", TextCollator, "text", "padding, masks, causal and masked LM, classes"),
     CollatorInfo("vision", VisionCollator, "vision", "scaled and normalised images"),

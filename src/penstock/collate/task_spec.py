@@ -1,4 +1,4 @@
-"""What a training task is: its kind, modality, fields and sizes, as plain data."""
+"""`TaskSpec`: the type, modality, fields and sizes of a training task, as plain data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from penstock.arguments import mapping, shown
+from penstock.arguments import instance, mapping, shown
 from penstock.errors import ConfigError
 from penstock.registry import Registry, unknown_name
 
-# task type -> the family of model it usually trains. `CollatorRegistry.register` adds to both.
+# The usual model family of each task type. `CollatorRegistry.register` adds to both tables.
 TASK_TYPES: Registry[str] = Registry(
     "task_type",
     {
@@ -25,7 +25,7 @@ TASK_TYPES: Registry[str] = Registry(
         "audio_classification": "encoder_only",
     },
 )
-# modality -> the fields its samples usually have.
+# The usual fields of the samples of each modality.
 MODALITIES: Registry[tuple[str, ...]] = Registry(
     "modality",
     {
@@ -39,11 +39,27 @@ MODALITIES: Registry[tuple[str, ...]] = Registry(
 
 @dataclass(slots=True)
 class TaskSpec:
-    """A task, described independently of any model; only ``name`` and ``task_type`` are needed.
+    """Description of a task, independent of any model.
 
     Sizes in ``input_schema`` and ``output_schema`` are hints: data of another size or with more
-    classes is never refused (text is cut to ``max_seq_len``). ``modality``, ``model_family`` and
-    ``input_fields`` follow from the task type where they are left empty.
+    classes is accepted (text is cut to ``max_seq_len``).
+
+    Args:
+        name: Of the task.
+        task_type: "lm", "masked_lm", "classification", "seq2seq", ..., or a registered one.
+        model_family: "decoder_only", "encoder_only" or "encoder_decoder"; by default that of the
+            task type.
+        input_fields: Fields of a sample that are inputs; by default those of the modality.
+        target_field: The field that holds the target; None if there is none.
+        loss_type: Name of the loss.
+        metrics: Names of the metrics.
+        special_tokens: Token ids by name, such as ``pad_token_id``.
+        additional_config: Anything else about the task.
+        modality: "text", "vision", "audio", "tabular", or a registered one; by default that of
+            the task type.
+        input_schema: Sizes of the input: ``max_seq_len``, ``image_size``, ``channels_first``, ...
+        output_schema: Sizes of the output: ``num_classes``, ``vocab_size``, ...
+        preprocessing_config: Arguments of the collator; takes precedence over those passed to it.
 
     >>> spec = TaskSpec("sentiment", "text_classification", output_schema={"num_classes": 2})
     >>> spec.modality, spec.model_family, spec.input_fields
@@ -75,11 +91,10 @@ class TaskSpec:
             raise ConfigError(
                 f"a task needs a name that is a non-empty str, got {shown(self.name)}"
             )
-        for name in ("task_type", "modality", "model_family", "loss_type"):
-            if not isinstance(value := getattr(self, name), str):
+        for name in ("task_type", "modality", "model_family", "loss_type", "target_field"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "target_field" and value is None):
                 raise ConfigError(f"{name} must be a str, got {shown(value)}")
-        if self.target_field is not None and not isinstance(self.target_field, str):
-            raise ConfigError(f"target_field must be a str, got {shown(self.target_field)}")
         for name in ("input_fields", "metrics"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) or not all(isinstance(e, str) for e in value):
@@ -91,34 +106,33 @@ class TaskSpec:
         family = TASK_TYPES.find(self.task_type)
         prefix = self.task_type.partition("_")[0]
         self.modality = self.modality or (prefix if prefix in MODALITIES else "text")
-        usual = MODALITIES.find(self.modality)
         self.model_family = self.model_family or family
-        self.input_fields = list(self.input_fields or usual)
+        self.input_fields = list(self.input_fields or MODALITIES.find(self.modality))
         self.metrics = list(self.metrics)
 
     @property
     def task_name(self) -> str:
-        """The name, as some callers spell it."""
+        """The name, under another spelling."""
         return self.name
 
     def is_text(self) -> bool:
-        """Is the data text?"""
+        """Return whether the modality is text."""
         return self.modality == "text"
 
     def is_vision(self) -> bool:
-        """Is the data images?"""
+        """Return whether the modality is vision."""
         return self.modality == "vision"
 
     def is_audio(self) -> bool:
-        """Is the data sound?"""
+        """Return whether the modality is audio."""
         return self.modality == "audio"
 
     def is_tabular(self) -> bool:
-        """Is the data tables?"""
+        """Return whether the modality is tabular."""
         return self.modality == "tabular"
 
     def get_input_shape(self) -> list[int] | None:
-        """The hinted shape of one sample: ``[C, H, W]``, ``[max_seq_len]``, or None."""
+        """Return the expected shape of a sample: ``[C, H, W]``, ``[max_seq_len]``, or None."""
         image_size = self.input_schema.get("image_size")
         if image_size is not None:
             return list(image_size)
@@ -126,12 +140,12 @@ class TaskSpec:
         return None if max_seq_len is None else [max_seq_len]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data, for JSON or YAML."""
+        """Return all fields as plain data, for JSON or YAML."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskSpec:
-        """The task that `to_dict` described; a field left out, or None, gets its default."""
+        """Return the task that `to_dict` described; a missing field, or None, gets its default."""
         data = mapping("a task", data, error=ConfigError)
         known = [each.name for each in fields(cls)]
         for key in data:
@@ -146,76 +160,70 @@ class TaskSpec:
 
     @classmethod
     def lm_tiny(cls) -> TaskSpec:
-        """A small causal language model: 128 tokens of 50,257."""
-        return cls.from_dict(PRESETS["lm_tiny"])
+        """Return a small causal language model task: 128 tokens of 50,257."""
+        return cls(
+            "lm_tiny",
+            "lm",
+            metrics=["loss", "perplexity", "accuracy"],
+            additional_config={"shift_labels": True},
+            output_schema={"vocab_size": 50257},
+            **_tiny_text(),
+        )
 
     @classmethod
     def cls_tiny(cls) -> TaskSpec:
-        """Classification of texts of 128 tokens into 2 classes."""
-        return cls.from_dict(PRESETS["cls_tiny"])
+        """Return a task that classifies texts of 128 tokens into 2 classes."""
+        return cls(
+            "cls_tiny",
+            "classification",
+            metrics=["loss", "accuracy"],
+            additional_config={"num_classes": 2},
+            output_schema={"num_classes": 2},
+            **_tiny_text(),
+        )
 
     @classmethod
     def seq2seq_tiny(cls) -> TaskSpec:
-        """Text to text, 128 tokens each."""
-        return cls.from_dict(PRESETS["seq2seq_tiny"])
+        """Return a text-to-text task, 128 tokens each."""
+        return cls(
+            "seq2seq_tiny",
+            "seq2seq",
+            input_fields=["input_ids", "attention_mask", "decoder_input_ids"],
+            additional_config={"teacher_forcing": True},
+            output_schema={"vocab_size": 50257},
+            **_tiny_text(),
+        )
 
     @classmethod
     def vision_tiny(cls) -> TaskSpec:
-        """Classification of 3x32x32 images into 4 classes."""
-        return cls.from_dict(PRESETS["vision_tiny"])
+        """Return a task that classifies 3x32x32 images into 4 classes."""
+        return cls(
+            "vision_tiny",
+            "vision_classification",
+            metrics=["loss", "accuracy"],
+            additional_config={"num_classes": 4},
+            input_schema={"image_size": [3, 32, 32], "channels_first": True},
+            output_schema={"num_classes": 4},
+        )
+
+
+def _tiny_text() -> dict[str, Any]:
+    return {
+        "special_tokens": {"pad_token_id": 0},
+        "input_schema": {"max_seq_len": 128, "vocab_size": 50257},
+    }
 
 
 def check_task_spec(task_spec: Any) -> None:
-    """Refuse what is no `TaskSpec` and not None."""
-    if task_spec is not None and not isinstance(task_spec, TaskSpec):
-        raise ConfigError(f"task_spec must be a TaskSpec, got {shown(task_spec)}")
+    """Raise an error if the argument is neither a `TaskSpec` nor None."""
+    instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
 
 
 def get_default_task_specs() -> dict[str, TaskSpec]:
-    """The presets by name, new ones at each call.
+    """Return the presets by name, new objects at each call.
 
     >>> list(get_default_task_specs())
     ['lm_tiny', 'cls_tiny', 'seq2seq_tiny', 'vision_tiny']
     """
-    return {name: TaskSpec.from_dict(preset) for name, preset in PRESETS.items()}
-
-
-_TOKENS = {"max_seq_len": 128, "vocab_size": 50257}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "lm_tiny": {
-        "name": "lm_tiny",
-        "task_type": "lm",
-        "metrics": ["loss", "perplexity", "accuracy"],
-        "special_tokens": {"pad_token_id": 0},
-        "additional_config": {"shift_labels": True},
-        "input_schema": _TOKENS,
-        "output_schema": {"vocab_size": 50257},
-    },
-    "cls_tiny": {
-        "name": "cls_tiny",
-        "task_type": "classification",
-        "metrics": ["loss", "accuracy"],
-        "special_tokens": {"pad_token_id": 0},
-        "additional_config": {"num_classes": 2},
-        "input_schema": _TOKENS,
-        "output_schema": {"num_classes": 2},
-    },
-    "seq2seq_tiny": {
-        "name": "seq2seq_tiny",
-        "task_type": "seq2seq",
-        "input_fields": ["input_ids", "attention_mask", "decoder_input_ids"],
-        "special_tokens": {"pad_token_id": 0},
-        "additional_config": {"teacher_forcing": True},
-        "input_schema": _TOKENS,
-        "output_schema": {"vocab_size": 50257},
-    },
-    "vision_tiny": {
-        "name": "vision_tiny",
-        "task_type": "vision_classification",
-        "metrics": ["loss", "accuracy"],
-        "additional_config": {"num_classes": 4},
-        "input_schema": {"image_size": [3, 32, 32], "channels_first": True},
-        "output_schema": {"num_classes": 4},
-    },
-}
+    presets = (TaskSpec.lm_tiny, TaskSpec.cls_tiny, TaskSpec.seq2seq_tiny, TaskSpec.vision_tiny)
+    return {spec.name: spec for spec in (preset() for preset in presets)}

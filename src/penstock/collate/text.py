@@ -1,64 +1,81 @@
-"""The text collator: token rows to padded batches, with the labels the task asks for."""
+"""The text collator: rows of tokens become padded batches with the labels of the task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.arguments import LARGEST_SEED, choice, flag, real_number, shown, text, whole_number
-from penstock.collate.batch_keys import batch_keys
-from penstock.collate.columns import Columns, columns_of
-from penstock.collate.default import collate_values
-from penstock.collate.errors import CollateError
-from penstock.collate.labels import is_sequence, label_tensor, take_target
-from penstock.collate.masking import IGNORED
-from penstock.collate.padding import Ragged, Side, Tokens, ragged, real_places, spread, width_of
+from penstock.collate.default import (
+    CollateError,
+    Columns,
+    collate_values,
+    columns_of,
+    is_sequence,
+    label_tensor,
+    take_target,
+)
 from penstock.collate.task_spec import TaskSpec, check_task_spec
-from penstock.collate.text_fields import is_rows_of_ints, tokenised
-from penstock.collate.text_labels import PaddedText, causal_labels, decoder_text, masked_text
-from penstock.collate.tokenizing import (
+from penstock.collate.tokens import (
+    Mask,
+    Side,
+    TokenRows,
+    Tokens,
+    Vocabulary,
+    are_token_rows,
+    custom_pad,
     encode,
-    own_pad,
+    fill_mask,
     pad_with,
     padding_id,
     start_id,
+    token_rows,
+    tokenize_columns,
     vocabulary_of,
 )
 from penstock.errors import ConfigError, PlanError
+from penstock.keyed import current_reading, sample_keys
+from penstock.order import derive_key
+from penstock.order.keys import Keys
 from penstock.registry import unknown_name
 
+IGNORED = -100  # the label that torch's losses and Hugging Face's models leave out
+SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # of the chosen tokens; the rest is not changed
 SIDES = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
-FILLS = {"special_tokens_mask": 1}  # at padding; every other field with a value per token: 0
+FILLS = {"special_tokens_mask": 1}  # at padding; 0 for every other field with a value per token
 
 
 class TextCollator:
-    """Batches of ``input_ids``, ``attention_mask`` and ``labels``, int64, one row per sample.
+    """Collator that returns ``input_ids``, ``attention_mask`` and ``labels`` as int64.
 
     A sample is a dict with ``input_ids`` (a list, array or tensor) or with raw text (``text``, or
-    what ``text_field`` or the task's ``input_fields`` name), the ids or the text alone, or a
-    tuple ``(ids, label)``. Masks come from lengths, so a real token that equals the padding stays.
+    the field named by ``text_field`` or the task's ``input_fields``); the ids or the text alone; or
+    a tuple ``(ids, label)``. Masks are computed from lengths, so a token that equals the padding
+    is not masked.
 
-    Labels follow the task: the tokens themselves for causal LM; the hidden tokens for masked LM
-    (80 % masked, 10 % random, 10 % as they are); classes for classification; for seq2seq the
-    target sequence, with ``decoder_input_ids`` shifted right. Labels that samples bring along are
-    kept, and without a task they decide what it is. Other fields are batched as they are.
+    Labels depend on the task: the tokens themselves for causal LM; the hidden tokens for masked LM
+    (80 % masked, 10 % random, 10 % unchanged); classes for classification; for seq2seq the target
+    sequence, with ``decoder_input_ids`` shifted right. Labels in the samples are used, and without
+    a task they decide which task it is. Other fields are batched as they are.
 
     Args:
-        tokenizer: anything with ``pad_token_id``; masked LM also needs ``mask_token_id``,
-            ``vocab_size`` and ``all_special_ids``, raw text a call or ``encode``.
-        mlm: masked instead of causal LM; a task of type ``masked_lm`` says so too.
-        mlm_probability: the share of tokens that is hidden.
-        padding_side: ``right`` or ``left``, whatever the tokenizer's own is.
-        task_spec: what to train; its ``max_seq_len`` cuts longer rows.
-        label_padding: the label at padding; ``"token"`` puts the padding's id there.
-        pad_to_multiple_of: rows are made a multiple of so many tokens long.
-        max_length: tokens kept of a row; wins over the task's ``max_seq_len``.
-        text_field: the field of raw text.
-        seed: of the masked LM draws; None takes the loader's (see `batch_keys`).
+        tokenizer: Any object with ``pad_token_id``. Masked LM also needs ``mask_token_id``,
+            ``vocab_size`` and ``all_special_ids``; raw text needs a call or ``encode``.
+        mlm: Masked instead of causal LM; implied by a task of type ``masked_lm``.
+        mlm_probability: The share of tokens that is hidden.
+        padding_side: ``right`` or ``left``; the tokenizer's own setting is not used.
+        task_spec: The task; its ``max_seq_len`` cuts longer rows.
+        label_padding: The label at padding; ``"token"`` uses the padding's id.
+        pad_to_multiple_of: The length of the rows is a multiple of this number of tokens.
+        max_length: Maximum tokens per row; takes precedence over the task's ``max_seq_len``.
+        text_field: The field of raw text.
+        seed: Seed of the masked LM draws; None uses the loader's seed.
 
     >>> class Tokenizer:
     ...     pad_token_id = 0
@@ -85,115 +102,133 @@ class TextCollator:
         if tokenizer is None:
             raise ConfigError("tokenizer required: a text collator pads with its pad_token_id")
         task_type = None if task_spec is None else task_spec.task_type
-        hint = None if task_spec is None else task_spec.input_schema.get("max_seq_len")
         special = {} if task_spec is None else task_spec.special_tokens
+        if max_length is None and task_spec is not None:
+            max_length = task_spec.input_schema.get("max_seq_len")
         self.tokenizer, self.task_spec = tokenizer, task_spec
-        mlm = flag("mlm", mlm, error=ConfigError)
-        self.mlm, self.mlm_probability = mlm or task_type == "masked_lm", mlm_probability
+        self.mlm = flag("mlm", mlm, error=ConfigError) or task_type == "masked_lm"
+        if self.mlm and task_type in (*CLASSIFYING, "seq2seq"):
+            raise ConfigError(f"mlm=True does not fit a task of type {task_type!r}")
         self.task_type = "masked_lm" if self.mlm else task_type
-        self.padding_side, self.label_padding = padding_side, label_padding
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self.max_length = hint if max_length is None else max_length
+        self.mlm_probability = real_number(
+            "mlm_probability", mlm_probability, minimum=0, maximum=1, error=ConfigError
+        )
+        if isinstance(padding_side, str) and padding_side not in SIDES:
+            raise ConfigError(unknown_name("padding_side", padding_side, SIDES))
+        self.padding_side = choice("padding_side", padding_side, SIDES, error=ConfigError)
+        self.label_padding = _checked_label_padding(label_padding)
+        for name, size in (("max_length", max_length), ("pad_to_multiple_of", pad_to_multiple_of)):
+            if size is not None:
+                whole_number(name, size, minimum=1, unit="token", error=ConfigError)
+        self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
+        if text_field is not None:
+            text("text_field", text_field, error=ConfigError)
+        if seed is not None:
+            whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED, error=ConfigError)
         self.text_field, self.seed = text_field, seed
-        _check(self, task_type)
         self._pad_id = padding_id(tokenizer, special)
         self._start_id = start_id(tokenizer, special, self._pad_id)
         self._fill = label_padding if isinstance(label_padding, int) else self._pad_id
         self._vocabulary = vocabulary_of(tokenizer) if self.mlm else None
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The batch of ``samples``."""
-        columns = columns_of(samples, ("input_ids", "labels"))
-        columns = tokenised(
-            columns,
+        """Return the batch of ``samples``."""
+        columns = tokenize_columns(
+            columns_of(samples, ("input_ids", "labels")),
             self.tokenizer,
             text_field=self.text_field,
             input_fields=[] if self.task_spec is None else self.task_spec.input_fields,
             limit=self.max_length,
         )
-        text = self._padded(columns)
-        batch = {"input_ids": text.ids, "attention_mask": text.real.astype(np.int64)}
-        if not text.seen.all():
-            batch["attention_mask"] = spread(text.seen.astype(np.int64), text.real, 0)
-        labels = self._masked(columns, text) if self.mlm else self._labelled(columns, text)
-        return {name: _tensor(each) for name, each in (batch | labels).items()} | {
-            name: self._other(name, values, text) for name, values in columns.items()
+        padded = self._pad(columns)
+        batch = {"input_ids": padded.ids, "attention_mask": padded.mask.astype(np.int64)}
+        if not padded.seen.all():
+            batch["attention_mask"] = fill_mask(padded.seen.astype(np.int64), padded.mask, 0)
+        batch |= self._hide_tokens(columns, padded) if self.mlm else self._labels(columns, padded)
+        return {name: torch.as_tensor(each) for name, each in batch.items()} | {
+            name: self._other_field(name, values, padded) for name, values in columns.items()
         }
 
-    def _padded(self, columns: Columns) -> PaddedText:
-        tokens = self._ragged(columns.pop("input_ids"), "input_ids")
+    def _pad(self, columns: Columns) -> PaddedTokens:
+        tokens = self._rows(columns.pop("input_ids"), "input_ids")
         seen = np.ones(len(tokens.flat), bool)
         if "attention_mask" in columns:
             seen = self._per_token(columns.pop("attention_mask"), tokens, "attention_mask") != 0
-        pad = own_pad(self.tokenizer)
+        pad = custom_pad(self.tokenizer)
         if pad is not None and self.pad_to_multiple_of is None:
-            ids, real = pad_with(self.tokenizer, pad, tokens, self.padding_side)
-            return PaddedText(tokens, seen, ids, real)
-        width = width_of(tokens.lengths, self.pad_to_multiple_of)
-        real = real_places(tokens.lengths, width, self.padding_side)
-        return PaddedText(tokens, seen, spread(tokens.flat, real, self._pad_id), real)
+            ids, mask = pad_with(self.tokenizer, pad, tokens, self.padding_side)
+        else:
+            mask = tokens.padded_mask(self.padding_side, self.pad_to_multiple_of)
+            ids = fill_mask(tokens.flat, mask, self._pad_id)
+        return PaddedTokens(tokens, seen, ids, mask)
 
-    def _labelled(self, columns: Columns, text: PaddedText) -> dict[str, Any]:
-        """What the task adds to the batch: its labels, or nothing where samples have no target."""
-        target = self._target(columns)
-        if self.task_type == "seq2seq":
-            return {} if target is None else self._decoder(columns, target)
-        if self.task_type in CLASSIFYING:
-            return {} if target is None else {"labels": label_tensor(target)}
+    def _labels(self, columns: Columns, padded: PaddedTokens) -> dict[str, Any]:
+        """Return the labels of the task; nothing where it needs targets and samples have none."""
+        is_lm, flat = self.task_type == "lm", padded.rows.flat
+        if is_lm and "label" in columns and not is_sequence(columns["label"][0]):
+            target = columns.pop("labels", None)  # "label" is a class that the LM does not use
+        else:
+            target = take_target(columns, self.task_spec)
         if target is None:
-            kept = self.label_padding == "token"
-            return {"labels": causal_labels(text, fill=self._fill, fill_unseen=not kept)}
-        if is_sequence(target[0]):
-            flat = self._per_token(target, text.tokens, "labels")
-            return {"labels": spread(flat, text.real, self._fill)}
-        if self.task_type == "lm":
+            if self.task_type in (*CLASSIFYING, "seq2seq"):
+                return {}
+            if self.label_padding != "token":
+                flat = np.where(padded.seen, flat, self._fill)
+            return {"labels": fill_mask(flat, padded.mask, self._fill)}
+        if self.task_type == "seq2seq":
+            return self._decoder(columns, target)
+        if self.task_type not in CLASSIFYING and is_sequence(target[0]):
+            flat = self._per_token(target, padded.rows, "labels")
+            return {"labels": fill_mask(flat, padded.mask, self._fill)}
+        if is_lm:
             raise CollateError(
                 "the task is 'lm' but the samples have one class each under 'labels': name the "
                 "task 'classification', or leave that field out"
             )
         return {"labels": label_tensor(target)}
 
-    def _target(self, columns: Columns) -> list[Any] | None:
-        if self.task_type == "lm" and "label" in columns and not is_sequence(columns["label"][0]):
-            return columns.pop("labels", None)  # a class beside the text that is to be modelled
-        return take_target(columns, self.task_spec)
-
-    def _masked(self, columns: Columns, text: PaddedText) -> dict[str, Any]:
+    def _hide_tokens(self, columns: Columns, padded: PaddedTokens) -> dict[str, Any]:
         assert self._vocabulary is not None
         columns.pop("labels", None)
-        special = None
         if "special_tokens_mask" in columns:
             rows = columns.pop("special_tokens_mask")
-            special = self._per_token(rows, text.tokens, "special_tokens_mask") != 0
-        keys = batch_keys(len(text.ids), "mlm", seed=self.seed)
-        share = self.mlm_probability
-        ids, labels = masked_text(text, special, keys, share=share, vocabulary=self._vocabulary)
-        return {"input_ids": ids, "labels": labels}
+            special = self._per_token(rows, padded.rows, "special_tokens_mask") != 0
+        else:
+            special = np.isin(padded.rows.flat, self._vocabulary.special_ids)
+        shown_ids, labels = hide_tokens(
+            padded.rows,
+            padded.seen & ~special,
+            batch_keys(len(padded.ids), "mlm", seed=self.seed),
+            share=self.mlm_probability,
+            vocabulary=self._vocabulary,
+        )
+        ids = padded.ids.copy()
+        ids[padded.mask] = shown_ids
+        return {"input_ids": ids, "labels": fill_mask(labels, padded.mask, IGNORED)}
 
     def _decoder(self, columns: Columns, target: list[Any]) -> dict[str, Any]:
         if isinstance(target[0], str):
             encoded = encode(self.tokenizer, target, limit=self.max_length, target=True)
             target = encoded["input_ids"]
-        labels, inputs = decoder_text(
-            self._ragged(target, "labels"),
-            start=self._start_id,
-            pad=self._pad_id,
-            fill=self._fill,
-            multiple=self.pad_to_multiple_of,
+        # a decoder reads from the start, so its rows are always padded on the right
+        rows = self._rows(target, "labels")
+        labels = fill_mask(
+            rows.flat, rows.padded_mask("right", self.pad_to_multiple_of), self._fill
         )
         if "decoder_input_ids" in columns:
-            given = self._ragged(columns.pop("decoder_input_ids"), "decoder_input_ids")
-            width = width_of(given.lengths, self.pad_to_multiple_of)
-            inputs = spread(given.flat, real_places(given.lengths, width, "right"), self._pad_id)
-        return {"decoder_input_ids": inputs, "labels": labels}
+            rows = self._rows(columns.pop("decoder_input_ids"), "decoder_input_ids")
+        else:
+            rows = shift_right(rows, start=self._start_id, pad=self._pad_id)
+        mask = rows.padded_mask("right", self.pad_to_multiple_of)
+        return {"decoder_input_ids": fill_mask(rows.flat, mask, self._pad_id), "labels": labels}
 
-    def _ragged(self, rows: Sequence[Any], path: str) -> Ragged:
+    def _rows(self, rows: Sequence[Any], path: str) -> TokenRows:
         side: Side = getattr(self.tokenizer, "truncation_side", "right")
-        return ragged(rows, path, limit=self.max_length, side=side)
+        return token_rows(rows, path, limit=self.max_length, side=side)
 
-    def _per_token(self, rows: Sequence[Any], tokens: Ragged, path: str) -> Tokens:
-        """A field with one value for each token, flat."""
-        other = self._ragged(rows, path)
+    def _per_token(self, rows: Sequence[Any], tokens: TokenRows, path: str) -> Tokens:
+        """Return a field with one value per token, concatenated."""
+        other = self._rows(rows, path)
         for number in np.flatnonzero(other.lengths != tokens.lengths)[:1].tolist():
             raise CollateError(
                 f"sample {number} has {tokens.lengths[number]} tokens but {path!r} of length "
@@ -201,40 +236,105 @@ class TextCollator:
             )
         return other.flat
 
-    def _other(self, name: str, values: list[Any], text: PaddedText) -> Any:
-        if is_rows_of_ints(values):
-            other = self._ragged(values, name)
-            if np.array_equal(other.lengths, text.tokens.lengths):
-                return _tensor(spread(other.flat, text.real, FILLS.get(name, 0)))
+    def _other_field(self, name: str, values: list[Any], padded: PaddedTokens) -> Any:
+        if are_token_rows(values):
+            other = self._rows(values, name)
+            if np.array_equal(other.lengths, padded.rows.lengths):
+                return torch.from_numpy(fill_mask(other.flat, padded.mask, FILLS.get(name, 0)))
         return collate_values(values, name)
 
 
-def _check(collator: TextCollator, task_type: str | None) -> None:
-    if isinstance(collator.padding_side, str) and collator.padding_side not in SIDES:
-        raise ConfigError(unknown_name("padding_side", collator.padding_side, SIDES))
-    choice("padding_side", collator.padding_side, SIDES, error=ConfigError)
-    real_number(
-        "mlm_probability", collator.mlm_probability, minimum=0, maximum=1, error=ConfigError
-    )
-    if collator.mlm and task_type in (*CLASSIFYING, "seq2seq"):
-        raise ConfigError(f"mlm=True does not fit a task of type {task_type!r}")
-    if not isinstance(collator.label_padding, str) or collator.label_padding != "token":
-        try:
-            whole_number("label_padding", collator.label_padding)
-        except PlanError as error:
-            found = shown(collator.label_padding)
-            raise ConfigError(
-                f"label_padding must be an integer or 'token', got {found}"
-            ) from error
-    for name in ("max_length", "pad_to_multiple_of"):
-        size = getattr(collator, name)
-        if size is not None:
-            whole_number(name, size, minimum=1, unit="token", error=ConfigError)
-    if collator.text_field is not None:
-        text("text_field", collator.text_field, error=ConfigError)
-    if collator.seed is not None:
-        whole_number("seed", collator.seed, minimum=0, maximum=LARGEST_SEED, error=ConfigError)
+@dataclass(frozen=True, slots=True)
+class PaddedTokens:
+    """Rows of tokens, and the padded batch of them.
+
+    Args:
+        rows: The tokens.
+        seen: One value per token of ``rows.flat``: False where the sample's own attention mask
+            hides it (padding that the sample was stored with).
+        ids: The padded batch.
+        mask: True where ``ids`` holds a token.
+    """
+
+    rows: TokenRows
+    seen: Mask
+    ids: Tokens
+    mask: Mask
 
 
-def _tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+def _checked_label_padding(value: Any) -> Any:
+    if isinstance(value, str) and value == "token":
+        return value
+    try:
+        whole_number("label_padding", value)
+    except PlanError as error:
+        raise ConfigError(
+            f"label_padding must be an integer or 'token', got {shown(value)}"
+        ) from error
+    return value
+
+
+def shift_right(rows: TokenRows, *, start: int, pad: int) -> TokenRows:
+    """Return the inputs of a decoder: ``start``, then the targets without the last one.
+
+    >>> targets = TokenRows(np.array([5, 6, 7, 8]), np.array([3, 1]))
+    >>> shift_right(targets, start=1, pad=0).flat
+    array([1, 5, 6, 1])
+    """
+    inputs = np.empty_like(rows.flat)
+    inputs[1:] = rows.flat[:-1]
+    inputs[rows.starts()[rows.lengths > 0]] = start
+    inputs[inputs == IGNORED] = pad  # a target without a loss is still an input
+    return TokenRows(inputs, rows.lengths)
+
+
+def hide_tokens(
+    tokens: TokenRows, allowed: Mask, keys: Keys, *, share: float, vocabulary: Vocabulary
+) -> tuple[Tokens, Tokens]:
+    """Return the tokens that a masked LM sees, and its labels: -100 where nothing is hidden.
+
+    Each allowed token is chosen with probability ``share``. Of the chosen ones, 80 % become the
+    mask, 10 % a random token, and 10 % stay. A draw depends only on the key of the row and the
+    position in it, not on padding or on the other rows of the batch.
+    """
+    draws = np.asarray(derive_key(np.repeat(keys, tokens.lengths), tokens.positions()))
+    chosen = np.flatnonzero(allowed & (_unit_interval(draws) < share))
+    originals = tokens.flat[chosen]
+    labels = np.full(len(tokens.flat), IGNORED, np.int64)
+    labels[chosen] = originals
+
+    kind = _unit_interval(np.asarray(derive_key(draws[chosen], 1)))
+    others = np.asarray(derive_key(draws[chosen], 2)) % np.uint64(vocabulary.size)
+    replaced = np.where(kind < SHOWN_AS_MASK, vocabulary.mask_id, others.astype(np.int64))
+    seen = tokens.flat.copy()
+    seen[chosen] = np.where(kind < SHOWN_AS_MASK + SHOWN_AS_RANDOM, replaced, originals)
+    return seen, labels
+
+
+def _unit_interval(draws: Keys) -> npt.NDArray[np.float64]:
+    """Return draws of 64 bits as floats in [0, 1)."""
+    return (draws >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
+
+
+def batch_keys(count: int, purpose: str, *, seed: int | None) -> Keys:
+    """Return one key for each of the batch's ``count`` samples.
+
+    In a Penstock loader the keys depend on (seed, epoch, sample): the draws are the same with any
+    number of workers or ranks, any batch size, and after a resume. Elsewhere, or where the dataset
+    returned another number of samples than requested, a sample counts as its position in the batch,
+    so that equal calls draw equally.
+
+    Args:
+        count: Samples in the batch.
+        purpose: What the keys are for; other purposes get other keys.
+        seed: None uses the loader's seed, or 0 outside of a loader.
+
+    >>> batch_keys(2, "mask", seed=7).tolist() == batch_keys(3, "mask", seed=7).tolist()[:2]
+    True
+    """
+    reading = current_reading()
+    if reading is None:
+        return sample_keys(np.arange(count), purpose, seed=seed)
+    if len(reading.samples) != count:
+        return sample_keys(np.arange(count), purpose, int(reading.samples[0]), seed=seed)
+    return sample_keys(reading.samples, purpose, seed=seed)

@@ -1,26 +1,33 @@
-"""The vision collator: images to one scaled and normalised batch."""
+"""The vision collator: images become one scaled and normalised batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from penstock.arguments import array_of, flag, real_number, shown
-from penstock.collate.columns import Columns, columns_of
-from penstock.collate.default import collate_values
-from penstock.collate.errors import CollateError
-from penstock.collate.images import image_tensors
-from penstock.collate.labels import label_tensor, take_target
-from penstock.collate.stacking import batch_memory
+from penstock.collate.default import (
+    CollateError,
+    at,
+    batch_memory,
+    collate_values,
+    columns_of,
+    describe,
+    label_tensor,
+    take_field,
+    take_target,
+    tensor_of,
+)
 from penstock.collate.task_spec import TaskSpec, check_task_spec
 from penstock.errors import ConfigError
 from penstock.registry import Registry
 
 PerChannel: TypeAlias = tuple[float, ...]
 
-# name -> mean and std of the data set's channels, of values in [0, 1]. Add your own.
+# Mean and std of each channel of well-known datasets, for values in [0, 1]; users may add theirs.
 NORMALIZATIONS: Registry[tuple[PerChannel, PerChannel]] = Registry(
     "normalization",
     {
@@ -30,25 +37,29 @@ NORMALIZATIONS: Registry[tuple[PerChannel, PerChannel]] = Registry(
 )
 FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0, torch.bool: 1.0}
 FIELDS = ("pixel_values", "image", "img")
+CHANNELS = (1, 3, 4)  # sizes that a dimension of channels may have
+DIRECT_MODES = ("L", "RGB", "F", "I;16")  # PIL modes whose pixels are used without conversion
 
 
 class VisionCollator:
-    """Batches of ``pixel_values`` (B, C, H, W) and, where samples have them, ``labels``.
+    """Collator that returns ``pixel_values`` (B, C, H, W) and, where samples have them, ``labels``.
 
-    A sample is a dict with an image under ``pixel_values``, ``image`` or ``img`` (or what the
-    task's ``input_fields`` name) and a label under ``labels`` or ``label``, a tuple
-    ``(image, label)``, or an image. Images are PIL images, arrays or tensors, grey or RGB,
-    channels first or last, all of one size. Integers are scaled to [0, 1] and become float32,
-    whether or not they are normalised; floats keep their dtype.
+    A sample is a dict with an image under ``pixel_values``, ``image`` or ``img`` (or a field named
+    in the task's ``input_fields``) and a label under ``labels`` or ``label``; a tuple
+    ``(image, label)``; or an image. Images are PIL images, arrays or tensors, grey or RGB,
+    channels first or last, all of the same size. Integers become float32 in [0, 1], with or
+    without normalisation; floats keep their dtype.
 
-    Labels are int64 classes; of a ``vision_multilabel`` task float32 vectors.
+    Labels are int64 classes, or float32 vectors for a ``vision_multilabel`` task.
 
     Args:
-        normalize: True or a name (``"imagenet"``, ``"cifar10"``): subtract mean, divide by std.
-            True without ``mean`` and ``std`` is ImageNet. Grey images use the first channel's.
-        mean: one value per channel, of values in [0, 1]; wins over the name.
-        std: likewise.
-        task_spec: its ``preprocessing_config`` (normalize, mean, std) wins over the arguments.
+        normalize: True or a name (``"imagenet"``, ``"cifar10"``): subtract the mean and divide by
+            the std. True without ``mean`` and ``std`` uses ImageNet's. Grey images use the values
+            of the first channel.
+        mean: One value per channel, for values in [0, 1]; takes precedence over the name.
+        std: Like ``mean``.
+        task_spec: Its ``preprocessing_config`` (normalize, mean, std) takes precedence over the
+            arguments.
 
     >>> batch = VisionCollator("cifar10")([(torch.zeros(3, 2, 2, dtype=torch.uint8), 7)])
     >>> batch["pixel_values"].shape, batch["labels"]
@@ -80,96 +91,97 @@ class VisionCollator:
         self.task_spec = task_spec
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The batch of ``samples``."""
+        """Return the batch of ``samples``."""
+        spec = self.task_spec
         columns = columns_of(samples, ("pixel_values", "labels"))
-        images = self._images(columns)
-        target = take_target(columns, self.task_spec)
+        named = () if spec is None else tuple(spec.input_fields)
+        images = image_tensors(
+            take_field(columns, (*named, *FIELDS), "image"),
+            channels_first=None if spec is None else spec.input_schema.get("channels_first"),
+        )
+        target = take_target(columns, spec)
         batch: dict[str, Any] = {"pixel_values": self._pixels(images)}
         if target is not None:
-            task_type = None if self.task_spec is None else self.task_spec.task_type
-            batch["labels"] = label_tensor(target, multilabel=task_type == "vision_multilabel")
+            multilabel = spec is not None and spec.task_type == "vision_multilabel"
+            batch["labels"] = label_tensor(target, multilabel=multilabel)
         return batch | {name: collate_values(each, name) for name, each in columns.items()}
-
-    def _images(self, columns: Columns) -> list[torch.Tensor]:
-        spec = self.task_spec
-        wanted = FIELDS if spec is None else (*spec.input_fields, *FIELDS)
-        hint = None if spec is None else spec.input_schema.get("channels_first")
-        for name in wanted:
-            if name in columns:
-                images = image_tensors(columns.pop(name), channels_first=hint)
-                _check_alike(images)
-                return images
-        raise CollateError(
-            f"no image in samples with the fields {sorted(map(str, columns))}: give it under "
-            f"one of {', '.join(dict.fromkeys(wanted))}"
-        )
 
     def _pixels(self, images: list[torch.Tensor]) -> torch.Tensor:
         first = images[0]
-        if not first.is_floating_point() and first.dtype not in FULL_SCALE:
+        scale = FULL_SCALE.get(first.dtype)
+        if scale is None and not first.is_floating_point():
             raise CollateError(
                 f"pixel_values are {first.dtype}, whose full scale is unknown: give uint8, "
                 "uint16, or floats in [0, 1]"
             )
-        dtype = first.dtype if first.is_floating_point() else torch.float32
-        pixels = _memory((len(images), *first.shape), dtype, first.device)
-        _fill(pixels, images, self._channels(first), FULL_SCALE.get(first.dtype))
+        dtype = torch.float32 if scale is not None else first.dtype
+        pixels = batch_memory((len(images), *first.shape), dtype, first.device)
+        scale_by = scale or 1.0
+        mean, std = self._normalization(first) if self.normalize else ((0.0,), (1.0,))
+        offset, unit = (
+            _as_array(torch.tensor([scale_by * v for v in values], dtype=torch.float64).to(pixels))
+            for values in (mean, std)
+        )
+        # image by image: each is still in the cache for the next operation
+        for pixel, image in zip(_as_array(pixels), images, strict=True):
+            pixel[...] = image
+            if self.normalize:
+                pixel -= offset.reshape(-1, 1, 1)
+            if self.normalize or scale is not None:
+                pixel /= unit.reshape(-1, 1, 1)
         return pixels
 
-    def _channels(self, image: torch.Tensor) -> tuple[PerChannel, PerChannel] | None:
-        if not self.normalize:
-            return None
+    def _normalization(self, image: torch.Tensor) -> tuple[PerChannel, PerChannel]:
         channels = image.shape[0]
-        if channels == 1:
-            return self.mean[:1], self.std[:1]
-        if channels != len(self.mean):
+        if channels not in (1, len(self.mean)):
             raise CollateError(
                 f"Number of channels ({channels}) doesn't match mean and std of "
                 f"{len(self.mean)}: give one value per channel, or normalize=False"
             )
-        return self.mean, self.std
+        return self.mean[:channels], self.std[:channels]
 
 
-def _fill(
-    pixels: torch.Tensor,
-    images: list[torch.Tensor],
-    normalization: tuple[PerChannel, PerChannel] | None,
-    full_scale: float | None,
-) -> None:
-    """Scale and normalise image by image, so that each is still in the cache for every step."""
-    mean, std = normalization or ((0.0,), (1.0,))
-    full = full_scale or 1.0
-    offset, unit = (
-        _worked_on(torch.tensor([full * each for each in values], dtype=torch.float64).to(pixels))
-        for values in (mean, std)
-    )
-    for pixel, image in zip(_worked_on(pixels), images, strict=True):
-        pixel[...] = image
-        if normalization is not None:
-            pixel -= offset.reshape(-1, 1, 1)
-        if normalization is not None or full_scale is not None:
-            pixel /= unit.reshape(-1, 1, 1)
+def _as_array(tensor: torch.Tensor) -> Any:
+    """Return the tensor's memory as an array, where numpy supports its device and dtype.
 
-
-def _worked_on(tensor: torch.Tensor) -> Any:
-    """The same memory as an array, where numpy is at home in it.
-
-    On one image numpy's single thread is as fast as torch's pool on idle cores, and many times
-    faster than the pool when it has to fight for them.
+    For one image, numpy's single thread is as fast as torch's thread pool on idle cores, and many
+    times faster than the pool on busy ones.
     """
-    at_home = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-    return tensor.numpy() if at_home else tensor
+    supported = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+    return tensor.numpy() if supported else tensor
 
 
-def _memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return batch_memory(shape, dtype)
-    return torch.empty(shape, dtype=dtype, device=device)
+def _per_channel(name: str, given: Any, default: PerChannel) -> PerChannel:
+    if given is None:
+        return default
+    values = array_of(name, given, error=ConfigError)
+    if values.ndim > 1 or not values.size or values.dtype.kind not in "iuf":
+        raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
+    numbers = values.reshape(-1).tolist()
+    return tuple(real_number(name, each, error=ConfigError) for each in numbers)
 
 
-def _check_alike(images: list[torch.Tensor]) -> None:
-    first = images[0]
-    for number, image in enumerate(images):
+# -- images as tensors
+
+
+def image_tensors(images: Sequence[Any], *, channels_first: bool | None) -> list[torch.Tensor]:
+    """Return every image as a CxHxW tensor, sharing memory where possible; all must be alike.
+
+    PIL images that are neither grey nor RGB become RGB, and so do grey ones in a batch with
+    others. The channels of an array or tensor are the first or last dimension, the one whose size
+    is 1, 3 or 4.
+
+    Args:
+        images: PIL images, arrays or tensors.
+        channels_first: Where the channels are if both or neither dimension have such a size;
+            None: first in tensors, last in arrays.
+    """
+    if _is_pil(images[0]):
+        tensors = _pil_tensors(images)
+    else:
+        tensors = [_tensor(image, n, channels_first) for n, image in enumerate(images)]
+    first = tensors[0]
+    for number, image in enumerate(tensors):
         if image.shape != first.shape:
             raise CollateError(
                 f"Inconsistent pixel_values shapes: sample {number} is {tuple(image.shape)}, "
@@ -180,13 +192,44 @@ def _check_alike(images: list[torch.Tensor]) -> None:
                 f"sample {number} has pixel_values of {image.dtype}, sample 0 of {first.dtype}: "
                 "give all images of a batch in one dtype"
             )
+    return tensors
 
 
-def _per_channel(name: str, given: Any, usual: PerChannel) -> PerChannel:
-    if given is None:
-        return usual
-    values = array_of(name, given, error=ConfigError)
-    if values.ndim > 1 or not values.size or values.dtype.kind not in "iuf":
-        raise ConfigError(f"{name} needs one value per channel, got {shown(given)}")
-    numbers = values.reshape(-1).tolist()
-    return tuple(real_number(name, each, error=ConfigError) for each in numbers)
+def _is_pil(image: Any) -> bool:
+    # recognised by methods, because Pillow may not be installed
+    return hasattr(image, "convert") and hasattr(image, "getbands")
+
+
+def _pil_tensors(images: Sequence[Any]) -> list[torch.Tensor]:
+    for number, image in enumerate(images):
+        if not _is_pil(image):
+            raise CollateError(
+                f"{at('pixel_values', number)} is {describe(image)}, sample 0 has a PIL image"
+            )
+    modes = {i.mode if i.mode in DIRECT_MODES else "L" if i.mode == "1" else "RGB" for i in images}
+    mode = modes.pop() if len(modes) == 1 else "RGB"
+    arrays = [np.array(image if image.mode == mode else image.convert(mode)) for image in images]
+    tensors = map(torch.from_numpy, arrays)
+    return [t.unsqueeze(0) if t.ndim == 2 else t.permute(2, 0, 1) for t in tensors]
+
+
+def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tensor:
+    is_tensor = isinstance(image, torch.Tensor)
+    array = image if is_tensor else np.asarray(image)
+    if not is_tensor and array.dtype.kind not in "biuf":
+        raise CollateError(
+            f"{at('pixel_values', number)} is {describe(image)}: give a PIL image, an array or a "
+            "tensor"
+        )
+    tensor: torch.Tensor = image if is_tensor else tensor_of(array)
+    if tensor.ndim == 2:
+        return tensor.unsqueeze(0)
+    if tensor.ndim != 3:
+        raise CollateError(
+            f"{at('pixel_values', number)} has shape {tuple(tensor.shape)}: an image is CxHxW, "
+            "HxWxC or HxW"
+        )
+    first, last = tensor.shape[0] in CHANNELS, tensor.shape[2] in CHANNELS
+    if first == last:
+        first = is_tensor if channels_first is None else channels_first
+    return tensor if first else tensor.permute(2, 0, 1)

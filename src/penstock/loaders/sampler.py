@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from penstock.arguments import choice, flag, whole_number
-from penstock.loaders.base import current_topology
 from penstock.loaders.position import Position, check_epoch
-from penstock.loaders.seeds import HeldOrder, Seed
 from penstock.loaders.torch_loader import OwnedSampler
 from penstock.order import (
     BlockOrder,
@@ -24,6 +21,8 @@ from penstock.order import (
 )
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
+from penstock.ranks import ranks
+from penstock.seeds import Seed
 
 ORDERS: Final = ("shuffled", "sequential", "block")
 BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
@@ -53,8 +52,8 @@ class ChunkedSampler(Sampler[int]):
         self.dataset_size = whole_number("dataset_size", dataset_size, minimum=0)
         self.chunk_size = whole_number("chunk_size", chunk_size, minimum=1, unit="sample")
         self.shuffle = flag("shuffle", shuffle)
-        make = partial(make_order, shuffle=self.shuffle)
-        self._held = HeldOrder.following(Seed.of(seed), self.dataset_size, make)
+        self._seed = Seed.of(seed)
+        make_order(self.dataset_size, self._seed.value, shuffle=self.shuffle)  # refused here
         self.epoch = self.current_chunk = 0
 
     @property
@@ -64,7 +63,8 @@ class ChunkedSampler(Sampler[int]):
 
     @property
     def _order(self) -> Order:
-        return self._held(current_topology(None, None))
+        seed = self._seed.for_ranks(ranks())
+        return make_order(self.dataset_size, seed, shuffle=self.shuffle)
 
     @property
     def total_chunks(self) -> int:
@@ -78,7 +78,7 @@ class ChunkedSampler(Sampler[int]):
         """
         epoch, begin, end = self._span(chunk_idx)
         order = self._order
-        self._held.seed.settle("samples were delivered")
+        self._seed.settle("samples were delivered")
         return order.at(epoch, np.arange(begin, end))
 
     def _span(self, chunk: int) -> tuple[int, int, int]:
@@ -98,7 +98,7 @@ class ChunkedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         epoch, begin, end = self._span(self.current_chunk)
         order = self._order
-        self._held.seed.settle("samples were delivered")
+        self._seed.settle("samples were delivered")
         for at in range(begin, end, STRIDE):
             yield from order.at(epoch, np.arange(at, min(at + STRIDE, end))).tolist()
 
@@ -142,9 +142,9 @@ def order_named(kind: str, size: int, seed: int) -> Order:
 class RankSampler(OwnedSampler):
     """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
 
-    def __init__(self, dataset: Any, course: Position) -> None:
+    def __init__(self, dataset: Any, position: Position) -> None:
         super().__init__(dataset)
-        self.position = course
+        self.position = position
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -157,8 +157,8 @@ class RankSampler(OwnedSampler):
         return self.position.plan.rank
 
     def __iter__(self) -> Iterator[int]:
-        plan, course = self.position.plan, self.position
-        for batch in plan.walk(course.start, course.remaining):
+        position = self.position
+        for batch in position.plan.walk(position.start, position.remaining):
             yield from batch.samples.tolist()
 
     def __len__(self) -> int:

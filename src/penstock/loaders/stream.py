@@ -4,51 +4,49 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
-from penstock.loaders.base import Loader, Stream, current_topology
+from penstock.loaders.base import Loader, Stream
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
-from penstock.loaders.seeds import Seed
-from penstock.loaders.stream_arguments import (
+from penstock.loaders.stream_settings import (
+    StreamOrders,
     bad_blocks,
     brief,
     check_fields,
     check_samples,
     check_transform,
+    decoded_rows,
     one_of,
     opened,
     optional_number,
+    page,
     refuse_arguments,
+    warnings_of,
 )
-from penstock.loaders.stream_page import page, warnings_of
 from penstock.loaders.torch_loader import TorchLoader
-from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
+from penstock.order import BlockOrder, Cursor, Order, Plan
+from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
-from penstock.order.stored import StoredOrder
+from penstock.ranks import current_topology
+from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
-from penstock.sources.base import Field, MappedSource, Source
-from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES, Demand, usable_cores
-from penstock.streaming.geometry import Geometry, Resolved, Resolver
-from penstock.streaming.memory import Slots
-from penstock.streaming.pipeline import Pipeline
-from penstock.streaming.placing import Placer
-from penstock.streaming.replacing import BlockReplacing
-from penstock.streaming.segments import Segment, plan_parts
+from penstock.sources.base import Field
+from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
+from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
+from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
-
-Result = TypeVar("Result")
 
 
 class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
@@ -126,7 +124,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        self.chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -136,8 +134,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.shuffle = flag("shuffle", shuffle) and not evaluation
         self.drop_last = flag("drop_last", drop_last) and not evaluation
         self._bad_blocks = bad_blocks(on_error, quarantine)
-        self._threads = optional_number("threads", threads, minimum=1)
-        self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
+        threads = optional_number("threads", threads, minimum=1)
+        asked = Geometry(block_samples, window_blocks, lanes)
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
@@ -145,23 +143,31 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.samples = check_samples(self.source, self.steps)
         check_fields(self.source.fields)
         check_transform(transform, self.source.fields)
-        self._seed = drawn
-        self._chunk_rows = decoded_rows(self.source)
-        self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
-        self._slots: Slots | None = None
-        self._placed = Position(
-            weakly(self._order_for),
+        self._slots: BatchBuffers | None = None
+        self._orders = StreamOrders(
+            source=self.source,
+            samples=self.samples,
+            steps=self.steps,
+            shuffle=self.shuffle,
+            memory_budget=self.memory_budget,
+            asked=asked,
+            given_threads=threads,
+            chunk_rows=decoded_rows(self.source),
+            adopted=Geometry(),
+        )
+        self._position = Position(
+            self._orders,
+            samples=self.samples,
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
             drop_last=drop_last,
-            chunk=self.chunk_size,
+            chunk=chunk_size,
             limit=None,
             evaluation=evaluation,
-            fingerprint=weakly(self._data_fingerprint),
-            seed=self._seed,
+            fingerprint=self.source.fingerprint(),  # now: a state must not need storage later
+            seed=drawn,
         )
-        self._placed.replan()  # refuses what cannot be, now and not at the first batch
-        sampler = RankSampler(self.source, self._placed)
+        sampler = RankSampler(self.source, self._position)
         self._present(self.source, batch_size, sampler, drop_last=self.drop_last)
         for warning in warnings_of(self):
             log.warning("%s", warning)
@@ -169,17 +175,14 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def position(self) -> Position:
         """The plan and the position in it."""
-        return self._placed
+        return self._position
 
-    def _data_fingerprint(self) -> str:
-        return self._fingerprint
-
-    # -- what was given, resolved
+    # -- settings in use
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank's batch."""
-        return self._placed.batch
+        return self._position.batch
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:
@@ -193,17 +196,17 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def seed(self) -> int:
         """The seed in use: passed in, drawn at random, or restored from a state."""
-        return self._seed.value
+        return self._position.seed.value
 
     @property
     def rank(self) -> int:
         """This rank, of ``world_size``."""
-        return self._placed.plan.rank
+        return self._position.plan.rank
 
     @property
     def world_size(self) -> int:
         """Ranks there are now."""
-        return self._placed.plan.steps.world
+        return self._position.plan.steps.world
 
     @property
     def block_samples(self) -> int:
@@ -223,12 +226,17 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def geometry(self) -> Resolved:
         """Blocks, windows and lanes, each with its reason."""
-        return self._resolve(self._topology)
+        return self._orders.resolve(self.batch_size, self.world_size)
 
     @property
     def threads(self) -> int:
         """Reader threads: those asked for, or the usable cores, or what the storage needs."""
-        return self._threads or max(2, getattr(self.source, "in_flight", None) or usable_cores())
+        return self._orders.threads
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a storage chunk that a read decodes together; 0 where none are decoded."""
+        return self._orders.chunk_rows
 
     @property
     def collate(self) -> Callable[[Any], Any] | None:
@@ -238,44 +246,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def buffer_bytes(self) -> int:
         """Memory of all buffers and their bookkeeping, within ``memory_budget``."""
-        return self._resolver(self._topology).needed(self.geometry)
-
-    # -- geometry
-
-    @property
-    def _topology(self) -> Topology:
-        plan = self._placed.plan
-        return Topology(plan.rank, plan.steps.world)
-
-    def _demand(self, topology: Topology) -> Demand:
-        return Demand(
-            sum(field.nbytes for field in self.source.fields.values()),
-            self.steps,
-            self._placed.batch,
-            self._placed.batch * topology.world,
-            self.threads,
-            self._chunk_rows,
-        )
-
-    def _resolver(self, topology: Topology) -> Resolver:
-        return Resolver(
-            self._demand(topology),
-            self.samples,
-            self.source.block_samples,
-            self.memory_budget,
-            in_order=not self.shuffle,
-        )
-
-    def _resolve(self, topology: Topology) -> Resolved:
-        return self._resolver(topology).resolve(self._asked, self._adopted, ranks=topology.world)
-
-    def _order_for(self, topology: Topology) -> Order:
-        resolver, seed = self._resolver(topology), self._seed.for_ranks(topology.world)
-        resolved = resolver.check(self._asked, self._adopted, ranks=topology.world)
-        block, window, lanes = (choice.value for choice in resolved)
-        if self.shuffle:
-            return BlockOrder(self.samples, seed, block, window, lanes)
-        return StoredOrder(self.samples, seed, block=block, window=window)
+        resolver = self._orders.resolver(self.batch_size, self.world_size)
+        return resolver.needed(self.geometry)
 
     # -- state
 
@@ -287,24 +259,19 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         Block, window and lanes are adopted from it where none were given.
         """
         check_format(state_dict)
-        before, seed = self._adopted, self._seed.save()
+        before = self._orders.adopted
         try:
-            self._adopt(state_dict)
+            if self.shuffle and state_dict.get("order") == BlockOrder.kind:
+                names = ("block", "window", "lanes")
+                self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
+                self._position.rebuild_plan()
             super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
-            self._adopted = before
-            self._seed.go_back(seed)
-            self._placed.replan()
+            self._orders.adopted = before
+            self._position.rebuild_plan()
             if isinstance(error, PlanError):
                 raise StateError(f"the state does not fit this loader: {error}") from error
             raise
-
-    def _adopt(self, state: Mapping[str, Any]) -> None:
-        if self.shuffle and state.get("order") == BlockOrder.kind:
-            self._adopted = Geometry(*(state.get(name) for name in ("block", "window", "lanes")))
-        if not self._seed.given and isinstance(state.get("seed"), int):
-            self._seed.restore(state["seed"])
-        self._placed.replan()
 
     def set_batch_size(self, batch_size: int) -> None:
         """Use another batch size from the next ``iter()`` on; position and geometry stay.
@@ -313,14 +280,14 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             batch_size: Samples of this rank's batch.
         """
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        before = self._adopted
-        self._adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
+        before = self._orders.adopted
+        self._orders.adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
         try:
             super().set_batch_size(batch_size)
             self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
         except PlanError:
-            self._adopted = before
-            self._placed.replan()
+            self._orders.adopted = before
+            self._position.rebuild_plan()
             raise
 
     # -- executing
@@ -331,18 +298,18 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
-        placer = partial(
-            Placer,
+        reader = partial(
+            BlockReader,
             self.source,
             slots,
             block=min(order.block, order.size),
             steps=self.steps,
-            replacing=None if bad is None else BlockReplacing(order, bad),
+            replacement=None if bad is None else BlockReplacement(order, bad),
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             slots,
-            placer,
+            reader,
             threads=self.threads,
             name="read",
             what=brief(self.source),
@@ -354,16 +321,17 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
+    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
         """The batches' memory: that of the stream before, where it fits."""
-        count = self._demand(Topology(plan.rank, plan.steps.world)).slots(round_samples(plan.order))
         batch, slots = plan.steps.batch, self._slots
-        if slots is None or not slots.complete or (slots.batch, slots.count) != (batch, count):
+        demand = self._orders.demand(batch, plan.steps.world)
+        count = demand.slots(round_samples(plan.order))
+        if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
             self._slots = slots = None  # the old memory goes before the new one comes
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
             }
-            self._slots = slots = Slots(
+            self._slots = slots = BatchBuffers(
                 fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
             )
         return slots
@@ -378,30 +346,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         super().close()
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.forget()
+            slots.release_pages()
 
     def describe(self) -> str:
         """One readable page: order, how good the shuffle is, memory, and why."""
         return page(self)
-
-
-class weakly(Generic[Result]):
-    """A weakly bound method, so that a loader and its threads end when it is dropped.
-
-    Pickled and copied, it is bound to the copy of its loader.
-    """
-
-    def __init__(self, method: Callable[..., Result]) -> None:
-        self._method = weakref.WeakMethod(method)
-
-    def __call__(self, *args: Any) -> Result:
-        """What the method returns."""
-        method = self._method()
-        assert method is not None  # the caller belongs to the loader
-        return method(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return weakly, (self._method(),)
 
 
 def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:
@@ -419,13 +368,6 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 def stacked(field: Field, steps: int) -> Field:
     """The field of a sample that is ``steps`` consecutive rows."""
     return field if steps == 1 else replace(field, shape=(steps, *field.shape))
-
-
-def decoded_rows(source: Source) -> int:
-    """Rows that a read may decode together beside their place; 0 where none is decoded."""
-    few = min(len(source), 2 * source.block_samples + 1)
-    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
-    return 0 if in_place else min(source.block_samples, len(source))
 
 
 def round_samples(order: Order) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.arguments import flag
 from penstock.errors import SourceError
 from penstock.extensions import load_extensions
+from penstock.registry import did_you_mean
 from penstock.sources.advice import advice_for_file, advice_for_folder, advice_for_object
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source
@@ -20,7 +21,7 @@ from penstock.sources.combine import ConcatenatedSource, ZippedSource
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
 from penstock.sources.remote import open_remote
-from penstock.sources.requests import checked_names, did_you_mean
+from penstock.sources.requests import checked_names
 from penstock.sources.urls import is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.opening import is_zarr
@@ -144,7 +145,7 @@ def _from_mapping(where: Mapping[str, Any], chosen: Choices, options: Option) ->
         raise SourceError(f"fields are named by strings, got {wrong[0]!r}")
     for name in chosen.fields or ():
         if name not in where:
-            raise SourceError(f"no field {name!r} in the dict{did_you_mean(name, list(where))}")
+            raise SourceError(f"no field {name!r} in the dict{did_you_mean(name, where)}")
     kept = {name: where[name] for name in chosen.fields or where}
     inner = replace(chosen, fields=None)
     if all(isinstance(each, np.ndarray) or is_tensor(each) for each in kept.values()):

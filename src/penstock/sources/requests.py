@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, Field
 
 
@@ -117,15 +117,3 @@ def _check_buffer(
             f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
             f"reading {samples} samples needs ({samples} or more, *{field.shape}) of {field.dtype}"
         )
-
-
-def did_you_mean(name: str, known: Mapping[str, object] | list[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them.
-
-    >>> did_you_mean("voltge", ["voltage", "stimulus"])
-    ": did you mean 'voltage'?"
-    """
-    near = get_close_matches(str(name), list(known), n=1)
-    if near:
-        return f": did you mean {near[0]!r}?"
-    return f": it has {', '.join(repr(each) for each in known) or 'none'}"

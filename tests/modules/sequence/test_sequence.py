@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from penstock import ChunkedDataLoader, ConfigError, PlanError, StateError
-from penstock.collate.errors import CollateError
-from penstock.datamodules.sequence import (
+from penstock.collate import CollateError
+from penstock.datamodules import (
     ImageResolutionSequenceDataset,
     ResolutionSequenceDataset,
     SequenceDataset,

@@ -11,10 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import shown
-from penstock.domains.steering.layout import VARIANTS, did_you_mean
+from penstock.arguments import choice, shown
+from penstock.domains.steering.layout import VARIANTS
 from penstock.errors import ConfigError
 from penstock.order import Permutation, derive_key
+from penstock.registry import did_you_mean
 
 MODES: Final = ("fixed", "linear", "cosine")
 _NUMBERS: Final = {
@@ -64,10 +65,7 @@ class Curriculum:
             if key not in (known := ("mode", *_NUMBERS)):
                 raise ConfigError(f"curriculum has no key {shown(key)}{did_you_mean(key, known)}")
         mode = curriculum.get("mode", "linear")
-        if not isinstance(mode, str) or mode not in MODES:
-            raise ConfigError(
-                f"curriculum mode must be one of {MODES}, got {mode!r}{did_you_mean(mode, MODES)}"
-            )
+        choice("curriculum mode", mode, MODES, error=ConfigError)
         numbers = {
             key: _checked_number(key, curriculum[key]) for key in _NUMBERS.keys() & curriculum
         }

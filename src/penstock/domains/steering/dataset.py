@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.arguments import LARGEST_SEED, a_path, flag, shown, whole_number
+from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.domains.steering.config import read_config
 from penstock.domains.steering.curriculum import deal_variants
@@ -27,7 +27,6 @@ from penstock.domains.steering.layout import (
     SPLITS,
     VARIANTS,
     checked_split,
-    did_you_mean,
 )
 from penstock.domains.steering.reading import reading, resolve_format
 from penstock.domains.steering.schema import batch_schema
@@ -185,11 +184,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def force_steering(self, variant: str | None) -> None:
         """Give every pair this variant; None hands back to the curriculum."""
-        if variant is not None and (not isinstance(variant, str) or variant not in VARIANTS):
-            raise ConfigError(
-                f"steering must be one of {VARIANTS} or None, got {shown(variant)}"
-                f"{did_you_mean(variant, VARIANTS)}"
-            )
+        choice("steering", variant, (*VARIANTS, None), error=ConfigError)
         self._switches.forced = None if variant is None else VARIANTS.index(variant)
 
     def reload_negatives(self) -> None:

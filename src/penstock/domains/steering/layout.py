@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 
 import torch
 
-from penstock.arguments import shown
+from penstock.arguments import choice
 from penstock.errors import ConfigError
 
 CONFIG: Final = "config.json"
@@ -96,21 +95,6 @@ REFERENCES: Final = (
 )
 
 
-def did_you_mean(name: object, known: tuple[str, ...]) -> str:
-    """A closing question where one of ``known`` is meant, it seems; else nothing.
-
-    >>> did_you_mean("trian", SPLITS)
-    "; did you mean 'train'?"
-    """
-    close = get_close_matches(name, known, n=1) if isinstance(name, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def checked_split(split: str) -> str:
     """The split, refused where there is none of that name."""
-    if not isinstance(split, str) or split not in SPLITS:
-        raise ConfigError(
-            f"Split file not found: split must be one of {SPLITS}, got {shown(split)}"
-            f"{did_you_mean(split, SPLITS)}"
-        )
-    return split
+    return choice("Split file not found: split", split, SPLITS, error=ConfigError)

@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from penstock.arguments import shown
+from penstock.arguments import choice
 from penstock.checks import InvalidDataError
 from penstock.domains.steering.files import Ragged, brief, load_pt, plain, ragged
-from penstock.domains.steering.layout import HDF5, KEYWORDS, TABLES, Table, did_you_mean
+from penstock.domains.steering.layout import HDF5, KEYWORDS, TABLES, Table
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.extras import optional
 
@@ -158,11 +158,7 @@ def reading(directory: Path, storage_format: str) -> Iterator[Reader]:
 
 def resolve_format(directory: Path, storage_format: str) -> str:
     """The format asked for, or, for "auto", the one that is there; HDF5 first."""
-    if not isinstance(storage_format, str) or storage_format not in FORMATS:
-        raise ConfigError(
-            f"Invalid storage_format: must be one of {FORMATS}, got {shown(storage_format)}"
-            f"{did_you_mean(storage_format, FORMATS)}"
-        )
+    choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
     has_hdf5 = (directory / HDF5).is_file()
     has_pt = any((directory / table.file).is_file() for table in TABLES)
     if storage_format != "auto":

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.registry import did_you_mean
 from penstock.sources.base import Field
-from penstock.sources.requests import did_you_mean
 
 
 def fields_of(schema: Any, columns: Sequence[str] | None) -> dict[str, Field]:

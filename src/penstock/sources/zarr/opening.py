@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock.arguments import whole_number
 from penstock.errors import SourceError
-from penstock.sources.requests import did_you_mean
+from penstock.registry import did_you_mean
 from penstock.sources.zarr.attributes import packing
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray

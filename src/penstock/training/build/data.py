@@ -10,18 +10,19 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.datamodules.kinds import is_source
+from penstock.datamodules.inputs import is_source
 from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datamodules.splitting import check_share, split
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.loaders.base import ranks
-from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.loaders.position import order_factory
 from penstock.order import derive_key
+from penstock.ranks import ranks
+from penstock.seeds import Seed
 from penstock.sources import open_source
 from penstock.sources.base import Source
 from penstock.training.build.objects import Maker, located
@@ -65,12 +66,10 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
     chunks = loaders.chunks
     fixed = {
         "loader": {"batch_size": BATCH_SIZE} | loaders.options,
-        "train_chunk_size": chunks.train_chunk_size,
-        "val_chunk_size": chunks.val_chunk_size,
-        "chunk_seed": chunks.seed,
-        "chunk_shuffle": chunks.shuffle,
-        "chunk_order": chunks.order,
-        "val_cycle": chunks.val_cycle,
+    } | {
+        option.key: getattr(chunks, option.name)
+        for option in ChunkSettings.options()
+        if option.name not in ("cycle", "max_passes", "start_chunk")  # when training ends
     }
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):
@@ -251,10 +250,8 @@ class PartLoaders:
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
-        seed = Seed.of(self.chunks.seed)
-        order = HeldOrder.following(seed, len(data), self.chunks.order_of)
-        chunk = self._train_chunk(len(data))
-        return ChunkedDataLoader(data, self.batch_size, chunk, order=order, **options)
+        options |= {"order": order_factory(self.chunks.order_of), "seed": self.chunks.seed}
+        return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
 
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""
@@ -285,9 +282,7 @@ class PartLoaders:
 
     def _inferred(self, samples: int) -> int | None:
         """Return a whole partition in batches of this rank; None where nothing is chunked."""
-        if not self.chunks.sized:
-            return None
-        return -(-samples // (self.batch_size * ranks()))
+        return partition_batches(samples, self.batch_size, ranks()) if self.chunks.sized else None
 
     # -- streams
 

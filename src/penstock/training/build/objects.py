@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, PlanError, SourceError
 from penstock.extras import optional
-from penstock.registry import Registry, close_name, unknown_name
+from penstock.registry import Registry, close_name, did_you_mean, unknown_name
 from penstock.training.config import Settings
 
 RESERVED: Final = ("_name_", "_target_", "_partial_", "_args_", "_recursive_", "_convert_")
@@ -128,10 +128,9 @@ class Maker:
             return
         for name in wanted:
             if name not in known:
-                near = close_name(name, known)
-                meant = f"did you mean {near!r}?" if near else f"it takes {', '.join(known)}"
+                meant = did_you_mean(name, known, otherwise="it takes")
                 called = getattr(function, "__name__", function)
-                raise self.refused(f"{key}.{name}", f"{called} has no such parameter: {meant}")
+                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
 
     def _check_numbers(
         self, key: str, known: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]

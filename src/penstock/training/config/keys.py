@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.arguments import LARGEST_INTEGER
+from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 
 Section = dict[str, Any]
 
@@ -108,15 +109,19 @@ IGNORED_SECTIONS: Final = {  # of S4 and Hydra, with the reason
     "hydra": "the run directory is run_dir",
 }
 
+
+def _kind_of(option: ChunkOption) -> Kind:
+    if option.kind == "flag":
+        return YES_OR_NO
+    if option.kind == "choice":
+        return one_of(*option.choices)
+    return whole(option.minimum, option.unit).or_none()
+
+
 CHUNKS: Final[dict[str, Kind]] = {
-    "train_chunk_size": whole(1, "batch").or_none(),
-    "val_chunk_size": whole(1, "batch").or_none(),
-    "chunk_seed": INTEGER.or_none(),
-    "chunk_shuffle": YES_OR_NO,
-    "chunk_order": one_of("shuffled", "sequential", "block"),
-    "val_cycle": YES_OR_NO,
-    "cycle": YES_OR_NO,
-    "max_passes": whole(1, "pass").or_none(),
+    option.key: _kind_of(option)
+    for option in ChunkSettings.options()
+    if option.name != "start_chunk"  # on the command line: --chunk
 }
 TRAIN: Final[dict[str, Kind]] = CHUNKS | {
     "seed": INTEGER.or_none(),

@@ -19,12 +19,12 @@ from penstock.integrations.lightning.source import knows_its_place
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.metrics import bytes_of
 from penstock.order import Cursor, Steps, Topology
 from penstock.sizes import format_bytes
 from penstock.training.build import Job, build
 from penstock.training.build.data import flat_loaders
 from penstock.training.config import Settings
-from penstock.tuning.contents import bytes_of
 
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
@@ -207,8 +207,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
             )
         limit = job.trainer_kwargs.get("limit_train_batches")
         if limit is not None and limit != 1.0 and train.position.chunk is None:
-            train.position.limit = limit
-            train.position.replan()
+            train.position.use(limit=limit)
         validation = tuple(
             scoring_loader(each, settings, name="val_dataloader") if settings.sized else each
             for each in flat_loaders(data.val_dataloader())
@@ -223,7 +222,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
 def place(loader: Loader, rank: int, world: int) -> None:
     """Make a loader plan for a rank of a run that is not started."""
     if knows_its_place(loader):
-        loader.position._topology = lambda: Topology(rank, world)
+        loader.position.use(topology=Topology(rank, world))
 
 
 def world_of(trainer: dict[str, Any]) -> int:
