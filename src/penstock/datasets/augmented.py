@@ -26,7 +26,7 @@ from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
 from penstock.registry import unknown_name
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
-from penstock.transforms.compose import refuse_clamp
+from penstock.transforms.standardize import refuse_clamp
 
 CLASSES: Final = 31  # where a dataset does not tell how many it has
 _PARTS: Final = {"spec_augment_params": SpecAugment, "gaussian_noise_params": GaussianNoise}

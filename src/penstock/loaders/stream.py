@@ -33,20 +33,17 @@ from penstock.loaders.stream_settings import (
 )
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
+from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
-from penstock.order.stored import StoredOrder
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
 from penstock.sources.base import Field
-from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES
-from penstock.streaming.geometry import Geometry, Resolved
-from penstock.streaming.memory import Slots
-from penstock.streaming.pipeline import Pipeline
-from penstock.streaming.placing import Placer
-from penstock.streaming.replacing import BlockReplacing
-from penstock.streaming.segments import Segment, plan_parts
+from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
+from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
+from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -147,7 +144,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.samples = check_samples(self.source, self.steps)
         check_fields(self.source.fields)
         check_transform(transform, self.source.fields)
-        self._slots: Slots | None = None
+        self._slots: BatchBuffers | None = None
         self._orders = StreamOrders(
             source=self.source,
             samples=self.samples,
@@ -306,18 +303,18 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
-        placer = partial(
-            Placer,
+        reader = partial(
+            BlockReader,
             self.source,
             slots,
             block=min(order.block, order.size),
             steps=self.steps,
-            replacing=None if bad is None else BlockReplacing(order, bad),
+            replacement=None if bad is None else BlockReplacement(order, bad),
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             slots,
-            placer,
+            reader,
             threads=self.threads,
             name="read",
             what=brief(self.source),
@@ -329,17 +326,17 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
+    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
         """Return memory for the batches: that of the last stream if it fits."""
         batch, slots = plan.steps.batch, self._slots
         demand = self._orders.demand(batch, plan.steps.world)
         count = demand.slots(round_samples(plan.order))
-        if slots is None or not slots.complete or (slots.batch, slots.count) != (batch, count):
+        if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
             self._slots = slots = None  # freed before new memory is allocated
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
             }
-            self._slots = slots = Slots(
+            self._slots = slots = BatchBuffers(
                 fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
             )
         return slots
@@ -354,7 +351,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         super().close()
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.forget()
+            slots.release_pages()
 
     def describe(self) -> str:
         """Return one readable page: order, quality of the shuffle, memory, and the reasons."""

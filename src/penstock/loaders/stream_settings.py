@@ -15,15 +15,14 @@ from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.position import OrderRequest
 from penstock.order import BlockOrder, Order
-from penstock.order.stored import StoredOrder
+from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
 from penstock.sources.base import Field, MappedSource, Source
 from penstock.sources.combine import seams_of
-from penstock.streaming.budget import Demand, usable_cores
-from penstock.streaming.geometry import Geometry, Resolved, Resolver
-from penstock.streaming.replacing import BadBlocks
+from penstock.streaming.budget import Demand, Geometry, Resolved, Resolver, usable_cores
+from penstock.streaming.placement import BadBlocks
 from penstock.transforms.base import Transform
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.loaders.position import order_factory
 from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.datamodules.kinds import is_source
+from penstock.datamodules.inputs import is_source
 from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.order import derive_key
 from penstock.sources.base import Source
