@@ -1,4 +1,4 @@
-"""The worker processes of one iterator of torch's ``DataLoader``, from their start to their end."""
+"""The worker processes of one iterator of torch's ``DataLoader``: start, seeds and end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -23,17 +24,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import numpy as np
+import torch
+
+from penstock.keyed import Reading
+from penstock.order import derive_key
+
 UNGUARDED: Final = 86  # exit code of a worker whose main script starts workers when it is imported
 END_SECONDS: Final = 5.0  # for a worker to finish its batch when a loader is closed; then SIGKILL
 EXIT_SECONDS: Final = 1.0  # the same when the interpreter exits
 NOTICE_SECONDS: Final = 20.0  # from a SIGTERM of the system to a worker's end
-BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or for ever
+BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or never ends
 POLL_SECONDS: Final = 0.1  # between two looks at an interrupt while workers end
 STATES: Final = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running"}
 
 
 class WorkerContext(BaseContext):
-    """A multiprocessing context that keeps every process and queue made with it.
+    """A multiprocessing context that remembers every process and queue made with it.
 
     torch starts workers inside the constructor of its iterator: where that fails or is interrupted,
     the iterator is lost, and only this context can still end what was started. Used for one
@@ -47,9 +54,9 @@ class WorkerContext(BaseContext):
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             _exit_now(UNGUARDED)  # multiprocessing would raise, and print a page for each worker
         self._base = context if isinstance(context, BaseContext) else start_context(context)
-        self._name = self._base.get_start_method()  # BaseContext answers with it
+        self._name = self._base.get_start_method()  # returned by BaseContext.get_start_method
         self._owner = os.getpid()
-        self._queues: list[Any] = []
+        self._queues: list[Any] = []  # of results, then one of indices for each worker
         self._end = EndFlag(self._base)
         self._reports, self._report = self._base.Pipe(duplex=False)
         self._begun: set[int] = set()
@@ -63,7 +70,7 @@ class WorkerContext(BaseContext):
     # -- what torch asks for
 
     def Queue(self, maxsize: int = 0) -> Any:
-        """Return a queue of the start method: torch makes one for results, then one a worker."""
+        """Return a new queue of the start method."""
         self._queues.append(self._base.Queue(maxsize))
         return self._queues[-1]
 
@@ -100,7 +107,7 @@ class WorkerContext(BaseContext):
         """Wait until all workers have begun; False if one is stuck inside ``fork``.
 
         Seen in Python 3.11, right after collectives of gloo: a thread of a library held a lock of
-        the interpreter while another one forked, and the child waited for it for ever.
+        the interpreter while another one forked, and the child waited for it forever.
         """
         deadline = time.monotonic() + BEGIN_SECONDS
         sentinels = [process.sentinel for process in self.started]
@@ -115,13 +122,13 @@ class WorkerContext(BaseContext):
     # -- the end
 
     def kill(self) -> None:
-        """Kill the workers, and break off a read of what they sent, from any thread."""
+        """Kill the workers and interrupt a read of their results; may be called from any thread."""
         for process in self.started:
             process.kill()
         self._queues[0]._writer.close()  # the end of the pipe, once the workers are gone
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """End all processes, threads and pipes; an interrupt waits for that, not long.
+        """End all processes, threads and pipes; an interrupt is handled afterwards.
 
         Args:
             seconds: For workers to finish what they are reading; then they are killed.
@@ -131,7 +138,7 @@ class WorkerContext(BaseContext):
         with deferred_signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as came:
             self.ending.set()
             if hasattr(self.batches, "_pin_memory_thread"):
-                shut_down(self.batches)  # that thread first, while messages are still complete
+                end_workers(self.batches)  # that thread first, while messages are still complete
             self._ask_to_end()
             deadline = time.monotonic() + seconds
             while (ending := [p.sentinel for p in self.started if _can_end(p)]) and not (
@@ -143,7 +150,7 @@ class WorkerContext(BaseContext):
                     process.kill()
             for process in self.started:
                 process.join(END_SECONDS)
-            shut_down(self.batches)
+            end_workers(self.batches)
             if self.watch is not None and self.watch is not threading.current_thread():
                 self.watch.join()
             for queue in self._queues:
@@ -182,16 +189,16 @@ class EndFlag:
         self._reader, self._writer = context.Pipe(duplex=False)
 
     def set(self) -> None:
-        """Set it, for all processes."""
+        """Set the flag for all processes."""
         if not (self._writer.closed or self.is_set()):
-            self._writer.send_bytes(b"end")  # nobody reads it: it stays there to be seen
+            self._writer.send_bytes(b"end")  # never read: it stays visible to all
 
     def is_set(self) -> bool:
-        """Return whether it was set."""
+        """Return whether the flag was set."""
         return self._reader.closed or self._reader.poll()
 
     def close(self) -> None:
-        """Close the pipe, once no other process looks at it; the flag stays set."""
+        """Close the pipe after all other processes ended; the flag stays set."""
         self._reader.close()
         self._writer.close()
 
@@ -200,7 +207,7 @@ class Sent:
     """The arguments of a worker process, sent through memory where they are pickled.
 
     multiprocessing writes them to a pipe and blocks until the new process has imported everything
-    and reads: seconds for each worker, and for ever for a worker that was stopped.
+    and reads them: seconds for each worker, and forever for a worker that was stopped.
     """
 
     def __init__(self, value: Any) -> None:
@@ -228,8 +235,8 @@ def _received(memory: Any) -> Sent:
 def _run(sent: Sent) -> None:
     """The target of a worker process.
 
-    A terminal's Ctrl-C, and what a cluster sends to end a job, reaches workers too. It is meant for
-    the process that iterates: that one may want another batch, and ends its workers itself.
+    Ctrl-C in a terminal, and the signal a cluster sends to end a job, reach workers too. They are
+    meant for the process that iterates: it may want another batch, and ends its workers itself.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -240,7 +247,7 @@ def _run(sent: Sent) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have this process killed when the one that started it is gone, however that ended.
+    """Have this process killed when the process that started it ends for any reason.
 
     With ``forkserver`` that is not the parent of this process. The read end of a pipe that only the
     loader's process can write to ends with it. On Linux the kernel then sends SIGKILL, also to a
@@ -294,9 +301,9 @@ def _exit_now(code: int) -> None:
 
 @contextmanager
 def deferred_signals(*numbers: int) -> Iterator[dict[int, FrameType | None]]:
-    """A block that is completed before Python's handlers of these signals run.
+    """Return a context that completes before Python's handlers of these signals run.
 
-    Yields the signals that came so far. Threads other than the main one are never interrupted.
+    Yields the signals received so far. Threads other than the main one are never interrupted.
     """
     came: dict[int, FrameType | None] = {}
     handlers: dict[int, Any] = {}
@@ -313,14 +320,17 @@ def deferred_signals(*numbers: int) -> Iterator[dict[int, FrameType | None]]:
             handlers[number](number, came.pop(number))
 
 
-def shut_down(batches: Any) -> None:
-    """Have torch end an iterator of its own; nothing for other iterators."""
-    with suppress(RuntimeError):  # of torch's signal handler: that a worker is gone is fine
+def end_workers(batches: Any) -> None:
+    """End the processes behind an iterator of torch's own loader; ignore other iterators.
+
+    torch does so when the iterator is dropped, but the traceback of an error may hold it.
+    """
+    with suppress(RuntimeError):  # torch's signal handler reports a dead worker: expected here
         getattr(batches, "_shutdown_workers", lambda: None)()
 
 
 def state_of_process(pid: int | None) -> str:
-    """Return what a process is doing, in a word or two."""
+    """Return the state of a process in one or two words."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -333,7 +343,7 @@ def _can_end(process: BaseProcess) -> bool:
 
 
 def _close(queue: Any) -> None:
-    """Close a queue whose readers are gone, and end the thread that writes to it."""
+    """Close a queue whose readers ended, and end the thread that writes to it."""
     queue.cancel_join_thread()
     queue.close()
     feeder, deadline = queue._thread, time.monotonic() + END_SECONDS
@@ -345,3 +355,36 @@ def _close(queue: Any) -> None:
     if feeder is None or not feeder.is_alive():
         queue._reader.close()
         queue._writer.close()
+
+
+_reseeds = False  # set in a worker process that was started with worker_init_fn
+
+
+def worker_init_fn(worker_id: int) -> None:
+    """Seed ``random``, ``numpy.random`` and torch in a worker process, differently in each.
+
+    torch has already seeded the worker with its base seed plus ``worker_id``; that sum is used for
+    all three. In a Penstock loader the worker is seeded again before each batch, by (seed, epoch,
+    batch): a persistent worker does not repeat the draws of an epoch, and draws from the global
+    generators are the same for any number of workers, and after a resume.
+
+    Args:
+        worker_id: The number of the worker, as torch passes it.
+    """
+    global _reseeds  # noqa: PLW0603 - set once in a worker process
+    _reseeds = True
+    seed_ambient(torch.initial_seed())
+
+
+def reseed(reading: Reading) -> None:
+    """Seed this worker for the next batch, if it was started with `worker_init_fn`."""
+    if _reseeds:
+        first = int(reading.samples[0]) if len(reading.samples) else 0
+        seed_ambient(derive_key(reading.seed, "ambient", reading.epoch, first))
+
+
+def seed_ambient(seed: int) -> None:
+    """Seed the three global generators of this process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - for draws in the user's code
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.3 ms, for devices too

@@ -1,4 +1,4 @@
-"""A finished batch's way through torch's worker processes."""
+"""How a finished batch goes through torch's worker processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from penstock.datasets.samples import Reader
+from penstock.datasets.gather import Reader
 from penstock.errors import WorkerError
 
-BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through memory of their own
+BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through shared memory
 
 
 class Gathered:
-    """A finished batch on its way through torch's fetcher to the collate function."""
+    """A finished batch between torch's fetcher and the collate function."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -39,7 +39,7 @@ class GatheredDataset(Dataset[Any]):
 
 
 def begin_with_own_dataset(own: Callable[[int], Any] | None, worker_id: int) -> None:
-    """The ``worker_init_fn`` of a `GatheredDataset`: the user's, which finds the user's dataset."""
+    """Call the user's ``worker_init_fn`` with the user's dataset in torch's worker info."""
     info = get_worker_info()
     assert info is not None  # torch calls this in a worker process
     assert isinstance(info.dataset, GatheredDataset)
@@ -49,12 +49,12 @@ def begin_with_own_dataset(own: Callable[[int], Any] | None, worker_id: int) -> 
 
 
 def hand_over(gathered: Gathered) -> Any:
-    """The collate function of a `GatheredDataset`."""
+    """Return the finished batch: the collate function of a `GatheredDataset`."""
     return gathered.batch
 
 
 def collate_and_pack(collate: Callable[[Any], Any], samples: Any) -> Packed:
-    """The collate function of a worker: the batch of these samples, ready to be sent."""
+    """Collate samples in a worker and return the batch, ready to be sent."""
     batch = collate(samples)
     try:
         return Packed(batch)
@@ -66,11 +66,11 @@ def collate_and_pack(collate: Callable[[Any], Any], samples: Any) -> Packed:
 
 
 class Packed:
-    """A batch as bytes, whose small tensors are among them; who receives it gets the batch.
+    """A batch as bytes, including its small tensors; unpickling it returns the batch.
 
-    torch gives every tensor a shared memory of its own, handed over in a dialogue between the two
-    processes: a third of a millisecond each, whatever its size. Small tensors that share memory do
-    not share it there.
+    torch puts every tensor into its own shared memory, which the two processes exchange by
+    messages: a third of a millisecond for each tensor, however small. Small tensors that share
+    memory become separate copies here.
 
     >>> pickle.loads(pickle.dumps(Packed({"x": torch.arange(3)})))
     {'x': tensor([0, 1, 2])}
