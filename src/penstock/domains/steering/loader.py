@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 from penstock.arguments import flag, instance, whole_number
 from penstock.checks import BatchSchema
 from penstock.distributed.agreement import agreed
-from penstock.domains.steering import JASPERSteeringDataset
+from penstock.domains.steering.dataset import JASPERSteeringDataset
 from penstock.domains.steering.schema import batch_schema
 from penstock.errors import PlanError
 from penstock.loaders.base import Loader
