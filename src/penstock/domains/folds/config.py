@@ -1,4 +1,4 @@
-"""The settings of training by folds: defaults, and what is refused."""
+"""The settings of training by folds: names, defaults and checks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ COMMON: Final[dict[str, Any]] = {
     "standardize": True,
     "spec_augment": False,
     "gaussian_noise": False,
-    "optimize_dataloaders": True,  # False: torch's own loaders, as they come
-    "benchmark_performance": False,  # True: figures of the loaders in the result
+    "optimize_dataloaders": True,  # False: torch's own loaders
+    "benchmark_performance": False,  # True: add measurements of the loaders to the result
     "l2_regularization": 0.0,
-    "gradient_clipping": 0.0,  # largest norm of the gradients; 0 leaves them
+    "gradient_clipping": 0.0,  # largest norm of the gradients; 0 disables clipping
     "mixed_precision": False,  # forward passes in bfloat16
     "seed": 42,  # of weights, order, augmentation and dropout
 }
@@ -51,15 +51,16 @@ SINGLE_FOLD: Final[dict[str, Any]] = COMMON | {
     "l2_regularization": 1e-4,
 }
 ENGINE: Final[dict[str, Any]] = COMMON | {"aggregate_predictions": True}
-RETIRED: Final = {
+ALL: Final = CROSS_VALIDATION | SINGLE_FOLD
+# accepted, so that older configurations still run
+UNUSED: Final = {
     "standardize_sample_size": "statistics are exact",
     "parallel_folds": "folds run one after the other, so that results can be repeated",
     "max_parallel_folds": "folds run one after the other, so that results can be repeated",
-    "debug_dataloaders": "the loaders chosen are logged",
+    "debug_dataloaders": "the chosen loaders are logged",
 }
-EVERY: Final = CROSS_VALIDATION | SINGLE_FOLD
-_AT_MOST: Final = {"random_state": 2**32 - 1}  # scikit-learn's
-_AT_LEAST: Final = {"num_epochs": 1, "batch_size": 1, "k_folds": 2, "max_split_attempts": 1}
+_MINIMUM: Final = {"num_epochs": 1, "batch_size": 1, "k_folds": 2, "max_split_attempts": 1}
+_MAXIMUM: Final = {"seed": LARGEST_SEED, "random_state": 2**32 - 1}  # the latter by scikit-learn
 
 
 def fold_config(
@@ -67,12 +68,15 @@ def fold_config(
     defaults: Mapping[str, Any],
     known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``defaults`` with what was ``given``; an unknown name or a wrong value is refused.
+    """Return ``defaults`` updated with the settings that the user passed.
 
     Args:
-        given: a user's own settings.
-        defaults: all that is set, where nothing else is given.
-        known: names that may be given; None are those of ``defaults``.
+        given: The user's settings.
+        defaults: All settings and their default values.
+        known: The names that may be passed. None means those of ``defaults``.
+
+    Raises:
+        ConfigError: A name is unknown or a value is invalid.
 
     >>> fold_config({"batch_size": 8}, CROSS_VALIDATION)["k_folds"]
     4
@@ -81,20 +85,20 @@ def fold_config(
     ...
     penstock.errors.ConfigError: unknown setting 'batchsize': did you mean 'batch_size'? ...
     """
-    config = dict(defaults)
+    config, known = dict(defaults), known or defaults
     settings = {} if given is None else mapping("config", given, error=ConfigError)
     for name, value in settings.items():
-        if name in RETIRED:
-            log.info("setting %r is not used: %s", name, RETIRED[name])
-        elif name not in (known or defaults):
-            raise ConfigError(unknown_name("setting", name, known or defaults))
+        if name in UNUSED:
+            log.info("setting %r is not used: %s", name, UNUSED[name])
+        elif name not in known:
+            raise ConfigError(unknown_name("setting", name, known))
         else:
             config[name] = _checked(name, value)
     return config
 
 
 def _checked(name: str, value: Any) -> Any:
-    default = EVERY[name]
+    default = ALL[name]
     if isinstance(default, bool):
         return flag(name, value, error=ConfigError)
     if isinstance(default, float):
@@ -102,6 +106,5 @@ def _checked(name: str, value: Any) -> Any:
         if name == "test_size" and not 0 < number < 1:
             raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
         return real_number(name, value, minimum=0, error=ConfigError)
-    most_whole = LARGEST_SEED if name == "seed" else _AT_MOST.get(name, LARGEST_INTEGER)
-    least = _AT_LEAST.get(name, 0)
-    return whole_number(name, value, minimum=least, maximum=most_whole, error=ConfigError)
+    least, most = _MINIMUM.get(name, 0), _MAXIMUM.get(name, LARGEST_INTEGER)
+    return whole_number(name, value, minimum=least, maximum=most, error=ConfigError)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
 
 from penstock.domains.folds import author_folds, author_split
-from penstock.domains.folds.split_search import BETTER_ATTEMPTS, NEW_ATTEMPTS, Judgement, search
+from penstock.domains.folds.splits import BETTER_ATTEMPTS, NEW_ATTEMPTS, Rating, search
 from penstock.errors import PlanError
 
 
@@ -153,8 +153,8 @@ def trying(scores, attempts, repeat=False):
         return parts
 
     scored = []
-    judge = lambda parts: Judgement(score=scored[-1])  # noqa: E731
-    found = search(propose, judge, first_seed=0, attempts=attempts, progress=False)
+    rate = lambda parts: Rating(score=scored[-1])  # noqa: E731
+    found = search(propose, rate, first_seed=0, attempts=attempts, progress=False)
     return found, len(calls)
 
 

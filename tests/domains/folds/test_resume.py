@@ -12,7 +12,7 @@ import torch
 
 from penstock.domains.folds import cross_val_training, single_fold_training
 from penstock.errors import StateError
-from tests.training.birds import CLASSES, Interrupted, Listener, birds, same_result
+from tests.domains.folds.birds import CLASSES, Interrupted, Listener, birds, same_result
 
 FEATURES, LABELS, AUTHORS, _ = birds()
 CONFIG = {
@@ -93,8 +93,8 @@ def test_a_single_split_goes_on_too(tmp_path, interrupted_at):
 
 PROGRAM = """
 import os, signal, sys
-from tests.training.test_resume import train
-from tests.training import birds
+from tests.domains.folds.test_resume import train
+from tests.domains.folds import birds
 
 class Killed(birds.Interrupted):
     def forward(self, x):
@@ -111,7 +111,7 @@ train(Killed, sys.argv[1])
 @pytest.mark.parametrize("step", [8, pytest.param(17, marks=pytest.mark.proof)])
 def test_a_run_that_was_killed_goes_on_exactly(step, tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(step)]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     assert subprocess.run(command, cwd=root, env=environment).returncode == -signal.SIGKILL
     assert (tmp_path / "fold_1.pt").exists()

@@ -23,11 +23,10 @@ from penstock.domains.folds import (
     cross_val_training,
     single_fold_training,
 )
-from penstock.domains.folds.classification import balanced_weights, score
-from penstock.domains.folds.pooling import vote
+from penstock.domains.folds.scores import balanced_weights, score, vote
 from penstock.errors import ConfigError, PlanError
 from penstock.testing import same_batch
-from tests.training.birds import CLASSES, Listener, Normed, birds, same_result
+from tests.domains.folds.birds import CLASSES, Listener, Normed, birds, same_result
 
 FEATURES, LABELS, AUTHORS, RECORDINGS = birds()
 DATA = {"features": FEATURES, "labels": LABELS, "authors": AUTHORS, "num_classes": CLASSES}
@@ -424,13 +423,13 @@ def test_settings_that_are_not_needed_any_more_are_said(caplog):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"features": None}, ConfigError, "give data_path=, or features= and labels="),
+        ({"features": None}, ConfigError, "pass either data_path=, or features= and labels="),
         ({"labels": None}, ConfigError, "features= needs labels="),
         ({"labels": LABELS[1:]}, ConfigError, "features has 96 samples, labels 95"),
         ({"authors": AUTHORS[1:]}, ConfigError, r"authors has shape \(95,\), labels \(96,\)"),
         ({"groups": RECORDINGS[1:]}, ConfigError, r"groups has shape \(95,\), labels \(96,\)"),
         ({"authors": None}, PlanError, "a split by author needs authors="),
-        ({"model_class": None}, ConfigError, "give model_class="),
+        ({"model_class": None}, ConfigError, "pass model_class="),
         ({"num_classes": 2}, PlanError, r"labels must be in \[0, 2\) for num_classes=2, got 2"),
     ],
 )

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from penstock.datasets import WorkerSafeAugmentedDataset, WorkerSafeStandardizedDataset
 from penstock.domains.folds import TrainingEngine, cross_val_training
-from penstock.domains.folds.fold_config import CROSS_VALIDATION
+from penstock.domains.folds.config import CROSS_VALIDATION
 from penstock.loaders import worker_init_fn
 from penstock.testing import same_batch
 from penstock.transforms import SpecAugment
 from tests.seeds import seed_document
-from tests.training.birds import CLASSES, Listener, birds
+from tests.domains.folds.birds import CLASSES, Listener, birds
 
 HERE = Path(__file__).parent / "seed_002"
 BLOCKS = sorted(path.stem for path in HERE.glob("*.txt"))

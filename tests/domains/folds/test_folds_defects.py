@@ -10,7 +10,7 @@ from penstock.domains.spectrograms import read_pixel_table
 from penstock.keyed import keyed_generator
 from penstock.loaders import ChunkedDataLoader
 from penstock.transforms import GaussianNoise, SpecAugment
-from tests.training.birds import CLASSES, Listener, birds, same_result
+from tests.domains.folds.birds import CLASSES, Listener, birds, same_result
 
 FEATURES, LABELS, AUTHORS, _ = birds()
 DATASET = TensorDataset(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))
