@@ -1,11 +1,10 @@
-"""A run by folds that ends anywhere goes on at its fold and epoch, as if it had never ended."""
+"""A run by folds that was interrupted anywhere continues exactly, at its fold and epoch."""
 
+import multiprocessing
 import os
+import shutil
 import signal
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ CONFIG = {
     "num_epochs": 4, "batch_size": 16, "learning_rate": 0.01, "k_folds": 2,
     "max_split_attempts": 5, "spec_augment": True, "gaussian_noise": True,
 }  # fmt: skip
+STEPS = 3  # of an epoch: 48 samples in batches of 16
 
 
 def train(model=Interrupted, directory=None, **given):
@@ -43,19 +43,39 @@ def interrupted_at():
 
 
 @cache
-def control():
-    """The run that nothing interrupts."""
-    return train()
+def uninterrupted(stock):
+    return train(optimize_dataloaders=not stock)
 
 
-STEPS = 3  # of an epoch: 48 samples in batches of 16
+def control(stock=False):
+    """A run without interruption."""
+    return uninterrupted(stock)
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 8, 12, 13, 20, 24])
-@pytest.mark.parametrize("stock", [False, True])
-def test_a_run_that_was_interrupted_goes_on_exactly(step, stock, tmp_path, interrupted_at):
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("finished")
+    train(directory=directory)
+    return directory
+
+
+@pytest.fixture
+def finished(finished_run, tmp_path):
+    """The directory of a finished run, for one test to use."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+INTERRUPTIONS = [  # torch's own loaders or not, and the step of the interruption
+    *((True, step) for step in (1, 2, 3, 4, 8, 12, 13, 20, 24)),
+    *((False, step) for step in (1, 4, 8, 13, 24)),
+    *(pytest.param(False, step, marks=pytest.mark.proof) for step in (2, 3, 12, 20)),
+]
+
+
+@pytest.mark.parametrize(("stock", "step"), INTERRUPTIONS)
+def test_an_interrupted_run_continues_exactly(stock, step, tmp_path, interrupted_at):
     given = {"optimize_dataloaders": not stock}
-    expected = train(**given) if stock else control()
+    expected = control(stock)
     interrupted_at(step)
     with pytest.raises(KeyboardInterrupt):
         train(directory=tmp_path, **given)
@@ -65,14 +85,13 @@ def test_a_run_that_was_interrupted_goes_on_exactly(step, stock, tmp_path, inter
     assert Interrupted.steps == 24 - whole_epochs  # nothing finished was trained again
 
 
-def test_a_finished_run_is_read_not_trained(tmp_path, interrupted_at):
-    train(directory=tmp_path)
+def test_a_finished_run_is_read_and_not_trained(finished, interrupted_at):
     interrupted_at(1)
-    assert same_result(train(directory=tmp_path), control())
+    assert same_result(train(directory=finished), control())
     assert Interrupted.steps == 0
 
 
-def test_a_single_split_goes_on_too(tmp_path, interrupted_at):
+def test_a_single_split_continues_too(tmp_path, interrupted_at):
     def run(directory):
         return single_fold_training(
             features=FEATURES,
@@ -91,50 +110,62 @@ def test_a_single_split_goes_on_too(tmp_path, interrupted_at):
     assert same_result(run(tmp_path), expected)
 
 
-PROGRAM = """
-import os, signal, sys
-from tests.domains.folds.test_resume import train
-from tests.domains.folds import birds
+class Killed(Interrupted):
+    """A model that kills its process at step `killed_at`."""
 
-class Killed(birds.Interrupted):
+    count, killed_at = 0, 10**9
+
     def forward(self, x):
-        Killed.count = getattr(Killed, "count", 0) + self.training
-        if Killed.count == int(sys.argv[2]):
+        Killed.count += self.training
+        if Killed.count == Killed.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
-Killed.__qualname__ = "Interrupted"
-train(Killed, sys.argv[1])
-"""
+
+Killed.__qualname__ = "Interrupted"  # the run is continued with that model
+
+
+def train_until_killed(directory, step):
+    Killed.killed_at = step
+    train(Killed, directory)
 
 
 @pytest.mark.parametrize("step", [8, pytest.param(17, marks=pytest.mark.proof)])
-def test_a_run_that_was_killed_goes_on_exactly(step, tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(step)]
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    assert subprocess.run(command, cwd=root, env=environment).returncode == -signal.SIGKILL
+def test_a_killed_run_continues_exactly(step, tmp_path):
+    fork = multiprocessing.get_context("fork")  # a new interpreter would import torch again
+    process = fork.Process(target=train_until_killed, args=(tmp_path, step))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert (tmp_path / "fold_1.pt").exists()
     assert same_result(train(directory=tmp_path), control())
 
 
-def test_a_torn_file_is_never_seen(tmp_path, interrupted_at):
+def test_an_unfinished_file_is_ignored(tmp_path, interrupted_at):
     interrupted_at(8)
     with pytest.raises(KeyboardInterrupt):
         train(directory=tmp_path)
-    (tmp_path / "fold_1.pt.new").write_bytes(b"half a checkpo")  # it died while it wrote
+    (tmp_path / "fold_1.pt.new").write_bytes(b"half a checkpo")  # the process died while writing
     interrupted_at(10**9)
     assert same_result(train(directory=tmp_path), control())
 
 
-def test_checkpoints_hold_no_code(tmp_path):
-    train(directory=tmp_path)
+def test_checkpoints_contain_no_code(finished_run):
     for fold in (1, 2):
-        found = torch.load(tmp_path / f"fold_{fold}.pt", weights_only=True)
-        assert (
-            found["result"]["final_val_acc"]
-            == control()[0]["fold_results"][f"fold_{fold}"]["final_val_acc"]
-        )
+        found = torch.load(finished_run / f"fold_{fold}.pt", weights_only=True)
+        expected = control()[0]["fold_results"][f"fold_{fold}"]
+        assert found["result"]["final_val_acc"] == expected["final_val_acc"]
+
+
+def test_measuring_the_loaders_does_not_change_the_run(tmp_path, interrupted_at):
+    interrupted_at(8)
+    with pytest.raises(KeyboardInterrupt):
+        train(directory=tmp_path)
+    interrupted_at(10**9)
+    for _ in range(2):  # trained to the end, then read
+        found = train(directory=tmp_path, benchmark_performance=True)
+        assert same_result(found[1], control()[1])
+        assert found[0]["fold_results"]["fold_2"]["performance"]["train"]["num_batches"] >= 3
 
 
 # -- refusals
@@ -149,32 +180,18 @@ def test_checkpoints_hold_no_code(tmp_path):
         ({"k_folds": 3}, "holds a run with k_folds 2, this one has 3"),
     ],
 )
-def test_a_directory_of_another_run_is_refused(given, message, tmp_path):
-    train(directory=tmp_path, num_epochs=4)
+def test_the_directory_of_another_run_is_refused(given, message, finished):
     with pytest.raises(StateError, match=message):
-        train(directory=tmp_path, **given)
+        train(directory=finished, **given)
 
 
-def test_other_data_is_refused(tmp_path, monkeypatch):
-    train(directory=tmp_path)
+def test_other_data_is_refused(finished, monkeypatch):
     monkeypatch.setitem(globals(), "FEATURES", FEATURES + 1)
     with pytest.raises(StateError, match="holds a run with data"):
-        train(directory=tmp_path)
+        train(directory=finished)
 
 
-def test_other_labels_are_refused(tmp_path, monkeypatch):
-    train(directory=tmp_path)
+def test_other_labels_are_refused(finished, monkeypatch):
     monkeypatch.setitem(globals(), "LABELS", (LABELS + 1) % 3)
     with pytest.raises(StateError, match=r"holds a run with (data|labels)"):
-        train(directory=tmp_path)
-
-
-def test_measuring_is_no_other_run(tmp_path, interrupted_at):
-    interrupted_at(8)
-    with pytest.raises(KeyboardInterrupt):
-        train(directory=tmp_path)
-    interrupted_at(10**9)
-    for _ in range(2):  # trained to the end, then read
-        found = train(directory=tmp_path, benchmark_performance=True)
-        assert same_result(found[1], control()[1])
-        assert found[0]["fold_results"]["fold_2"]["performance"]["train"]["num_batches"] >= 3
+        train(directory=finished)
