@@ -55,3 +55,13 @@ class MissingNameError(PenstockError, AttributeError):
     Not an ``ImportError``: ``hasattr`` and ``inspect`` expect this one. An import statement raises
     `MissingExtraError`.
     """
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message; the name of its class where it has none.
+
+    >>> first_line(ValueError("shapes differ\nhere and there")), first_line(KeyError())
+    ('shapes differ', 'KeyError')
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

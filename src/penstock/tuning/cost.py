@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from penstock.datasets.gather import gather_of
-from penstock.loaders.peeking import undisturbed
-from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.loaders.pass_through import preserve_random_state
+from penstock.loaders.worker_errors import twin, unpicklable_part
 from penstock.metrics import bytes_of
 
 CHEAP_SECONDS = 50e-6  # sending a sample between processes costs about as much
@@ -83,7 +83,7 @@ def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
     read_batch = _batch_reader(dataset)
     parts = GATHERS if read_batch else 1
     spread = np.linspace(0, len(dataset) - 1, parts * count).astype(int).tolist()
-    with undisturbed():
+    with preserve_random_state():
         nbytes = bytes_of(read_batch([0]) if read_batch else dataset[0])  # opens files
         if read_batch is None:
             seconds, waiting = _seconds_of_samples(dataset, spread)

@@ -19,9 +19,9 @@ from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
-from penstock.loaders.peeking import undisturbed
-from penstock.loaders.processes import end_workers
+from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.stream import StreamLoader
+from penstock.loaders.workers import end_workers
 from penstock.metrics import (
     Delivery,
     accelerator_memory,
@@ -330,7 +330,7 @@ def _unchanged(dataloader: Any) -> Iterator[None]:
         generators += [getattr(sampler, "generator", None)]
         generators += [getattr(getattr(sampler, "sampler", None), "generator", None)]
     with ExitStack() as blocks:
-        blocks.enter_context(undisturbed(*generators))
+        blocks.enter_context(preserve_random_state(*generators))
         if isinstance(dataloader, Loader):
             blocks.callback(setattr, dataloader, "waited_seconds", dataloader.waited_seconds)
         if _has_position(dataloader):

@@ -27,8 +27,8 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import check_dataset
-from penstock.loaders.peeking import undisturbed
-from penstock.loaders.pickling import state_of, twin, unpicklable_part
+from penstock.loaders.pass_through import preserve_random_state
+from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
 from penstock.tuning.config import DataLoaderConfig
@@ -99,7 +99,7 @@ def tune(
     if cached and (known := cache.load()) is not None:
         report(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
         return replace(known, batch_size=batch_size, collate_fn=collate_fn)
-    with undisturbed():
+    with preserve_random_state():
         deadline = perf_counter() + budget_seconds
         trials = _candidates(dataset, batch_size, collate_fn, budget, step_seconds, report)
         best = best_of(trials, HALVING_SHARE * budget_seconds, deadline, report)

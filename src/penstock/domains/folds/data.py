@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from penstock.arguments import a_path, array_of, shown
 from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
-from penstock.datasets.samples import first_field
+from penstock.datasets.gather import first_field
 from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders import Loader
