@@ -43,9 +43,7 @@ def outlives(thread: threading.Thread) -> bool:
 
 def our_children() -> set[psutil.Process]:
     """Children of this process, except for those that belong to multiprocessing itself."""
-    if (
-        not has_children()
-    ):  # psutil needs 10 ms, twice in every test
+    if not has_children():  # psutil needs 10 ms, twice in every test
         return set()
     children = psutil.Process().children(recursive=True)
     return {child for child in children if not any(name in command(child) for name in HELPERS)}

@@ -324,14 +324,14 @@ def test_a_state_of_an_unlimited_loader_past_the_limit_leads_to_the_next_epoch(c
     loader = make(limit_batches=2)
     loader.load_state_dict(make().state_dict() | {"position": 9})
     assert [batch.tolist() for batch in loader] == expected(1)[:2]
-    assert "given up" not in caplog.text
+    assert "dropping the last" not in caplog.text
 
 
-def test_samples_too_few_for_the_ranks_are_given_up_with_a_warning(caplog):
+def test_samples_too_few_for_the_ranks_are_dropped_with_a_warning(caplog):
     loader = make(rank=0, world_size=4)
     loader.load_state_dict(make().state_dict() | {"position": 18})
     assert place(loader) == (1, 0)
-    assert "2 samples of epoch 0 are given up: too few for 4 ranks" in caplog.text
+    assert "dropping the last 2 samples of epoch 0: fewer than world_size=4" in caplog.text
 
 
 # -- in any combination, against a model in plain integers

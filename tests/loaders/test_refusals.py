@@ -189,7 +189,7 @@ def test_reader_threads_and_fork_do_not_mix(caplog):
     thread = threading.Thread(target=done.wait, name="penstock-reader")
     thread.start()
     try:
-        with pytest.raises(PlanError, match=r"'fork' while reader threads live \(penstock-reader"):
+        with pytest.raises(PlanError, match=r"'fork' while reader threads run \(penstock-reader"):
             next(iter(make(num_workers=1, multiprocessing_context="fork")))
         with caplog.at_level(logging.INFO, "penstock"), make(num_workers=1) as loader:
             assert len(list(loader)) == 5  # another start method was chosen

@@ -16,7 +16,7 @@ from penstock import (
     sample_batch_within_chunk,
 )
 from penstock.errors import PenstockError, PlanError, SourceError
-from penstock.loaders.stream_arguments import NOT_OURS, OURS
+from penstock.loaders.stream_settings import NOT_OURS, OURS
 
 zarr = pytest.importorskip("zarr")
 

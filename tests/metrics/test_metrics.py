@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BatchError
 from penstock.metrics import Delivery, summarize, tree_bytes, tree_cpu_seconds
-from penstock.metrics.processes import tree_pids
+from penstock.metrics.usage import tree_pids
 
 deliveries = st.lists(
     st.builds(Delivery, st.floats(0, 100), st.integers(0, 512), st.integers(0, 10**9)),
@@ -73,7 +73,7 @@ def test_processor_time_of_workers_that_ended_still_counts():
 
 
 def test_no_deliveries_are_refused():
-    with pytest.raises(BatchError, match="measure one batch or more"):
+    with pytest.raises(BatchError, match="measure at least one batch"):
         summarize([])
 
 

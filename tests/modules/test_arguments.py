@@ -18,7 +18,7 @@ from penstock import (
     set_epoch,
     validate_first_batch,
 )
-from penstock.datamodules.sequence import SequenceDataset, TBPTTDataLoader
+from penstock.datamodules import SequenceDataset, TBPTTDataLoader
 from penstock.distributed import agree, agreed, together
 from penstock.loaders import ReplayLoader
 

@@ -38,15 +38,15 @@ from penstock.training import CheckpointManager
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 ANSWERED = {
     "The loader hangs, or fails to pickle, with `num_workers > 0`": "pickle",
-    "The order is another one each run": "another_order_each_run",
+    "The order differs between runs": "another_order_each_run",
     "The order is the same every epoch": "same_order_every_epoch",
     "Training waits for data (overhead above 5 %)": "waits_for_data",
-    "After a resume the same samples come again": "after_a_resume",
+    "After a resume the same samples are delivered again": "after_a_resume",
     "`the state belongs to ... samples, this loader has ...: the dataset changed`": "changed",
     "`checkpoint ... is corrupted`": "corrupted",
     "`custom_state cannot be in a checkpoint`": "custom_state",
     "`tokenizer required`": "tokenizer_required",
-    "`... has no length, so val_split=0.2 of it cannot be told`": "no_length",
+    "`... has no length, so val_split=0.2 cannot be computed`": "no_length",
     "Lightning: `Expected a parent`": "expected_a_parent",
     "`Split file not found`": "split_file",
     "`pair_index references source 500, but only 400 sources exist`": "references_a_source",
@@ -167,7 +167,7 @@ def test_tokenizer_required_for_text():
 
 def test_what_has_no_length_is_split_by_hand():
     stream = datasets.Dataset.from_dict({"i": list(range(10))}).to_iterable_dataset()
-    with pytest.raises(ConfigError, match=r"has no length, so val_split=0.2 of it cannot be told"):
+    with pytest.raises(ConfigError, match=r"has no length, so val_split=0.2 cannot be computed"):
         UniversalDataModule(stream)
     module = UniversalDataModule(stream.skip(2), val_data=stream.take(2), num_workers=0)
     assert sum(len(batch["i"]) for batch in module.train_dataloader()) == 8

@@ -126,7 +126,7 @@ def test_a_module_trains_on_a_stream_and_validates_on_another():
 
 
 def test_a_share_of_what_has_no_length_is_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match=r"has no length.*give val_data=.*or val_split=0"):
+    with pytest.raises(ConfigError, match=r"has no length.*pass val_data=.*or val_split=0"):
         UniversalDataModule(hugging_face())
 
 

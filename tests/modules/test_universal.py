@@ -228,7 +228,7 @@ def test_images_of_the_hub_become_pixel_values_and_labels():
 def test_raw_lines_are_tokenised_and_empty_ones_left_out_and_counted(caplog):
     caplog.set_level(logging.INFO, "penstock")
     module = module_of(wikitext(), task_spec=TaskSpec.lm_tiny(), tokenizer=Letters(), val_split=0.2)
-    assert "15 of 30 rows have no text and are left out" in caplog.text
+    assert "dropping 15 of 30 rows without text" in caplog.text
     assert (len(module.train_data), len(module.val_data)) == (12, 3)
     for loader in (module.train_dataloader(), module.val_dataloader()):
         for batch in loader:
@@ -364,7 +364,7 @@ def test_a_drawn_seed_cannot_change_under_a_loader_that_was_given_out():
     state = module_of(torch.arange(30), seed=5).state_dict()
     module = module_of(torch.arange(30), seed=None)
     module.train_dataloader()
-    with pytest.raises(StateError, match="load the state before asking for a loader"):
+    with pytest.raises(StateError, match="load the state before you ask for a loader"):
         module.load_state_dict(state)
 
 
@@ -395,7 +395,7 @@ def test_several_datasets_at_once_are_refused():
 def test_tensors_that_padding_cannot_make_equal_are_refused_naming_two():
     module = module_of([torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(1, 3)], val_split=0)
     with pytest.raises(
-        ConfigError, match=r"first axis alone: sample 1 is \(2, 4\).*sample 2 is \(1, 3\)"
+        ConfigError, match=r"only in their first axis: sample 1 is \(2, 4\).*sample 2 is \(1, 3\)"
     ):
         module.train_dataloader()
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.domains.audio.files import AudioFile, _load, _save
+from penstock.domains.audio.files import AudioFile, load_index, save_index
 from penstock.domains.folds.fold import CURVES
 from penstock.domains.folds.run_directory import RunDirectory
 from penstock.errors import PenstockError
@@ -18,7 +18,7 @@ from penstock.training.checkpoint_files import write_checkpoint
 from penstock.training.git_commit import git_commit
 from penstock.training.run.csv_log import read_lines
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.tune_cache import TuneCache
+from penstock.tuning.tune import TuneCache
 
 
 class Settings:
@@ -127,10 +127,10 @@ class Index:
     name = "index.json"
 
     def write(self, folder):
-        _save(folder / self.name, [AudioFile("a.wav", 10, 8000, 1, 20, 5)])
+        save_index(folder / self.name, [AudioFile("a.wav", 10, 8000, 1, 20, 5)])
 
     def read(self, folder):
-        for file in _load(folder / self.name).values():
+        for file in load_index(folder / self.name).values():
             assert file.frames >= 1 and isinstance(file.name, str)
 
 

@@ -1,13 +1,20 @@
-"""What a data module is to a training loop, and what it reads from a training configuration."""
+"""The interface of a data module, and what all data modules of Penstock share."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import sys
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+
+LIGHTNING_PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")  # one library, two names
 
 
 @runtime_checkable
 class DataModuleProtocol(Protocol):
-    """Anything that gives loaders for training and validation: ours, Lightning's, your own.
+    """Anything that returns loaders for training and validation.
+
+    Data modules of Penstock and of Lightning satisfy it, and so can your own class.
 
     >>> class Mine:
     ...     def train_dataloader(self): return [1, 2, 3]
@@ -17,16 +24,16 @@ class DataModuleProtocol(Protocol):
     """
 
     def train_dataloader(self) -> Any:
-        """Batches to train on."""
+        """Return the batches to train on."""
         ...
 
     def val_dataloader(self) -> Any | None:
-        """Batches to validate on; None where there are none."""
+        """Return the batches to validate on; None if there are none."""
         ...
 
 
 class BatchSettings(Protocol):
-    """What of a training configuration concerns the data."""
+    """The part of a training configuration that concerns the data."""
 
     @property
     def batch_size(self) -> int:
@@ -40,5 +47,52 @@ class BatchSettings(Protocol):
 
     @property
     def validation_split(self) -> float:
-        """Share of the samples that is validated on."""
+        """Fraction of the samples to validate on."""
         ...
+
+
+class ClosableModule:
+    """A data module that releases its loaders at the end of a ``with`` block or of a fit.
+
+    Subclasses implement `close`.
+    """
+
+    def close(self) -> None:
+        """Stop all threads and processes of the loaders; they can be iterated again."""
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Close the loaders; Lightning calls this at the end of a stage."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _for_trainer(self, loader: T | None) -> T | list[Any] | None:
+        """Return ``loader``; an empty list instead of None if Lightning asks, as it requires."""
+        return [] if loader is None and getattr(self, "trainer", None) is not None else loader
+
+
+def lightning_class(cls: type[T]) -> type[T]:
+    """Return a subclass of ``cls`` that is also a ``LightningDataModule``.
+
+    Lightning accepts only data modules of its own class. Without Lightning, or if Lightning is not
+    imported yet, returns ``cls`` itself.
+    """
+    imported = (
+        getattr(sys.modules.get(name), "LightningDataModule", None) for name in LIGHTNING_PACKAGES
+    )
+    bases = tuple(base for base in imported if base is not None and not issubclass(cls, base))
+    if not bases:
+        return cls
+    if (cls, bases) not in _lightning_classes:
+        # the name stays the same: Lightning's checkpoints identify a data module by it
+        names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _lightning_classes[cls, bases] = type(cls.__name__, (cls, *bases), names)
+    found: type[T] = _lightning_classes[cls, bases]
+    return found
+
+
+_lightning_classes: dict[Any, Any] = {}  # cached, so that two modules have the same class

@@ -1,60 +1,75 @@
-"""One data module for whatever holds the samples."""
+"""One data module for all types of data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import torch
 
 from penstock.arguments import flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
-from penstock.datamodules.closing import Closing
-from penstock.datamodules.flavours import flavoured
-from penstock.datamodules.kinds import is_hugging_face, is_source, is_stream, opened
-from penstock.datamodules.partition_loaders import SideLoader, evaluation_loader_of, loader_of
-from penstock.datamodules.protocol import BatchSettings, DataModuleProtocol
+from penstock.datamodules.inputs import (
+    check_padding,
+    is_hugging_face,
+    is_ragged,
+    is_source,
+    is_stream,
+    opened,
+    padded,
+    without_empty_text,
+)
+from penstock.datamodules.protocol import (
+    BatchSettings,
+    ClosableModule,
+    DataModuleProtocol,
+    lightning_class,
+)
 from penstock.datamodules.splitting import check_share, split
-from penstock.datamodules.tensors import check_padding, is_ragged, padded
-from penstock.datamodules.text import without_empty_text
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
-from penstock.loaders.base import ranks
-from penstock.loaders.states import check_mapping
+from penstock.loaders import ChunkedDataLoader, StreamLoader
+from penstock.loaders.replay import ReplayLoader, check_state_format
+from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.tuning import DataLoaderConfig
+from penstock.tuning.factory import build_loader, stack_tensors
 
 FORMAT: Final = "penstock-module/1"
 
+ModuleLoader: TypeAlias = ChunkedDataLoader | StreamLoader | ReplayLoader
 
-class UniversalDataModule(Closing):
-    """Training, validation and test loaders of any data, collated as the task asks for.
+
+class UniversalDataModule(ClosableModule):
+    """Training, validation and test loaders for any data, collated for the task.
 
     Data are Hugging Face or torch datasets, lists of samples or tensors, arrays, Penstock sources,
-    or what `open_source` opens. The loaders are made once: ask for them every epoch if you like,
-    each epoch still has an order of its own. It is a ``LightningDataModule`` if Lightning was
-    imported before it is made, and works in any other loop as well.
+    or anything that `open_source` opens. Each loader is created once; you may call
+    ``train_dataloader()`` every epoch, and each epoch has a different order. The module is also a
+    ``LightningDataModule`` if Lightning was imported before, and works in any other loop.
 
-    Raw text is tokenised when a batch is formed; empty rows are left out. Tensors of different
-    lengths without a task give ``[padded, lengths]``.
+    Raw text is tokenised when a batch is formed; rows without text are dropped. Tensors of
+    different lengths without a task give ``[padded, lengths]``.
 
     Args:
-        train_data: To train on.
-        val_data: To validate on; then nothing is split off ``train_data``.
-        task_spec: What is trained; picks the collator.
-        tokenizer: For text; alone it means text, whatever the task.
-        data_collator: Wins over the task.
+        train_data: The data to train on.
+        val_data: The data to validate on; ``train_data`` is then not split.
+        task_spec: The task, which selects the collator.
+        tokenizer: For text. Without a task, a tokenizer selects the text collator.
+        data_collator: Used instead of the collator of the task.
         batch_size: Samples of this rank's batch.
-        val_split: Share of ``train_data`` to validate on, a keyed shuffle: at least one sample on
-            each side; 0 for none. Of a source, whole blocks.
+        val_split: Fraction of ``train_data`` to validate on, chosen by a keyed shuffle: at least
+            one sample in each part. 0 for none. A source is split by whole blocks.
         num_workers: Worker processes of each loader.
-        seed: Of the split, the order, and what is keyed by sample; None draws one for all ranks and
-            logs it.
-        collator_registry: Instead of the one all share.
-        test_data: For ``test_dataloader()``.
-        text_field: Name of the field that holds raw text, if not ``text`` or one of the task's.
-        keep_empty_text: Train on rows without text too.
-        executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers. Threads
-            cost the training loop least, where collating lets go of the interpreter's lock or the
-            device computes meanwhile.
+        seed: Seed of the split, the order, and all that is random per sample. None draws one for
+            all ranks and logs it.
+        collator_registry: Used instead of the shared registry.
+        test_data: The data of ``test_dataloader()``.
+        text_field: Name of the field with raw text; by default ``text`` or one of the task's.
+        keep_empty_text: Keep rows without text.
+        executor: ``inline``, ``threads`` or ``processes``; None decides by the number of workers.
+            Threads are best if collating releases the interpreter's lock or the device computes in
+            the meantime.
 
     >>> module = UniversalDataModule([[i] for i in range(10)], batch_size=4, num_workers=0)
     >>> len(module.train_data), len(module.val_data)
@@ -64,8 +79,8 @@ class UniversalDataModule(Closing):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """A module that is Lightning's too, where Lightning is imported."""
-        return object.__new__(flavoured(cls))
+        """Create a module that is also a ``LightningDataModule`` if Lightning is imported."""
+        return object.__new__(lightning_class(cls))
 
     def __init__(
         self,
@@ -103,18 +118,24 @@ class UniversalDataModule(Closing):
         self.collator_registry, self.text_field = collator_registry, text_field
         self.keep_empty_text, self.executor = keep_empty_text, executor
         self._seed = Seed(seed)
-        self._config()  # refuses what cannot be, now
-        self._loaders: dict[str, SideLoader] = {}
+        self._config()  # checks the settings now, not at the first batch
+        self._loaders: dict[str, ModuleLoader] = {}
         if train_data is None:
             raise ConfigError("train_data must be the data to train on, got None")
         self._given = self._prepared("train_data", train_data)
         self._val_given = self._prepared("val_data", val_data)
         self.test_data = self._prepared("test_data", test_data)
-        self._divide()
+        self._split()
 
     @classmethod
     def from_config(cls, config: BatchSettings, train_data: Any, **kwargs: Any) -> Self:
-        """A module with the batch size, seed and split of a `TrainingConfig`."""
+        """Return a module with the batch size, seed and split of a `TrainingConfig`.
+
+        Args:
+            config: Provides ``batch_size``, ``random_seed`` and ``validation_split``.
+            train_data: The data to train on.
+            **kwargs: More arguments of the class; they override the configuration.
+        """
         settings = {
             "batch_size": config.batch_size,
             "seed": config.random_seed,
@@ -124,33 +145,32 @@ class UniversalDataModule(Closing):
 
     # -- loaders
 
-    def train_dataloader(self) -> SideLoader:
-        """Shuffled batches; every ``iter()`` goes on with the next epoch. Always the same one."""
-        self._share_seed()
-        if "train" not in self._loaders:
-            collate, seed = self._collator(self.train_data), self._fixed_seed
-            self._loaders["train"] = loader_of(self.train_data, self._config(), collate, seed)
-        return self._loaders["train"]
+    def train_dataloader(self) -> ModuleLoader:
+        """Return the training loader, always the same; every ``iter()`` is the next epoch."""
+        found = self._loader("train")
+        assert found is not None
+        return found
 
     def val_dataloader(self) -> Any:
-        """Batches in order, the same each time; None where there is nothing to validate on.
+        """Return the validation loader, in a fixed order; None if there is no validation data.
 
-        Lightning, which takes no None, gets an empty list.
+        Lightning, which does not accept None, gets an empty list.
         """
-        self._share_seed()
-        found = self._evaluation("val", self.val_data)
-        return [] if found is None and getattr(self, "trainer", None) is not None else found
+        return self._for_trainer(self._loader("val"))
 
-    def test_dataloader(self) -> SideLoader | None:
-        """Batches of ``test_data``, in order, the same each time; None where there is none."""
-        self._share_seed()
-        return self._evaluation("test", self.test_data)
+    def test_dataloader(self) -> ModuleLoader | None:
+        """Return the loader of ``test_data``, in a fixed order; None if there is none."""
+        return self._loader("test")
 
-    def _evaluation(self, side: str, data: Any) -> SideLoader | None:
-        if data is not None and side not in self._loaders:
-            collate, seed = self._collator(data), self._fixed_seed
-            self._loaders[side] = evaluation_loader_of(data, self._config(), collate, seed)
-        return self._loaders.get(side)
+    def _loader(self, partition: str) -> ModuleLoader | None:
+        self._share_seed()  # which may split the data again
+        data = getattr(self, f"{partition}_data")
+        if data is not None and partition not in self._loaders:
+            seed = self._seed.fixed("loaders were made of it")
+            self._loaders[partition] = _make_loader(
+                *(data, self._config(), self._collator(data), seed), evaluation=partition != "train"
+            )
+        return self._loaders.get(partition)
 
     # -- the seed
 
@@ -160,14 +180,10 @@ class UniversalDataModule(Closing):
         return self._seed.value
 
     def _share_seed(self) -> None:
-        """Split again by rank 0's seed, if the seed was drawn before there were ranks."""
+        """Split again by rank 0's seed if another one was drawn before the ranks existed."""
         before = self.seed
         if self._seed.for_ranks(ranks()) != before:
-            self._divide()
-
-    @property
-    def _fixed_seed(self) -> Seed:
-        return self._seed.fixed("loaders were made of it")
+            self._split()
 
     def _config(self) -> DataLoaderConfig:
         return DataLoaderConfig(
@@ -197,16 +213,16 @@ class UniversalDataModule(Closing):
             return [self.text_field]
         return [*(() if self.task_spec is None else self.task_spec.input_fields), "text"]
 
-    def _divide(self) -> None:
-        """Set ``train_data`` and ``val_data``: the sides, as they will be loaded."""
+    def _split(self) -> None:
+        """Set ``train_data`` and ``val_data`` as they will be loaded."""
         self.train_data, self.val_data = self._given, self._val_given
         if self._val_given is not None or not self.val_split:
             return
         if is_stream(self._given):
             raise ConfigError(
-                f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} of "
-                "it cannot be told: give val_data= (its take(n), say, and skip(n) to train on), "
-                "or val_split=0"
+                f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} "
+                "cannot be computed: pass val_data= (for example its take(n), and skip(n) to train "
+                "on), or val_split=0"
             )
         seed = self._seed.for_ranks(ranks())
         self.train_data, self.val_data = split(self._given, self.val_split, seed)
@@ -230,23 +246,23 @@ class UniversalDataModule(Closing):
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, and what the split was: small and JSON-able."""
+        """Return the position of training and the identity of the split; small and JSON-able."""
         return self._identity | {"train": self.train_dataloader().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly there, from the next ``iter()`` of the training loader on.
+        """Continue at a saved position from the next ``iter()`` of the training loader on.
 
         Args:
-            state_dict: What `state_dict` returned, for the same data, split and seed.
+            state_dict: A result of `state_dict` for the same data, split and seed.
         """
-        check_mapping(state_dict, FORMAT)
+        check_state_format(state_dict, FORMAT)
         self._adopt_seed(state_dict)
         ours = self._identity
         for name in ours:
             if state_dict.get(name) != ours[name]:
                 raise StateError(
                     f"the state has {name} {state_dict.get(name)!r}, this module {ours[name]!r}: "
-                    "build it as it was when the state was taken"
+                    "create it with the arguments it had when the state was saved"
                 )
         self.train_dataloader().load_state_dict(state_dict.get("train", {}))
 
@@ -258,7 +274,7 @@ class UniversalDataModule(Closing):
             "format": FORMAT,
             "seed": self.seed,
             "val_split": self.val_split if splits else 0,
-            "data": known,  # of a source, the loader's own state tells
+            "data": known,  # the state of a source's loader has its fingerprint
         }
 
     def _adopt_seed(self, state: dict[str, Any]) -> None:
@@ -267,18 +283,64 @@ class UniversalDataModule(Closing):
             return
         if self._loaders:
             raise StateError(
-                f"the state has seed {seed}, this module drew {self.seed} and gave out loaders: "
-                "load the state before asking for a loader, or give the seed"
+                f"the state has seed {seed}, this module drew {self.seed} and has loaders "
+                "already: load the state before you ask for a loader, or pass seed="
             )
         self._seed.restore(seed)
-        self._divide()
-
-    # -- the end
+        self._split()
 
     def close(self) -> None:
-        """End every thread and process of the loaders; they may be iterated again."""
+        """Stop all threads and processes of the loaders; they can be iterated again."""
         for loader in self._loaders.values():
             loader.close()
+
+
+def _make_loader(
+    data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
+) -> ModuleLoader:
+    """Return the loader for one part of the data, whatever its type."""
+    if is_source(data):
+        return StreamLoader(
+            data,
+            config.batch_size,
+            seed=seed,
+            drop_last=config.drop_last,
+            shuffle=not evaluation,
+            evaluation=evaluation,
+            collate_fn=None if collate is None else BySample(collate),
+        )
+    if is_stream(data):
+        return ReplayLoader(
+            data,
+            batch_size=config.batch_size,
+            num_workers=config.num_workers,
+            collate=collate,
+            seed=seed,
+            evaluation=evaluation,
+        )
+    options = config.options() | {"collate_fn": collate, "seed": seed}
+    if evaluation:
+        options |= {"shuffle": False, "evaluation": True}
+    data = stack_tensors(data) if collate is None else data
+    return build_loader(data, options, reason="for evaluation" if evaluation else "as configured")
+
+
+class BySample:
+    """Passes the samples of a batch that was read as a whole to a collator of samples.
+
+    >>> BySample(len)({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    3
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, batch: torch.Tensor | dict[str, torch.Tensor]) -> Any:
+        """Return the collated samples of ``batch``."""
+        if isinstance(batch, torch.Tensor):
+            return self._collate(list(batch))
+        rows = zip(*batch.values(), strict=True)
+        return self._collate([dict(zip(batch, row, strict=True)) for row in rows])
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What every loader promises."""
+"""The base class of all loaders, and their iterator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from typing_extensions import TypeVar
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.position import Position
 from penstock.order import Cursor, Indices, Plan
-from penstock.ranks import current_topology as current_topology
-from penstock.ranks import ranks as ranks
 
 log = logging.getLogger("penstock")
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
-# what belongs to this process and is made again when needed; a copy of a loader begins without it
+# attributes that exist only in this process and are made again when needed: not copied
 _NOT_COPIED: Final = ("_stream", "_slots", "_workers", "_iterator", "_seen")
 
 
@@ -32,21 +30,32 @@ class StaleIteratorError(PenstockError, RuntimeError):
 
 
 class Loader(Generic[Batch]):
-    """Base class of all loaders: a plan, a position in it, and an executor that makes the batches.
+    """Base class of all loaders.
 
-    A subclass has a ``position`` (the plan and the position) and implements `_open`. The stream it
-    opens may stay open between iterations, so that reading ahead continues over the ends of chunks.
+    A loader combines a *plan* (which samples make up which batch), a *position* in it, and an
+    executor that produces the batches. Subclasses provide `position` and implement `_open`. The
+    stream that `_open` returns may stay open between iterations, so that reading ahead continues
+    across chunk and epoch boundaries.
 
     ``Loader[Batch]`` names the type of a batch for type checkers. A loader can be pickled and
-    copied: the copy continues at the same position, with threads and processes of its own.
+    copied: the copy continues at the same position, with its own threads and processes.
     """
 
     @property
     @abstractmethod
     def position(self) -> Position:
-        """Where this loader is."""
+        """The position: the cursor, the settings of the plan, and a way to replace them."""
 
-    chunk_size: int | None  # in batches; None for whole epochs
+    @property
+    def plan(self) -> Plan:
+        """The plan for the current ranks: the order, cut into this rank's batches."""
+        return self.position.plan
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Batches of a chunk; None for whole epochs."""
+        return self.position.chunk
+
     waited_seconds: float = 0.0
     """Seconds that the caller has waited for batches, since the loader was made."""
 
@@ -54,39 +63,39 @@ class Loader(Generic[Batch]):
 
     @property
     def _keeps_stream(self) -> bool:
-        """Does the stream stay open between iterations?"""
+        """Whether the stream stays open between iterations."""
         return True
 
     @abstractmethod
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
-        """A stream of batches from ``cursor`` on, without end."""
+        """Return an endless stream of batches from ``cursor`` on."""
 
     @abstractmethod
     def describe(self) -> str:
-        """One readable page: order, executor, memory, and why."""
+        """Return one readable page: order, executor, memory, and the reasons."""
 
     def __repr__(self) -> str:
         try:
-            course, plan = self.position, self.position.plan
+            position, plan = self.position, self.plan
         except PlanError as error:  # no plan now: too many ranks, an empty dataset
             return f"<{type(self).__name__}: {error}>"
         data = getattr(self, "dataset", getattr(self, "source", None))
         parts = [f"{type(data).__name__} of {plan.order.size:,} samples"]
-        parts += [f"batch_size={course.batch}", f"chunk_size={course.chunk}"]
+        parts += [f"batch_size={position.batch}", f"chunk_size={position.chunk}"]
         parts += [f"order={plan.order.kind!r}", f"seed={plan.order.seed}"]
         parts += [f"rank={plan.rank}", f"world_size={plan.steps.world}"]
-        parts += [f"epoch={course.cursor.epoch}", f"position={course.cursor.position}"]
+        parts += [f"epoch={position.cursor.epoch}", f"position={position.cursor.position}"]
         return f"<{type(self).__name__}: {', '.join(parts)}>"
 
     @property
     def _is_new(self) -> bool:
-        """Whether training begins with it: an evaluation always begins where it did."""
+        """Whether nothing was delivered for training; always false for an evaluation loader."""
         return not self.position.evaluation and self.position.cursor == Cursor()
 
     # -- iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current chunk (or epoch), then stop."""
+        """Iterate over the rest of the current chunk (or epoch)."""
         return self._iterate()
 
     def _iterate(self) -> Iterator[Batch]:
@@ -95,18 +104,18 @@ class Loader(Generic[Batch]):
     def _begin(self) -> None:
         """Prepare for an iteration that is about to begin."""
 
-    def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
-        """The batch at the cursor, and the cursor after it."""
-        course, asked = self.position, perf_counter()
+    def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
+        """Return the cursor after the batch at the cursor, and that batch."""
+        position, asked = self.position, perf_counter()
         try:
             stream = self._stream
-            if stream is None or not stream.continues(plan, course.cursor):
-                stream = self._reopen(plan, course.cursor)
+            if stream is None or not stream.continues(plan, position.cursor):
+                stream = self._reopen(plan, position.cursor)
             try:
                 return next(stream)
             except Exception as error:
-                if not stream.continues(plan, course.fail(plan)):
-                    self.close()  # what is left of the stream is unknown; the cursor is not
+                if not stream.continues(plan, position.fail(plan)):
+                    self.close()  # the stream cannot continue; the cursor is still known
                 if isinstance(error, StopIteration):  # would end the loop as an epoch's end does
                     raise RuntimeError("reading a batch raised StopIteration") from error
                 raise
@@ -117,7 +126,7 @@ class Loader(Generic[Batch]):
             self.waited_seconds += perf_counter() - asked
 
     def _reopen(self, plan: Plan, cursor: Cursor) -> Stream:
-        """A new stream whose next batch is the one at ``cursor``."""
+        """Replace the stream by one whose next batch is the one at ``cursor``."""
         try:
             self._drop_stream()
             self._stream = stream = self._open(plan, cursor)
@@ -140,11 +149,11 @@ class Loader(Generic[Batch]):
             self._stream = None
 
     def peek(self) -> Batch:
-        """The batch the next ``iter()`` begins with, read apart from the run: nothing moves."""
-        course = self.position
-        if not course.remaining:
+        """Return the batch the next ``iter()`` begins with; the position does not move."""
+        position = self.position
+        if not position.remaining:
             raise BatchError("cannot peek: limit_batches=0 leaves no batches")
-        stream = self._open(course.plan, course.start)
+        stream = self._open(position.plan, position.start)
         try:
             batch: Batch = next(stream)[1]
             return batch
@@ -153,7 +162,7 @@ class Loader(Generic[Batch]):
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """A block in which the loader may be iterated or moved; after it, it is where it was."""
+        """Return a context in which the loader may be moved; at its end, it is moved back."""
         saved = self.position.save()
         try:
             yield self
@@ -162,12 +171,12 @@ class Loader(Generic[Batch]):
             self.position.restore(saved)
 
     def __len__(self) -> int:
-        """Batches of the current chunk (epoch) on this rank, the same all through it."""
+        """Return the batches of the current chunk (or epoch) on this rank, also inside it."""
         return self.position.length
 
     @property
     def remaining(self) -> int:
-        """Exactly what the next ``iter()`` yields."""
+        """The number of batches that the next ``iter()`` yields."""
         return self.position.remaining
 
     # -- moving
@@ -211,12 +220,14 @@ class Loader(Generic[Batch]):
             chunk_size: Batches of a chunk.
         """
         self.position.set_chunk_size(chunk_size)
-        self.chunk_size = self.position.chunk
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """What was delivered, not what was prefetched: small, flat, JSON-able."""
+        """Return the state as a small, flat dict that can be written as JSON.
+
+        It counts the batches that were delivered, not those that were read ahead.
+        """
         return self.position.state()
 
     def load_state_dict(
@@ -233,7 +244,7 @@ class Loader(Generic[Batch]):
         self.position.load(state_dict, allow_changed_data=allow_changed_data)
 
     def samples_at(self, step: int, epoch: int | None = None) -> Indices:
-        """The dataset indices this rank gets at a step of an epoch.
+        """Return the dataset indices this rank gets at a step of an epoch.
 
         The steps of a resumed epoch are counted from the position of the resume: the step there
         has the number ``ceil(position / (batch_size * world_size))``.
@@ -246,7 +257,7 @@ class Loader(Generic[Batch]):
         return plan.order.at(epoch, positions)
 
     def positions_at(self, step: int, epoch: int | None = None) -> Indices:
-        """The positions of the epoch's order that `samples_at` of the same arguments reads.
+        """Return the positions in the epoch's order that `samples_at` reads for these arguments.
 
         Args:
             step: The step, counted from 0.
@@ -255,20 +266,19 @@ class Loader(Generic[Batch]):
         return self.position.locate(step, epoch)[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lightning notes every attribute that was set, open streams too, where its patch of
-        # DataLoader is in place
-        kept = {name: value for name, value in vars(self).items() if not name.startswith("__pl_")}
-        return {name: None if name in _NOT_COPIED else value for name, value in kept.items()}
+        # Lightning's patch of DataLoader records every attribute that was set, open streams too
+        own = {name: value for name, value in vars(self).items() if not name.startswith("__pl_")}
+        return {name: None if name in _NOT_COPIED else value for name, value in own.items()}
 
     def __copy__(self) -> Self:
-        """A loader of its own over the same data: two must not move one position."""
+        """Return a loader over the same data with a position of its own."""
         data = [getattr(self, name, None) for name in ("dataset", "source")]
         return copy.deepcopy(self, {id(each): each for each in data})
 
-    # -- the end
+    # -- closing
 
     def close(self) -> None:
-        """End every thread and process of this loader; it may be iterated again."""
+        """End all threads and processes of this loader; it may be iterated again."""
         self._drop_stream()
 
     def __enter__(self) -> Self:
@@ -288,10 +298,10 @@ class LoaderIterator(Iterator[Batch]):
     def __init__(self, loader: Loader[Batch]) -> None:
         self._loader = loader
         self._plan: Plan | None = None  # from its first batch on
-        self._turn = self._left = self._count = 0
+        self._iteration = self._left = self._count = 0
 
     def __len__(self) -> int:
-        """Batches of this iteration, those already delivered too."""
+        """Return the batches of this iteration, including those already delivered."""
         return self._loader.remaining if self._plan is None else self._count
 
     def __next__(self) -> Batch:
@@ -307,59 +317,59 @@ class LoaderIterator(Iterator[Batch]):
             self._leave()
 
     def _fetch(self) -> tuple[Cursor, Any]:
-        """The next batch, and the cursor after it."""
+        """Return the cursor after the next batch, and that batch."""
         plan = self._plan or self._start()
         if self._left:
-            course = self.position
-            if course.turn != self._turn:
+            position = self.position
+            if position.iteration != self._iteration:
                 raise stale_iterator()
-            if course.failed is not None:  # the caller asks for what comes after it
-                course.delivered(course.failed)
+            if position.failed is not None:  # the caller asks for the batch after it
+                position.delivered(position.failed)
                 self._left -= 1
         if not self._left:
             self._leave()
             raise StopIteration
-        fetched = self._loader._next(plan, self._turn)
+        fetched = self._loader._next(plan, self._iteration)
         self._left -= 1
         return fetched
 
     def _start(self) -> Plan:
         self._loader._begin()
-        self.position = course = self._loader.position
-        self._left = self._count = course.remaining
-        self._turn, self._plan = course.begin_iteration()
-        # runs when nobody holds the iterator any more: after a break as well
-        self._leave = weakref.finalize(self, _leave, self._loader, course, self._turn)
+        self.position = position = self._loader.position
+        self._left = self._count = position.remaining
+        self._iteration, self._plan = position.begin_iteration()
+        # runs when the iterator is dropped, also after a break
+        self._leave = weakref.finalize(self, _leave, self._loader, position, self._iteration)
         self._leave.atexit = False
         return self._plan
 
 
 def stale_iterator() -> StaleIteratorError:
-    """The error of an iterator whose turn is over."""
+    """Return the error of an iterator that became stale."""
     return StaleIteratorError(
         "this iterator ended when its loader was moved or iterated again: call iter(loader) again"
     )
 
 
-def _leave(loader: Loader[Any], course: Position, turn: int) -> None:
-    """End an iteration: its iterator is exhausted, or gone."""
-    if course.turn == turn:
-        course.end_iteration()
+def _leave(loader: Loader[Any], position: Position, iteration: int) -> None:
+    """End an iteration: its iterator is exhausted, or was dropped."""
+    if position.iteration == iteration:
+        position.end_iteration()
         if not loader._keeps_stream:
             loader._drop_stream()
 
 
 class Stream(Protocol):
-    """Batches in plan order; what an executor gives."""
+    """Batches in plan order, produced by an executor."""
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
-        """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
+        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
         ...
 
     def __next__(self) -> tuple[Cursor, Any]:
-        """The next batch and the cursor after it; blocks until it is there."""
+        """Return the cursor after the next batch, and that batch; wait until it is there."""
         ...
 
     def close(self) -> None:
-        """End what runs for this stream, soon."""
+        """End the threads and processes of this stream."""
         ...

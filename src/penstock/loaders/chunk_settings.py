@@ -1,9 +1,14 @@
-"""What may be said about training in chunks: in a call, or in a configuration."""
+"""The options of training in chunks, declared once.
+
+`ChunkedTraining`, `SequenceDataset`, the section ``train`` of a configuration and `penstock plan`
+all take their names, defaults, checks and arithmetic from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Final, Self
 
 from penstock.arguments import LARGEST_INTEGER, choice, flag, whole_number
@@ -11,65 +16,137 @@ from penstock.errors import ConfigError
 from penstock.loaders.sampler import ORDERS, order_named
 from penstock.order import Order
 
-KEYS: Final = {  # under `train:`; those named otherwise than here
-    "chunk_seed": "seed",
-    "chunk_shuffle": "shuffle",
-    "chunk_order": "order",
-}
+LARGEST_SEED: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOption:
+    """One option: its names, its default and the values it accepts.
+
+    Args:
+        name: The field of `ChunkSettings`, and the argument of `ChunkedTraining`.
+        key: The key under ``train`` in a configuration, and the argument of `SequenceDataset`.
+        kind: ``"integer"`` (or None), ``"flag"`` or ``"choice"``.
+        default: The value if none is given.
+        minimum: The smallest integer accepted.
+        maximum: The largest integer accepted.
+        unit: What an integer counts, for messages.
+        choices: The values that a choice accepts.
+    """
+
+    name: str
+    key: str
+    kind: str
+    default: Any
+    minimum: int
+    maximum: int
+    unit: str
+    choices: tuple[str, ...]
+
+    def check(
+        self,
+        value: Any,
+        name: str | None = None,
+        *,
+        range_error: type[Exception] = ConfigError,
+    ) -> None:
+        """Raise `ConfigError` for a value that this option does not accept.
+
+        Args:
+            value: The value.
+            name: The name to use in the message; the option's own by default.
+            range_error: Raised instead for an integer out of range.
+        """
+        name = name or self.name
+        if self.kind == "flag":
+            flag(name, value, error=ConfigError)
+        elif self.kind == "choice":
+            choice(name, value, self.choices, error=ConfigError)
+        elif value is not None:
+            whole_number(name, value, maximum=self.maximum, error=ConfigError)
+            bounds: dict[str, Any] = {"minimum": self.minimum, "maximum": self.maximum}
+            whole_number(name, value, unit=self.unit, error=range_error, **bounds)
+
+
+def _integer(minimum: int, unit: str = "", *, maximum: int = LARGEST_INTEGER, **more: Any) -> Any:
+    described = {"kind": "integer", "minimum": minimum, "maximum": maximum, "unit": unit}
+    return field(default=more.pop("default", None), metadata=described | more)
+
+
+def _flag(default: bool, **more: Any) -> Any:
+    return field(default=default, metadata={"kind": "flag"} | more)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
-    """Sizes, order and end of training in chunks, checked.
+    """Sizes, order and end of training in chunks; checked when created.
 
     Args:
-        train_chunk_size: Batches between two validations; None: not said here.
-        val_chunk_size: Batches of a validation; None: not said here.
-        seed: Of the order, and of the choice of validation samples; None draws one and logs it.
-        shuffle: False is ``order="sequential"``.
-        order: ``"shuffled"``, ``"sequential"``, or ``"block"``: runs of samples that lie together,
-            for data slow to read at random.
-        val_cycle: Validate on another chunk each time, until all samples were there.
-        cycle: False ends training after one pass.
-        max_passes: Training ends after so many.
-        start_chunk: The chunk to begin with, counted from 0 over all passes.
+        train_chunk_size: Batches of this rank between two validations; None if not given.
+        val_chunk_size: Batches of this rank in a validation; None if not given.
+        seed: Seed of the order and of the choice of validation samples. None draws one and logs it.
+        shuffle: False means ``order="sequential"``.
+        order: ``"shuffled"``, ``"sequential"``, or ``"block"``: runs of neighbouring samples, for
+            data that is slow to read at random.
+        val_cycle: Validate on the next chunk each time, until all samples were used.
+        cycle: False ends training after one pass over the dataset.
+        max_passes: Training ends after this number of passes.
+        start_chunk: The first chunk, counted from 0 over all passes.
 
     >>> ChunkSettings.of_config({"train": {"train_chunk_size": 2000, "chunk_seed": 7}}).seed
     7
+    >>> [option.key for option in ChunkSettings.options()][:4]
+    ['train_chunk_size', 'val_chunk_size', 'chunk_seed', 'chunk_shuffle']
     """
 
-    train_chunk_size: int | None = None
-    val_chunk_size: int | None = None
-    seed: int | None = 42
-    shuffle: bool = True
-    order: str = "shuffled"
-    val_cycle: bool = False
-    cycle: bool = True
-    max_passes: int | None = None
-    start_chunk: int | None = None
+    train_chunk_size: int | None = _integer(1, "batch")
+    val_chunk_size: int | None = _integer(1, "batch")
+    seed: int | None = _integer(0, maximum=LARGEST_SEED, default=42, key="chunk_seed")
+    shuffle: bool = _flag(True, key="chunk_shuffle")
+    order: str = field(
+        default="shuffled",
+        metadata={"kind": "choice", "choices": tuple(ORDERS), "key": "chunk_order"},
+    )
+    val_cycle: bool = _flag(False)
+    cycle: bool = _flag(True)
+    max_passes: int | None = _integer(1, "pass")
+    start_chunk: int | None = _integer(0)
 
     def __post_init__(self) -> None:
-        for name, least, unit in (
-            ("train_chunk_size", 1, "batch"),
-            ("val_chunk_size", 1, "batch"),
-            ("max_passes", 1, "pass"),
-            ("start_chunk", 0, ""),
-            ("seed", 0, ""),
-        ):
-            value, most = getattr(self, name), (1 << 64) - 1 if name == "seed" else LARGEST_INTEGER
-            if value is not None:
-                whole_number(name, value, minimum=least, maximum=most, unit=unit, error=ConfigError)
-        for name in ("shuffle", "val_cycle", "cycle"):
-            flag(name, getattr(self, name), error=ConfigError)
-        choice("order", self.order, ORDERS, error=ConfigError)
+        for option in self.options():
+            option.check(getattr(self, option.name))
         if not self.cycle and self.max_passes not in (None, 1):
             raise ConfigError(
                 f"cycle=False is one pass, but max_passes={self.max_passes!r}: leave one out"
             )
 
+    @staticmethod
+    def options() -> tuple[ChunkOption, ...]:
+        """Return the description of every option, in the order of the fields."""
+        return _options()
+
+    @classmethod
+    def from_keys(cls, *, range_error: type[Exception] = ConfigError, **values: Any) -> Self:
+        """Return the settings for values given by their configuration keys.
+
+        Args:
+            range_error: Raised for an integer out of range.
+            **values: ``chunk_seed=7``, ``chunk_order="block"``, ...; messages use these names.
+        """
+        found = {}
+        for option in cls.options():
+            if option.key in values:
+                option.check(values[option.key], option.key, range_error=range_error)
+                found[option.name] = values[option.key]
+        return cls(**found)
+
     @classmethod
     def of_config(cls, config: Any) -> Self:
-        """What the ``train`` section of a configuration says; its other keys are not ours."""
+        """Return the settings in the ``train`` section of a configuration; other keys are ignored.
+
+        Args:
+            config: A mapping, or an object with attributes, that has ``train``.
+        """
         train = (
             config.get("train") if isinstance(config, Mapping) else getattr(config, "train", None)
         )
@@ -78,27 +155,97 @@ class ChunkSettings:
                 f"a configuration has a section 'train', this {type(config).__name__} has none: "
                 "give train_chunk_size= and val_chunk_size= instead"
             )
-        names = {field.name: field.name for field in fields(cls)}
-        names |= {ours: theirs for theirs, ours in KEYS.items()}
-        missing = object()
-        found = {ours: _value(train, theirs, missing) for ours, theirs in names.items()}
-        return cls(**{name: value for name, value in found.items() if value is not missing})
+        missing, get = object(), getattr(train, "get", None)
+        found = {
+            option.key: get(option.key, missing)
+            if callable(get)
+            else getattr(train, option.key, missing)
+            for option in cls.options()
+        }
+        return cls.from_keys(**{key: value for key, value in found.items() if value is not missing})
 
     @property
     def passes(self) -> int | None:
-        """Passes of the dataset that training ends after; None: others decide."""
+        """Passes over the dataset after which training ends; None if nothing here ends it."""
         return self.max_passes if self.cycle else 1
 
     @property
     def sized(self) -> bool:
-        """Is a chunk size given?"""
+        """Whether a chunk size is given."""
         return self.train_chunk_size is not None or self.val_chunk_size is not None
 
+    @property
+    def order_name(self) -> str:
+        """The order to use, with ``shuffle`` taken into account."""
+        return self.order if self.shuffle else "sequential"
+
     def order_of(self, size: int, seed: int) -> Order:
-        """The order of so many samples."""
-        return order_named(self.order if self.shuffle else "sequential", size, seed)
+        """Return the order of ``size`` samples for ``seed``."""
+        return order_named(self.order_name, size, seed)
 
 
-def _value(section: Any, name: str, missing: object) -> Any:
-    get = getattr(section, "get", None)
-    return get(name, missing) if callable(get) else getattr(section, name, missing)
+@cache
+def _options() -> tuple[ChunkOption, ...]:
+    empty = {"minimum": 0, "maximum": LARGEST_INTEGER, "unit": "", "choices": ()}
+    return tuple(
+        ChunkOption(
+            name=each.name, default=each.default, **empty | {"key": each.name, **each.metadata}
+        )
+        for each in fields(ChunkSettings)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Batches of a chunk on this rank, as given and as used.
+
+    Args:
+        explicit_train: The training chunk size that was given; None if none was.
+        explicit_val: The validation chunk size that was given; None if none was.
+        train: The training chunk size in use; None if unknown.
+        val: The validation chunk size in use; None if unknown.
+
+    >>> ChunkSizes.given(train=200, val=None).infer(lambda: 1000, lambda: 31)
+    ChunkSizes(explicit_train=200, explicit_val=None, train=200, val=31)
+    """
+
+    explicit_train: int | None = None
+    explicit_val: int | None = None
+    train: int | None = None
+    val: int | None = None
+
+    @classmethod
+    def given(cls, train: int | None, val: int | None) -> Self:
+        """Return the sizes before anything is inferred."""
+        return cls(train, val, train, val)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether training is chunked: one of the sizes is given."""
+        return self.explicit_train is not None or self.explicit_val is not None
+
+    def infer(
+        self, train_batches: Callable[[], int | None], val_batches: Callable[[], int | None]
+    ) -> Self:
+        """Return the sizes with a missing one replaced by its whole partition.
+
+        Without any given size, both stay None.
+
+        Args:
+            train_batches: Returns the batches of the whole training partition; None if unknown.
+            val_batches: The same for validation.
+        """
+        if self.explicit_train is None and self.explicit_val is not None:
+            return replace(self, train=train_batches())
+        if self.explicit_val is None and self.explicit_train is not None:
+            return replace(self, val=val_batches())
+        return self
+
+
+def partition_batches(samples: int, batch_size: int | None, world: int) -> int:
+    """Return the batches of a whole partition on each of ``world`` ranks.
+
+    >>> partition_batches(100, 32, world=1)
+    4
+    """
+    return -(-samples // ((batch_size or 1) * world))

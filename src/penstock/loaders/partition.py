@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.position import Position
-from penstock.loaders.seeds import HeldOrder, Seed
-from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, Topology
+from penstock.loaders.options import check_chunk_size
+from penstock.loaders.position import OrderFactory, OrderRequest, order_factory
+from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder
+from penstock.seeds import Seed
 
 
 def validation_loader(
@@ -48,26 +50,30 @@ def validation_loader(
     >>> len(first), torch.equal(first, again)
     (8, True)
     """
-    held = Seed.of(seed)
-    options = dataloader_kwargs | {"seed": held, "rank": rank, "world_size": world_size}
+    options = dataloader_kwargs | {"seed": seed, "rank": rank, "world_size": world_size}
     options |= {"drop_last": False}
     if chunk_size is None:
         return kind(dataset, batch_size, evaluation=True, **options)
     if cycle:
-        options["order"] = HeldOrder.following(held, len(dataset), FixedShuffle)
+        options["order"] = order_factory(FixedShuffle)
         return kind(dataset, batch_size, chunk_size, **options)
-    loader = kind(dataset, batch_size, chunk_size, evaluation=True, **options)
-    choose_samples(loader, int(chunk_size), held)
-    return loader
+    order = subset_order(check_chunk_size(chunk_size))
+    return kind(dataset, batch_size, chunk_size, evaluation=True, order=order, **options)
 
 
-def choose_samples(loader: ChunkedDataLoader, chunk_size: int, seed: Seed) -> None:
-    """Have an evaluation loader deliver ``chunk_size`` batches of samples chosen by ``seed``."""
-    course = loader.position
-    partition = HeldOrder.following(seed, course.plan.order.size, SequentialOrder)
-    loader._held, course.seed = partition, seed
-    course._order = Choice(course, chunk_size, partition)
-    course.replan()
+def subset_order(chunk_size: int) -> OrderFactory:
+    """Return a factory of orders of ``chunk_size`` batches of samples, chosen by the seed.
+
+    Args:
+        chunk_size: Batches of each rank. If the dataset has no more, the order is all of it.
+    """
+    return partial(_choose, chunk_size)
+
+
+def _choose(chunk_size: int, request: OrderRequest) -> Order:
+    size = chunk_size * request.batch_size * request.world_size
+    partition = SequentialOrder(request.samples, request.seed)
+    return partition if size >= partition.size else ChosenOrder(size, partition)
 
 
 class FixedShuffle(ShuffledOrder):
@@ -116,16 +122,3 @@ class ChosenOrder:
     def identity(self) -> dict[str, int | str]:
         """Kind and seed, and the size of the partition: how many are chosen follows the ranks."""
         return {"order": self.kind, "samples": self._partition.size, "seed": self.seed}
-
-
-class Choice:
-    """The samples that a loader validates on, for its ranks, batch size and partition now."""
-
-    def __init__(self, course: Position, chunk_batches: int, partition: HeldOrder) -> None:
-        self.position, self._chunk_batches, self._partition = course, chunk_batches, partition
-
-    def __call__(self, topology: Topology) -> Order:
-        """The order of those samples; all of them where there are no more."""
-        size = self._chunk_batches * self.position.batch * topology.world
-        partition = self._partition(topology)
-        return partition if size >= partition.size else ChosenOrder(size, partition)

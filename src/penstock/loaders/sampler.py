@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from penstock.arguments import choice, flag, whole_number
-from penstock.loaders.base import current_topology
-from penstock.loaders.position import Position, check_epoch
-from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.loaders.options import check_epoch
+from penstock.loaders.position import Position
 from penstock.loaders.torch_loader import OwnedSampler
 from penstock.order import (
     BlockOrder,
@@ -24,16 +22,18 @@ from penstock.order import (
 )
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
+from penstock.ranks import ranks
+from penstock.seeds import Seed
 
 ORDERS: Final = ("shuffled", "sequential", "block")
-BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # few enough seeks for files, enough mixing for training
 
 
 class ChunkedSampler(Sampler[int]):
     """One chunk of an epoch's shuffle at a time, for a stock ``DataLoader``.
 
     Chunks ``0 .. total_chunks - 1`` of an epoch are disjoint and cover the dataset; they are cut
-    from a shuffle of the *whole* dataset, another one in every epoch. Iterating never moves
+    from a shuffle of the *whole* dataset, which differs in every epoch. Iterating never moves
     ``current_chunk``; `set_chunk` does.
 
     Args:
@@ -53,8 +53,8 @@ class ChunkedSampler(Sampler[int]):
         self.dataset_size = whole_number("dataset_size", dataset_size, minimum=0)
         self.chunk_size = whole_number("chunk_size", chunk_size, minimum=1, unit="sample")
         self.shuffle = flag("shuffle", shuffle)
-        make = partial(make_order, shuffle=self.shuffle)
-        self._held = HeldOrder.following(Seed.of(seed), self.dataset_size, make)
+        self._seed = Seed.of(seed)
+        make_order(self.dataset_size, self._seed.value, shuffle=self.shuffle)  # refused here
         self.epoch = self.current_chunk = 0
 
     @property
@@ -64,7 +64,8 @@ class ChunkedSampler(Sampler[int]):
 
     @property
     def _order(self) -> Order:
-        return self._held(current_topology(None, None))
+        seed = self._seed.for_ranks(ranks())
+        return make_order(self.dataset_size, seed, shuffle=self.shuffle)
 
     @property
     def total_chunks(self) -> int:
@@ -72,13 +73,14 @@ class ChunkedSampler(Sampler[int]):
         return -(-self.dataset_size // self.chunk_size)
 
     def get_chunk_indices(self, chunk_idx: int) -> Indices:
-        """The samples of a chunk, the same however often and in whatever order it is asked.
+        """Return the samples of a chunk; always the same for the same chunk and epoch.
 
-        Past the last chunk the cycle continues: chunk ``total_chunks`` is the next epoch's first.
+        Args:
+            chunk_idx: The chunk, counted from 0; ``total_chunks`` is the next epoch's first.
         """
         epoch, begin, end = self._span(chunk_idx)
         order = self._order
-        self._held.seed.settle("samples were delivered")
+        self._seed.settle("samples were delivered")
         return order.at(epoch, np.arange(begin, end))
 
     def _span(self, chunk: int) -> tuple[int, int, int]:
@@ -88,17 +90,25 @@ class ChunkedSampler(Sampler[int]):
         return self.epoch + further, begin, min(begin + self.chunk_size, self.dataset_size)
 
     def set_chunk(self, chunk_idx: int) -> None:
-        """The chunk the next iterations give."""
+        """Set the chunk that the next iterations deliver.
+
+        Args:
+            chunk_idx: The chunk, counted from 0; past the last chunk, one of a later epoch.
+        """
         self.current_chunk = whole_number("chunk_idx", chunk_idx, minimum=0)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose shuffle the chunks are cut from."""
+        """Set the epoch whose shuffle the chunks are cut from.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         self.epoch = check_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         epoch, begin, end = self._span(self.current_chunk)
         order = self._order
-        self._held.seed.settle("samples were delivered")
+        self._seed.settle("samples were delivered")
         for at in range(begin, end, STRIDE):
             yield from order.at(epoch, np.arange(at, min(at + STRIDE, end))).tolist()
 
@@ -107,7 +117,7 @@ class ChunkedSampler(Sampler[int]):
         return end - begin
 
     def state_dict(self) -> dict[str, Any]:
-        """The chunk it is at, as a small flat dict."""
+        """Return the current chunk as a small flat dict."""
         epoch, begin, _ = self._span(self.current_chunk)
         return to_state(Cursor(epoch, begin), self._order)
 
@@ -124,12 +134,12 @@ class ChunkedSampler(Sampler[int]):
 
 
 def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
-    """A shuffled or a sequential order."""
+    """Return a shuffled or a sequential order."""
     return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
 
 
 def order_named(kind: str, size: int, seed: int) -> Order:
-    """An order by its name in a configuration, one of `ORDERS`.
+    """Return an order by its name in a configuration, one of `ORDERS`.
 
     >>> order_named("block", 1000, seed=42).block
     64
@@ -142,23 +152,23 @@ def order_named(kind: str, size: int, seed: int) -> Order:
 class RankSampler(OwnedSampler):
     """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
 
-    def __init__(self, dataset: Any, course: Position) -> None:
+    def __init__(self, dataset: Any, position: Position) -> None:
         super().__init__(dataset)
-        self.position = course
+        self.position = position
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """Ranks there are now."""
+        """Number of ranks now."""
         return self.position.plan.steps.world
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Which of them this is."""
+        """This rank."""
         return self.position.plan.rank
 
     def __iter__(self) -> Iterator[int]:
-        plan, course = self.position.plan, self.position
-        for batch in plan.walk(course.start, course.remaining):
+        position = self.position
+        for batch in position.plan.walk(position.start, position.remaining):
             yield from batch.samples.tolist()
 
     def __len__(self) -> int:

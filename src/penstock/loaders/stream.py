@@ -4,59 +4,57 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
-from penstock.loaders.base import Loader, Stream, current_topology
+from penstock.loaders.base import Loader, Stream
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
-from penstock.loaders.seeds import Seed
-from penstock.loaders.stream_arguments import (
+from penstock.loaders.stream_settings import (
+    StreamOrders,
     bad_blocks,
     brief,
     check_fields,
     check_samples,
     check_transform,
+    decoded_rows,
     one_of,
     opened,
     optional_number,
+    page,
     refuse_arguments,
+    warnings_of,
 )
-from penstock.loaders.stream_page import page, warnings_of
 from penstock.loaders.torch_loader import TorchLoader
-from penstock.order import BlockOrder, Cursor, Order, Plan, Topology
+from penstock.order import BlockOrder, Cursor, Order, Plan
+from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
-from penstock.order.stored import StoredOrder
+from penstock.ranks import current_topology
+from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
-from penstock.sources.base import Field, MappedSource, Source
-from penstock.streaming.batches import BatchStream, BatchTransform
-from penstock.streaming.budget import LENT_BATCHES, Demand, usable_cores
-from penstock.streaming.geometry import Geometry, Resolved, Resolver
-from penstock.streaming.memory import Slots
-from penstock.streaming.pipeline import Pipeline
-from penstock.streaming.placing import Placer
-from penstock.streaming.replacing import BlockReplacing
-from penstock.streaming.segments import Segment, plan_parts
+from penstock.sources.base import Field
+from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
+from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
+from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
 
-Result = TypeVar("Result")
-
 
 class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
-    """Shuffled batches straight from storage, in place, at storage speed.
+    """Shuffled batches straight from storage, at storage speed.
 
-    Blocks from all over the dataset are read ahead by threads, mixed in windows, and handed out
-    as batches; memory stays within a budget, however large the data. Everything every loader
-    promises holds: exact resume on any number of ranks, chunks, ``samples_at``.
+    Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
+    Memory stays within a budget, however large the data. As with every loader, a state resumes
+    exactly on any number of ranks, and `samples_at` tells which samples are in which batch.
 
     A source with one unnamed array gives tensors; named fields give a dict of tensors.
 
@@ -64,30 +62,31 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         source: A `Source`, or anything `open_source` opens: a path, a URL, arrays.
         batch_size: Samples of this rank's batch.
         fields: Names of the fields to read, for `open_source`; None for all of them.
-        block_samples: Consecutive samples read in one go; defaults to the storage's chunking.
-        window_blocks: Blocks a lane mixes at once; defaults to what the budget allows.
+        block_samples: Consecutive samples read together; defaults to the storage's chunking.
+        window_blocks: Blocks that a lane mixes; defaults to what the budget allows.
         chunk_size: Batches of a chunk; None for the whole epoch.
         shuffle: False reads the samples as they are stored.
-        seed: For the shuffle and for ``transform``; None draws one and logs it.
-        drop_last: Drop the incomplete last step of an epoch.
+        seed: Of the shuffle and of ``transform``; None draws one and logs it.
+        drop_last: Drop the last batch of an epoch if it is not full on every rank.
         steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
-        device: Where batches go; copies overlap the step before. None: they stay on the CPU.
+        device: Where batches go; a copy overlaps the step before. None leaves them on the CPU.
         memory_budget: Hard bound on the buffers and their bookkeeping: bytes, or a text such as
             ``"1GB"``.
         transform: ``transform(batch, rng)``: the whole batch, and a keyed generator. A
             `Transform` changes each sample by a key of (seed, epoch, sample) instead.
         collate_fn: ``collate_fn(batch)``: called with the whole batch last.
-        evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
-        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
-        world_size: How many ranks share the samples.
+        evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
+        rank: This rank; pass it together with ``world_size``. By default both are those of
+            ``torch.distributed``, or 0 of 1.
+        world_size: Number of ranks.
         lanes: Independent readers' shares of the order; defaults to the world size.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
-        timeout: Seconds to wait for a batch, after which a `WorkerError` names the read that is
-            waited for; 0 for no limit.
+        timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
+            for no limit.
         collate: Another name for ``collate_fn``.
         on_error: ``"raise"``: a block that cannot be read is an error. ``"replace"``: the rows of
-            another block take its place, the same on every run and resume, with a warning.
-        quarantine: A file that replaced blocks are listed in, a JSON object a line.
+            another block replace it, the same in every run and resume, with a warning.
+        quarantine: A file that lists replaced blocks, one JSON object per line.
 
     >>> loader = StreamLoader(torch.arange(1000.0), batch_size=100)
     >>> with loader:
@@ -126,7 +125,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        self.chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -136,8 +135,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.shuffle = flag("shuffle", shuffle) and not evaluation
         self.drop_last = flag("drop_last", drop_last) and not evaluation
         self._bad_blocks = bad_blocks(on_error, quarantine)
-        self._threads = optional_number("threads", threads, minimum=1)
-        self._asked, self._adopted = Geometry(block_samples, window_blocks, lanes), Geometry()
+        threads = optional_number("threads", threads, minimum=1)
+        asked = Geometry(block_samples, window_blocks, lanes)
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
@@ -145,23 +144,31 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.samples = check_samples(self.source, self.steps)
         check_fields(self.source.fields)
         check_transform(transform, self.source.fields)
-        self._seed = drawn
-        self._chunk_rows = decoded_rows(self.source)
-        self._fingerprint = self.source.fingerprint()  # now: a state must not need storage later
-        self._slots: Slots | None = None
-        self._placed = Position(
-            weakly(self._order_for),
+        self._slots: BatchBuffers | None = None
+        self._orders = StreamOrders(
+            source=self.source,
+            samples=self.samples,
+            steps=self.steps,
+            shuffle=self.shuffle,
+            memory_budget=self.memory_budget,
+            asked=asked,
+            given_threads=threads,
+            chunk_rows=decoded_rows(self.source),
+            adopted=Geometry(),
+        )
+        self._position = Position(
+            self._orders,
+            samples=self.samples,
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
             drop_last=drop_last,
-            chunk=self.chunk_size,
+            chunk=chunk_size,
             limit=None,
             evaluation=evaluation,
-            fingerprint=weakly(self._data_fingerprint),
-            seed=self._seed,
+            fingerprint=self.source.fingerprint(),  # now: a state must not need storage later
+            seed=drawn,
         )
-        self._placed.replan()  # refuses what cannot be, now and not at the first batch
-        sampler = RankSampler(self.source, self._placed)
+        sampler = RankSampler(self.source, self._position)
         self._present(self.source, batch_size, sampler, drop_last=self.drop_last)
         for warning in warnings_of(self):
             log.warning("%s", warning)
@@ -169,50 +176,47 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def position(self) -> Position:
         """The plan and the position in it."""
-        return self._placed
+        return self._position
 
-    def _data_fingerprint(self) -> str:
-        return self._fingerprint
-
-    # -- what was given, resolved
+    # -- settings in use
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank's batch."""
-        return self._placed.batch
+        return self._position.batch
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:
-        """Nothing: torch's constructor sets it, and refuses to after that."""
+        """Do nothing: torch's constructor sets it."""
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate's ``save_state`` saves the place of this loader."""
+        """Whether accelerate's ``save_state`` saves the position of this loader."""
         return not self.evaluation
 
     @property
     def seed(self) -> int:
         """The seed in use: passed in, drawn at random, or restored from a state."""
-        return self._seed.value
+        return self._position.seed.value
 
     @property
     def rank(self) -> int:
-        """This rank, of ``world_size``."""
-        return self._placed.plan.rank
+        """This rank."""
+        return self._position.plan.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks there are now."""
-        return self._placed.plan.steps.world
+        """Number of ranks now."""
+        return self._position.plan.steps.world
 
     @property
     def block_samples(self) -> int:
-        """Consecutive samples read in one go."""
+        """Consecutive samples read together."""
         return self.geometry.block.value
 
     @property
     def window_blocks(self) -> int:
-        """Blocks a lane mixes at once."""
+        """Blocks that a lane mixes."""
         return self.geometry.window.value
 
     @property
@@ -223,12 +227,17 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def geometry(self) -> Resolved:
         """Blocks, windows and lanes, each with its reason."""
-        return self._resolve(self._topology)
+        return self._orders.resolve(self.batch_size, self.world_size)
 
     @property
     def threads(self) -> int:
-        """Reader threads: those asked for, or the usable cores, or what the storage needs."""
-        return self._threads or max(2, getattr(self.source, "in_flight", None) or usable_cores())
+        """Reader threads: those passed in, or what the storage needs, or the usable cores."""
+        return self._orders.threads
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a storage chunk that a read decodes together; 0 where none are decoded."""
+        return self._orders.chunk_rows
 
     @property
     def collate(self) -> Callable[[Any], Any] | None:
@@ -238,44 +247,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def buffer_bytes(self) -> int:
         """Memory of all buffers and their bookkeeping, within ``memory_budget``."""
-        return self._resolver(self._topology).needed(self.geometry)
-
-    # -- geometry
-
-    @property
-    def _topology(self) -> Topology:
-        plan = self._placed.plan
-        return Topology(plan.rank, plan.steps.world)
-
-    def _demand(self, topology: Topology) -> Demand:
-        return Demand(
-            sum(field.nbytes for field in self.source.fields.values()),
-            self.steps,
-            self._placed.batch,
-            self._placed.batch * topology.world,
-            self.threads,
-            self._chunk_rows,
-        )
-
-    def _resolver(self, topology: Topology) -> Resolver:
-        return Resolver(
-            self._demand(topology),
-            self.samples,
-            self.source.block_samples,
-            self.memory_budget,
-            in_order=not self.shuffle,
-        )
-
-    def _resolve(self, topology: Topology) -> Resolved:
-        return self._resolver(topology).resolve(self._asked, self._adopted, ranks=topology.world)
-
-    def _order_for(self, topology: Topology) -> Order:
-        resolver, seed = self._resolver(topology), self._seed.for_ranks(topology.world)
-        resolved = resolver.check(self._asked, self._adopted, ranks=topology.world)
-        block, window, lanes = (choice.value for choice in resolved)
-        if self.shuffle:
-            return BlockOrder(self.samples, seed, block, window, lanes)
-        return StoredOrder(self.samples, seed, block=block, window=window)
+        resolver = self._orders.resolver(self.batch_size, self.world_size)
+        return resolver.needed(self.geometry)
 
     # -- state
 
@@ -284,27 +257,26 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         """Continue exactly where a state was taken, from the next ``iter()`` on; takes O(1).
 
-        Block, window and lanes are adopted from it where none were given.
+        Block, window and lanes are taken from the state unless they were passed in.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            allow_changed_data: Accept a state of data that has another fingerprint.
         """
         check_format(state_dict)
-        before, seed = self._adopted, self._seed.save()
+        before = self._orders.adopted
         try:
-            self._adopt(state_dict)
+            if self.shuffle and state_dict.get("order") == BlockOrder.kind:
+                names = ("block", "window", "lanes")
+                self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
+                self._position.rebuild_plan()
             super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
-            self._adopted = before
-            self._seed.go_back(seed)
-            self._placed.replan()
+            self._orders.adopted = before
+            self._position.rebuild_plan()
             if isinstance(error, PlanError):
                 raise StateError(f"the state does not fit this loader: {error}") from error
             raise
-
-    def _adopt(self, state: Mapping[str, Any]) -> None:
-        if self.shuffle and state.get("order") == BlockOrder.kind:
-            self._adopted = Geometry(*(state.get(name) for name in ("block", "window", "lanes")))
-        if not self._seed.given and isinstance(state.get("seed"), int):
-            self._seed.restore(state["seed"])
-        self._placed.replan()
 
     def set_batch_size(self, batch_size: int) -> None:
         """Use another batch size from the next ``iter()`` on; position and geometry stay.
@@ -313,14 +285,14 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             batch_size: Samples of this rank's batch.
         """
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        before = self._adopted
-        self._adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
+        before = self._orders.adopted
+        self._orders.adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
         try:
             super().set_batch_size(batch_size)
             self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
         except PlanError:
-            self._adopted = before
-            self._placed.replan()
+            self._orders.adopted = before
+            self._position.rebuild_plan()
             raise
 
     # -- executing
@@ -331,18 +303,18 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
-        placer = partial(
-            Placer,
+        reader = partial(
+            BlockReader,
             self.source,
             slots,
             block=min(order.block, order.size),
             steps=self.steps,
-            replacing=None if bad is None else BlockReplacing(order, bad),
+            replacement=None if bad is None else BlockReplacement(order, bad),
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             slots,
-            placer,
+            reader,
             threads=self.threads,
             name="read",
             what=brief(self.source),
@@ -354,60 +326,42 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> Slots:
-        """The batches' memory: that of the stream before, where it fits."""
-        count = self._demand(Topology(plan.rank, plan.steps.world)).slots(round_samples(plan.order))
+    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
+        """Return memory for the batches: that of the last stream if it fits."""
         batch, slots = plan.steps.batch, self._slots
-        if slots is None or not slots.complete or (slots.batch, slots.count) != (batch, count):
-            self._slots = slots = None  # the old memory goes before the new one comes
+        demand = self._orders.demand(batch, plan.steps.world)
+        count = demand.slots(round_samples(plan.order))
+        if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
+            self._slots = slots = None  # freed before new memory is allocated
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
             }
-            self._slots = slots = Slots(
+            self._slots = slots = BatchBuffers(
                 fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
             )
         return slots
 
     def peek(self) -> Any:
-        """The batch the next ``iter()`` begins with: nothing moves, reading ahead begins anew."""
-        self._drop_stream()  # its buffers are the budget
+        """Return the batch the next ``iter()`` begins with; what was read ahead is read again."""
+        self._drop_stream()  # its buffers use the whole budget
         return super().peek()
 
     def close(self) -> None:
-        """End every thread and give the buffers back; batches stay valid, it may go on."""
+        """End all threads and free the buffers; batches stay valid. It may be iterated again."""
         super().close()
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.forget()
+            slots.release_pages()
 
     def describe(self) -> str:
-        """One readable page: order, how good the shuffle is, memory, and why."""
+        """Return one readable page: order, quality of the shuffle, memory, and the reasons."""
         return page(self)
 
 
-class weakly(Generic[Result]):
-    """A weakly bound method, so that a loader and its threads end when it is dropped.
-
-    Pickled and copied, it is bound to the copy of its loader.
-    """
-
-    def __init__(self, method: Callable[..., Result]) -> None:
-        self._method = weakref.WeakMethod(method)
-
-    def __call__(self, *args: Any) -> Result:
-        """What the method returns."""
-        method = self._method()
-        assert method is not None  # the caller belongs to the loader
-        return method(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return weakly, (self._method(),)
-
-
 def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:
-    """What is delivered: epoch after epoch; for evaluation (``fixed``) the same one again.
+    """Yield the epochs to deliver; for evaluation (``fixed``) the same one repeatedly.
 
-    No part of a loader: threads hold this, and must not keep the loader from being dropped.
+    Not a method: threads hold this, and would keep the loader alive.
     """
     steps = plan.steps
     while True:
@@ -417,18 +371,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 
 def stacked(field: Field, steps: int) -> Field:
-    """The field of a sample that is ``steps`` consecutive rows."""
+    """Return the field of a sample of ``steps`` consecutive rows."""
     return field if steps == 1 else replace(field, shape=(steps, *field.shape))
 
 
-def decoded_rows(source: Source) -> int:
-    """Rows that a read may decode together beside their place; 0 where none is decoded."""
-    few = min(len(source), 2 * source.block_samples + 1)
-    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
-    return 0 if in_place else min(source.block_samples, len(source))
-
-
 def round_samples(order: Order) -> int:
-    """Samples of a round of windows, over all lanes."""
+    """Return the samples of a round of windows over all lanes."""
     assert isinstance(order, BlockOrder | StoredOrder)
     return order.window_samples * order.lanes

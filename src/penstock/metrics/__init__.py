@@ -1,6 +1,29 @@
-"""What was measured: durations, memory, processor time. Recorded low, explained high."""
+"""Measurements: what batches contain and how long they take, memory and processor time."""
 
-from penstock.metrics.durations import Delivery, steady, summarize
-from penstock.metrics.processes import tree_bytes, tree_cpu_seconds
+from penstock.metrics.batches import (
+    Delivery,
+    arrays_of,
+    bytes_of,
+    samples_of,
+    steady,
+    summarize,
+)
+from penstock.metrics.usage import (
+    accelerator_memory,
+    accelerator_utilization,
+    tree_bytes,
+    tree_cpu_seconds,
+)
 
-__all__ = ["Delivery", "steady", "summarize", "tree_bytes", "tree_cpu_seconds"]
+__all__ = [
+    "Delivery",
+    "accelerator_memory",
+    "accelerator_utilization",
+    "arrays_of",
+    "bytes_of",
+    "samples_of",
+    "steady",
+    "summarize",
+    "tree_bytes",
+    "tree_cpu_seconds",
+]

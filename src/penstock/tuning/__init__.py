@@ -1,4 +1,4 @@
-"""Which loader, with which settings: the factory, the monitor and `tune`."""
+"""Choosing a loader and its settings: configuration, factory, measurements, `tune`."""
 
 from penstock.loaders.machine import Machine
 from penstock.tuning.config import DataLoaderConfig

@@ -1,4 +1,4 @@
-"""How a loader is configured: values, decided in one place."""
+"""The settings of a loader as one validated object."""
 
 from __future__ import annotations
 
@@ -13,23 +13,46 @@ from penstock.arguments import choice, flag, function, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.options import EXECUTORS
 
+_whole = partial(whole_number, error=ConfigError)
+_flag = partial(flag, error=ConfigError)
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": partial(_whole, minimum=1, unit="sample"),
+    "num_workers": partial(_whole, minimum=0),
+    "shuffle": _flag,
+    "drop_last": _flag,
+}
+_CHECKS_UNLESS_NONE: dict[str, Callable[[str, Any], Any]] = {
+    "prefetch_factor": partial(_whole, minimum=1, unit="batch"),
+    "threads": partial(_whole, minimum=1),
+    "seed": partial(_whole, minimum=0, maximum=(1 << 64) - 1),
+    "pin_memory": _flag,
+    "persistent_workers": _flag,
+    "executor": partial(choice, allowed=EXECUTORS, error=ConfigError),
+    "collate_fn": partial(function, error=ConfigError),
+}
+
 
 @dataclass(frozen=True)
 class DataLoaderConfig:
-    """What a loader over any dataset is built with.
+    """Settings of a loader over any dataset.
 
     Args:
-        batch_size: Samples of this rank's batch.
-        shuffle: Another order in every epoch; False for the dataset's own.
-        num_workers: Worker processes; not used where the executor is another one.
-        pin_memory: None: where there is an accelerator.
-        prefetch_factor: Batches that each worker reads ahead; None for torch's 2.
-        persistent_workers: None: where there are workers.
-        drop_last: Drop the last batch of an epoch if it is not full.
-        seed: For the shuffle; None draws one and logs it.
-        collate_fn: None: torch's default, or what the task says.
-        executor: ``inline``, ``threads`` or ``processes``; None: by the number of workers.
-        threads: Of the executor ``threads``; None: as many as there are cores.
+        batch_size: Number of samples in a batch of this rank.
+        shuffle: Use a different random order in every epoch. False keeps the dataset's order.
+        num_workers: Number of worker processes. Ignored by the other executors.
+        pin_memory: Copy batches to pinned memory. None does so if there is an accelerator.
+        prefetch_factor: Number of batches that each worker reads ahead. None uses torch's 2.
+        persistent_workers: Keep workers between epochs. None does so if there are workers.
+        drop_last: Drop the last batch of an epoch if it is incomplete.
+        seed: Seed of the shuffle. None draws one at random and logs it.
+        collate_fn: Makes a batch from a list of samples. None uses the collator of the task, or
+            torch's default.
+        executor: ``inline``, ``threads`` or ``processes``. None uses processes if there are
+            workers.
+        threads: Number of threads of the executor ``threads``. None uses one per core.
+
+    Raises:
+        ConfigError: A value is invalid, or ``executor="processes"`` without workers.
 
     >>> DataLoaderConfig(num_workers=0).options()["num_workers"]
     0
@@ -48,31 +71,15 @@ class DataLoaderConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        whole = partial(whole_number, error=ConfigError)
-        checks: dict[str, Callable[[str, Any], Any]] = {
-            "batch_size": partial(whole, minimum=1, unit="sample"),
-            "num_workers": partial(whole, minimum=0),
-            "shuffle": partial(flag, error=ConfigError),
-            "drop_last": partial(flag, error=ConfigError),
-        }
-        optional: dict[str, Callable[[str, Any], Any]] = {
-            "prefetch_factor": partial(whole, minimum=1, unit="batch"),
-            "threads": partial(whole, minimum=1),
-            "seed": partial(whole, minimum=0, maximum=(1 << 64) - 1),
-            "pin_memory": partial(flag, error=ConfigError),
-            "persistent_workers": partial(flag, error=ConfigError),
-            "executor": partial(choice, allowed=EXECUTORS, error=ConfigError),
-            "collate_fn": partial(function, error=ConfigError),
-        }
-        for name, check in (checks | optional).items():
+        for name, check in (_CHECKS | _CHECKS_UNLESS_NONE).items():
             value = getattr(self, name)
-            if value is not None or name in checks:
+            if value is not None or name in _CHECKS:
                 object.__setattr__(self, name, check(name, value))
         if self.executor == "processes" and not self.num_workers:
-            raise ConfigError("executor='processes' needs workers, got num_workers=0: give some")
+            raise ConfigError("executor='processes' needs workers: pass num_workers=1 or more")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of a `ChunkedDataLoader`, less impossible combinations."""
+        """Return keyword arguments of `ChunkedDataLoader`, without impossible combinations."""
         workers = self.num_workers if self.executor in (None, "processes") else 0
         accelerator = torch.accelerator.is_available()
         options: dict[str, Any] = {

@@ -1,30 +1,41 @@
-"""The right loader for a dataset and a machine, with a reason."""
+"""Loaders configured for a dataset and a machine; the choice and its reason are logged."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
 
 from penstock.arguments import flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import Machine, this_machine
-from penstock.loaders.options import check_dataset, check_torchs
-from penstock.loaders.position import check_batch_size
+from penstock.loaders.options import check_batch_size, check_dataset, check_torchs
 from penstock.loaders.sharding import workers_for
+from penstock.loaders.worker_errors import unpicklable_part
+from penstock.loaders.workers import worker_init_fn
+from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.config import DataLoaderConfig
-from penstock.tuning.fitting import build, fit, stacked
+from penstock.tuning.cost import measure_cost
+
+log = logging.getLogger("penstock")
 
 MOST_WORKERS = 16
 SMALL, LARGE = 1000, 10_000  # samples
+TORCH_PREFETCH = 2  # batches that a worker reads ahead by default
+WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
 class DataLoaderFactory:
-    """Training and validation loaders, configured for the machine; a caller's arguments win.
+    """Creates training and validation loaders that are configured for the machine.
 
-    All methods work on the class and on an instance.
+    Arguments that the caller passes are never overridden. All methods work on the class and on an
+    instance.
 
     >>> machine = Machine(cores=32, accelerator=True)
     >>> config = DataLoaderFactory.get_optimal_config(500, has_augmentation=True, machine=machine)
@@ -40,16 +51,16 @@ class DataLoaderFactory:
         *,
         machine: Machine | None = None,
     ) -> dict[str, Any]:
-        """Keywords of a ``DataLoader`` for a dataset of that size, from the machine alone.
+        """Return keyword arguments of a ``DataLoader``, chosen from the machine and the size.
 
         Costlier samples get more workers. ``prefetch_factor`` is absent without workers, and
-        nothing is pinned without an accelerator.
+        memory is pinned only if there is an accelerator.
 
         Args:
-            dataset_size: Samples of the dataset.
-            has_augmentation: Samples are augmented as they are read.
-            has_standardization: Samples are standardized as they are read.
-            machine: None for this one.
+            dataset_size: Number of samples in the dataset.
+            has_augmentation: Samples are augmented while they are read.
+            has_standardization: Samples are standardized while they are read.
+            machine: The machine to configure for. None means this one.
         """
         instance("machine", machine, Machine, optional=True, error=ConfigError)
         machine = machine or this_machine()
@@ -74,25 +85,25 @@ class DataLoaderFactory:
 
     @staticmethod
     def create_training_loader(dataset: Any, batch_size: int, **kwargs: Any) -> ChunkedDataLoader:
-        """A shuffled, resumable loader that drops the short last batch by default.
+        """Return a shuffled, resumable loader that drops an incomplete last batch by default.
 
         Args:
-            dataset: Map-style, or an ``IterableDataset``.
-            batch_size: Samples of this rank's batch.
-            **kwargs: ``has_augmentation`` and ``has_standardization`` are hints; ``memory_budget``
-                bounds what workers read ahead (a quarter of the memory there is); all else goes to
-                the loader.
+            dataset: A map-style dataset, or an ``IterableDataset``.
+            batch_size: Number of samples in a batch of this rank.
+            **kwargs: ``has_augmentation`` and ``has_standardization`` are hints, as in
+                `get_optimal_config`. ``memory_budget`` limits what workers read ahead (default: a
+                quarter of the available memory). Everything else is passed to the loader.
         """
         return _create(dataset, batch_size, kwargs, {"shuffle": True})
 
     @staticmethod
     def create_validation_loader(dataset: Any, batch_size: int, **kwargs: Any) -> ChunkedDataLoader:
-        """A loader in order that drops nothing and always begins at the beginning.
+        """Return a loader in dataset order that drops nothing and always starts at the beginning.
 
         Args:
-            dataset: Map-style, or an ``IterableDataset``.
-            batch_size: Samples of this rank's batch.
-            **kwargs: As of `create_training_loader`.
+            dataset: A map-style dataset, or an ``IterableDataset``.
+            batch_size: Number of samples in a batch of this rank.
+            **kwargs: As for `create_training_loader`.
         """
         ours = {"shuffle": False, "drop_last": False, "evaluation": not kwargs.get("drop_last")}
         return _create(dataset, batch_size, {**kwargs, "has_augmentation": False}, ours)
@@ -105,18 +116,22 @@ class DataLoaderFactory:
         tokenizer: Any = None,
         data_collator: Collator | None = None,
     ) -> ChunkedDataLoader:
-        """The loader a configuration describes.
+        """Return the loader that a configuration describes.
 
-        Samples are collated by ``data_collator``, else the configuration's ``collate_fn``, else
-        what the task asks for, else torch's default. A list of equal tensors becomes one tensor
-        (a batch of it has one element), unless a collator takes them as they are.
+        Samples are collated by ``data_collator``, or else the configuration's ``collate_fn``, or
+        else the collator of the task, or else torch's default. Without a collator, a list of
+        tensors of equal shape becomes a ``TensorDataset``, so that a batch has one element.
 
         Args:
-            dataset: Map-style, an ``IterableDataset``, or a list of tensors.
+            dataset: A map-style dataset, an ``IterableDataset``, or a list of tensors.
             config: The settings of the loader.
-            task_spec: What the samples are for.
-            tokenizer: For tasks on text.
-            data_collator: Makes a batch of a list of samples.
+            task_spec: The task, which selects a collator from the registry.
+            tokenizer: Passed to the collator of tasks on text.
+            data_collator: Makes a batch from a list of samples.
+
+        Raises:
+            ConfigError: ``config`` is not a `DataLoaderConfig`, or the tensors of a list differ in
+                shape or type.
         """
         check_dataset(dataset)
         if not isinstance(config, DataLoaderConfig):
@@ -130,12 +145,12 @@ class DataLoaderFactory:
         if collate is None and task_spec is not None:
             registry = CollatorRegistry.get_instance()
             collate = registry.get_collator(task_spec, tokenizer=tokenizer)
-        dataset = stacked(dataset) if collate is None else dataset
+        dataset = stack_tensors(dataset) if collate is None else dataset
         options = config.options() | {"collate_fn": collate}
-        if isinstance(dataset, IterableDataset):  # its order is its own: the default cannot apply
+        if isinstance(dataset, IterableDataset):  # cannot be shuffled: the default does not apply
             options["shuffle"] = None
             options["num_workers"] = workers_for(dataset, options["num_workers"])
-        return build(dataset, options, why="as configured")
+        return build_loader(dataset, options, reason="as configured")
 
 
 OptimalDataLoaderFactory = DataLoaderFactory
@@ -144,13 +159,122 @@ OptimalDataLoaderFactory = DataLoaderFactory
 def _create(
     dataset: Any, batch_size: int, given: dict[str, Any], ours: dict[str, Any]
 ) -> ChunkedDataLoader:
+    """Return a loader with the caller's options, ours where the caller passed none."""
     check_dataset(dataset)
     given, batch_size = {**given, **check_torchs(given)}, check_batch_size(batch_size)
     hints = [given.pop(name, False) for name in ("has_augmentation", "has_standardization")]
     budget = given.pop("memory_budget", this_machine().memory_bytes // 4)
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL
     chosen = DataLoaderFactory.get_optimal_config(size, *hints) | ours
-    del chosen["persistent_workers"]  # follows the workers there will be
-    config, why = fit(dataset, batch_size, chosen, given, budget)
-    batches = None if given.get("batch_sampler") is not None else batch_size
-    return build(dataset, {"batch_size": batches, **config}, why)
+    del chosen["persistent_workers"]  # depends on the final number of workers
+    excluded = _excluded_options(dataset, given)
+    options = {"batch_size": batch_size, **chosen, **given}
+    options = {k: v for k, v in options.items() if k in given or k not in excluded}
+    if given.get("batch_sampler") is not None:
+        options["batch_size"] = None
+    reason = f"{this_machine().cores} cores"
+    if isinstance(dataset, IterableDataset):
+        options["num_workers"] = given.get("num_workers", 0)
+        reason = "each worker would read all of an iterable dataset"
+    elif given.get("executor") in ("inline", "threads"):
+        options["num_workers"] = given.get("num_workers", 0)
+    # a sampler may yield keys of any kind, so samples cannot be read to measure their cost
+    if options["num_workers"] and not excluded:
+        options, reason = _fit_workers(dataset, options, given, budget)
+    return build_loader(dataset, options, reason)
+
+
+def _excluded_options(dataset: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of ours that torch rejects together with the caller's."""
+    if given.get("batch_sampler") is not None:
+        return "shuffle", "evaluation", "drop_last"
+    if given.get("sampler") is not None or isinstance(dataset, IterableDataset):
+        return "shuffle", "evaluation"
+    return ()
+
+
+def _fit_workers(
+    dataset: Any, options: dict[str, Any], given: Mapping[str, Any], budget: int | str
+) -> tuple[dict[str, Any], str]:
+    """Return the options with workers that the samples are worth and memory allows, and why."""
+    cost, cores = measure_cost(dataset), this_machine().cores
+    reason = f"{cores} cores, {len(dataset):,} samples"
+    if "num_workers" not in given:
+        if cost.is_cheap:
+            return options | {"num_workers": 0}, f"samples are {cost}: workers would only copy them"
+        if cost.is_costly and cores > 1:
+            options["num_workers"] = max(1, options["num_workers"])
+        reason += f", each {cost}"
+    allowed, batch_bytes = parse_bytes(budget, "memory_budget"), cost.nbytes * options["batch_size"]
+    workers, ahead = options["num_workers"], options.get("prefetch_factor") or TORCH_PREFETCH
+    needed = workers * ahead * batch_bytes
+    if needed <= allowed:
+        return options, reason
+    problem = (
+        f"{workers} workers with {ahead} batches ahead need {format_bytes(needed)}, more than "
+        f"memory_budget={format_bytes(allowed)}"
+    )
+    if "prefetch_factor" in given:
+        log.warning("%s: keeping prefetch_factor=%d as passed", problem, ahead)
+        return options, reason
+    if "num_workers" not in given:
+        workers = min(workers, allowed // batch_bytes)
+    ahead = max(1, allowed // (max(1, workers) * batch_bytes))
+    log.warning("%s: using num_workers=%d, prefetch_factor=%d", problem, workers, ahead)
+    return options | {"num_workers": workers, "prefetch_factor": ahead}, reason
+
+
+def build_loader(dataset: Any, options: Mapping[str, Any], reason: str) -> ChunkedDataLoader:
+    """Return the loader with these options; logs one line with the settings and the reason.
+
+    Args:
+        dataset: The dataset. If it cannot be sent to worker processes, none are used, with a
+            warning that names the attribute at fault.
+        options: Keyword arguments of `ChunkedDataLoader`.
+        reason: Why these options were chosen.
+    """
+    options = dict(options)
+    if options["num_workers"] and (problem := why_no_workers(dataset, options)) is not None:
+        warnings.warn(f"{problem}; num_workers=0 is used", stacklevel=4)
+        options["num_workers"], reason = 0, "the dataset cannot be sent to workers"
+        if options.get("executor") == "processes":
+            options["executor"] = None
+    if options["num_workers"]:
+        options["persistent_workers"] = options.get("persistent_workers") is not False
+        options["worker_init_fn"] = options.get("worker_init_fn") or worker_init_fn
+    else:
+        options = {name: value for name, value in options.items() if name not in WORKER_OPTIONS}
+    plain = {k: v for k, v in options.items() if isinstance(v, bool | int | float | str)}
+    settings = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+    log.info("loader of %s: %s (%s)", type(dataset).__name__, settings, reason)
+    return ChunkedDataLoader(dataset, **options)
+
+
+def why_no_workers(dataset: Any, options: Mapping[str, Any]) -> str | None:
+    """Return why a dataset or its functions cannot be sent to workers; None if they can."""
+    functions = {name: options.get(name) for name in ("collate_fn", "worker_init_fn")}
+    for name, part in {"dataset": dataset, **functions}.items():
+        culprit = unpicklable_part(part, name)
+        if culprit is not None:
+            return f"{culprit} cannot be sent to a worker process: {culprit.fix}"
+    return None
+
+
+def stack_tensors(dataset: Any) -> Any:
+    """Return a list of tensors as one ``TensorDataset``; anything else unchanged.
+
+    Raises:
+        ConfigError: The tensors differ in shape or type.
+    """
+    if not isinstance(dataset, list | tuple) or not dataset:
+        return dataset
+    if not all(isinstance(sample, torch.Tensor) for sample in dataset):
+        return dataset
+    shapes = {(tuple(sample.shape), sample.dtype): i for i, sample in enumerate(dataset)}
+    if len(shapes) > 1:
+        (one, i), (other, j) = list(shapes.items())[:2]
+        raise ConfigError(
+            f"cannot stack tensors of different shape or type: sample {i} is {one[0]} {one[1]}, "
+            f"sample {j} is {other[0]} {other[1]}; pass a data_collator that pads, or a task_spec"
+        )
+    return TensorDataset(torch.stack(list(dataset)))

@@ -1,39 +1,50 @@
-"""Which executor, how many workers, how far ahead: measured on the dataset itself."""
+"""`tune`: measure which executor, how many workers and how much read-ahead are fastest."""
 
 from __future__ import annotations
 
 import io
+import json
+import logging
+import os
+import platform
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from penstock.arguments import flag, function, real_number, whole_number
+from penstock.atomic_files import replace_text
+from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
-from penstock.loaders.machine import this_machine
+from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import check_dataset
-from penstock.loaders.peeking import undisturbed
-from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.loaders.pass_through import preserve_random_state
+from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
 from penstock.tuning.config import DataLoaderConfig
-from penstock.tuning.costs import SampleCost, cost_of
-from penstock.tuning.fitting import unfit_for_workers
-from penstock.tuning.trials import Trial
-from penstock.tuning.tune_cache import TuneCache
+from penstock.tuning.cost import SampleCost, cost_of
+from penstock.tuning.factory import why_no_workers
+from penstock.tuning.trials import Print, Trial, best_of, table
 
-Say: TypeAlias = Callable[[str], None]
+log = logging.getLogger("penstock")
 
-CLOSE = 0.97  # of the fastest: among those the one that takes least of the machine wins
 MOST_READERS = 16
-DEEPER = 4  # batches ahead, tried against torch's two where workers have won
-HALVING = 0.7  # of the time; the rest is for that, and for workers to start
-BRIEF_SECONDS = 0.02  # of a batch: much longer than handing it over, much shorter than a budget
+DEEPER = 4  # batches ahead, compared with torch's 2 if worker processes won
+HALVING_SHARE = 0.7  # of the time; the rest is for `DEEPER` and for workers to start
+SHORT_BATCH_SECONDS = 0.02  # much longer than handing a batch over, much shorter than a budget
+CACHED_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "executor", "threads")
+MOST_NESTED = 4  # datasets that wrap datasets, as far as they are compared
+MOST_ITEMS = 8  # of a list that are compared
 
 
 def tune(
@@ -47,76 +58,74 @@ def tune(
     cached: bool = True,
     verbose: bool = True,
 ) -> DataLoaderConfig:
-    """The fastest way to load this dataset here, found within a budget of time and memory.
+    """Return the fastest settings for this dataset on this machine, found by measuring.
 
-    Successive halving: all candidates run for a moment, the better half for twice as long, and so
-    on. Among those close to the fastest the cheapest wins. All deliver the same batches. Progress
-    and a table are printed to standard error.
+    All candidates run for a short time, the faster half for twice as long, and so on. Among those
+    close to the fastest, the one that needs least of the machine wins. All candidates deliver the
+    same batches. Progress and a table are printed to standard error.
 
     Args:
-        dataset: A map-style dataset with one sample or more.
-        batch_size: Samples of a batch.
-        collate_fn: Makes a batch of a list of samples; None for torch's default.
-        budget_seconds: How long to measure, 0 or more; the start of workers may add to it.
-        memory_budget: Bound on what is held in batches read ahead: bytes, or ``"2GB"``.
-        step_seconds: How long an accelerator is busy with a batch, 0 or more. Then what trains
-            fastest wins, which may be readers that are slower than a plain loop but read
-            meanwhile.
-        cached: Use the answer of an earlier call for this machine and dataset, and save this one;
-            False measures again.
+        dataset: A map-style dataset with at least one sample.
+        batch_size: Number of samples in a batch.
+        collate_fn: Makes a batch from a list of samples. None uses torch's default.
+        budget_seconds: How long to measure, 0 or more. The start of workers may add to it.
+        memory_budget: Limit on the batches that are read ahead: bytes, or ``"2GB"``.
+        step_seconds: How long an accelerator is busy with a batch, 0 or more. The fastest training
+            wins then: readers that are slower than a plain loop may win by reading meanwhile.
+        cached: Return the result of an earlier call for this machine and dataset, and save this
+            one. False measures again.
         verbose: Print progress and the table.
 
-    >>> import torch
+    Raises:
+        ConfigError: An argument is invalid, or the dataset has no samples by index.
+
     >>> config = tune(torch.zeros(4096, 8), 256, budget_seconds=0.2, cached=False, verbose=False)
     >>> config.num_workers if config.executor != "processes" else 0
     0
     """
-    check_tunable(dataset)
-    checked = partial(real_number, minimum=0, error=ConfigError)
+    _check_tunable(dataset)
+    seconds = partial(real_number, minimum=0, error=ConfigError)
     batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample", error=ConfigError)
     collate_fn = function("collate_fn", collate_fn, error=ConfigError)
-    budget_seconds = checked("budget_seconds", budget_seconds)
-    step_seconds = checked("step_seconds", step_seconds)
-    budget = check_budget(memory_budget)
-    cached, verbose = (
-        flag(name, value, error=ConfigError)
-        for name, value in (("cached", cached), ("verbose", verbose))
-    )
-    say = _say if verbose else _say_nothing
-    memory = TuneCache.of(dataset, batch_size, collate_fn, (budget, step_seconds), this_machine())
-    if cached and (known := memory.load()) is not None:
-        say(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
+    budget_seconds = seconds("budget_seconds", budget_seconds)
+    step_seconds = seconds("step_seconds", step_seconds)
+    if isinstance(memory_budget, str):
+        memory_budget = parse_bytes(memory_budget, "memory_budget")
+    budget = whole_number("memory_budget", memory_budget, minimum=1, unit="byte", error=ConfigError)
+    cached = flag("cached", cached, error=ConfigError)
+    verbose = flag("verbose", verbose, error=ConfigError)
+    report: Print = partial(print, file=sys.stderr) if verbose else len
+    cache = TuneCache.of(dataset, batch_size, collate_fn, (budget, step_seconds), this_machine())
+    if cached and (known := cache.load()) is not None:
+        report(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
         return replace(known, batch_size=batch_size, collate_fn=collate_fn)
-    with undisturbed():
+    with preserve_random_state():
         deadline = perf_counter() + budget_seconds
-        trials = candidates(dataset, batch_size, collate_fn, budget, step_seconds, say)
-        for trial in trials:
-            trial.step_seconds = step_seconds * trial.config.batch_size / batch_size
-        best = halve(trials, HALVING * budget_seconds, deadline, say)
+        trials = _candidates(dataset, batch_size, collate_fn, budget, step_seconds, report)
+        best = best_of(trials, HALVING_SHARE * budget_seconds, deadline, report)
         if best.config.num_workers and perf_counter() < deadline:
             deeper = replace(best.config, prefetch_factor=DEEPER)
             trials.append(Trial(deeper, dataset, step_seconds=best.step_seconds))
-            best = halve([best, trials[-1]], deadline - perf_counter(), deadline, say)
-    say(table(trials, best))
+            best = best_of([best, trials[-1]], deadline - perf_counter(), deadline, report)
+    report(table(trials, best))
     chosen = replace(best.config, batch_size=batch_size)
     if cached:
-        memory.save(chosen)
+        cache.save(chosen)
     return chosen
 
 
-def check_tunable(dataset: Any) -> None:
-    """Refuse what is not a map-style dataset with samples in it."""
+def _check_tunable(dataset: Any) -> None:
     check_dataset(dataset)
     kind = type(dataset).__name__
     if isinstance(dataset, Loader | Source):
         raise ConfigError(
-            f"{kind} is no dataset: StreamLoader over a source finds its own threads and memory; "
-            "tune() is for map-style datasets"
+            f"{kind} is not a dataset: StreamLoader over a source chooses its own threads and "
+            "memory; pass tune() a map-style dataset"
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"{kind} has no samples by index, so there is no order that all executors could "
-            "share: give tune() a map-style dataset"
+            f"{kind} has no samples by index, so executors cannot be compared on the same order: "
+            "pass tune() a map-style dataset"
         )
     try:
         samples = len(dataset)
@@ -126,48 +135,52 @@ def check_tunable(dataset: Any) -> None:
         raise ConfigError(f"{kind} is empty: there is nothing to measure")
 
 
-def check_budget(memory_budget: Any) -> int:
-    """A bound on memory, in bytes."""
-    if isinstance(memory_budget, str):
-        memory_budget = parse_bytes(memory_budget, "memory_budget")
-    return whole_number("memory_budget", memory_budget, minimum=1, unit="byte", error=ConfigError)
-
-
-def candidates(
+def _candidates(
     dataset: Any,
     batch_size: int,
     collate_fn: Callable[[list[Any]], Any] | None,
     budget: int,
     step_seconds: float,
-    say: Say,
+    report: Print,
 ) -> list[Trial]:
-    """Inline, threads, and the processes that can be and fit the budget; cheapest first."""
-    unfit = unfit_for_workers(dataset, {"collate_fn": collate_fn})
-    own = dataset if unfit else twin(dataset)  # what opens here is not open in the workers
+    """Return the possible trials that fit the memory budget, those that need least first."""
+    no_workers = why_no_workers(dataset, {"collate_fn": collate_fn})
+    # read from a copy: files that are open in this process must not be shared with workers
+    own = dataset if no_workers else twin(dataset)
     cost = cost_of(own)
-    brief = brief_batch(batch_size, cost, step_seconds)
-    base = DataLoaderConfig(brief, num_workers=0, collate_fn=collate_fn, executor="inline")
-    fits = _Fits(budget, cost.nbytes * batch_size, say)
+    short = short_batch(batch_size, cost, step_seconds)
+    base = DataLoaderConfig(short, num_workers=0, collate_fn=collate_fn, executor="inline")
+    step = step_seconds * short / batch_size
     threads, processes = reader_counts(this_machine().cores, cost)
-    trials = [Trial(base, own)]
-    culprit = unpicklable_part(own, "dataset")  # also of what a first sample opened
+
+    def fits(config: DataLoaderConfig) -> bool:
+        readers = config.threads or config.num_workers
+        ahead = DEEPER if config.num_workers else 2  # each thread reads two batches ahead
+        needed = readers * ahead * cost.nbytes * batch_size
+        if needed > budget:
+            report(f"{readers} {config.executor}: {format_bytes(needed)} exceeds memory_budget")
+        return needed <= budget
+
+    trials = [Trial(base, own, step_seconds=step)]
+    culprit = unpicklable_part(own, "dataset")  # includes what reading a sample opened
     if culprit is not None and isinstance(culprit.value, io.IOBase):
-        say(f"no threads: {culprit} has one position, which they would move for each other")
+        report(f"no threads: {culprit} has one file position, which threads would change")
     else:
         configs = [replace(base, executor="threads", threads=n) for n in threads]
-        trials += [Trial(config, own, trials[0].seen) for config in configs if fits(config)]
-    if unfit is not None:
-        say(f"no processes: {unfit}")
+        expected = trials[0].seen
+        trials += [Trial(c, own, expected, step_seconds=step) for c in configs if fits(c)]
+    if no_workers is not None:
+        report(f"no processes: {no_workers}")
         return trials
     configs = [replace(base, executor="processes", num_workers=n) for n in processes]
-    return trials + [Trial(config, dataset) for config in configs if fits(config)]
+    return trials + [Trial(c, dataset, step_seconds=step) for c in configs if fits(c)]
 
 
 def reader_counts(cores: int, cost: SampleCost) -> tuple[list[int], list[int]]:
-    """Numbers of threads and of processes to try.
+    """Return the numbers of threads and of processes to try.
 
-    Processes up to the cores; beyond them, and threads too, where storage answers late: readers
-    that wait take no core.
+    Normally at most one process per core. If most of a sample's time is waiting for storage, more
+    readers than cores are tried, because readers that wait need no core.
 
     >>> reader_counts(8, SampleCost(0.01, 0.0, 100, False))
     ([8], [1, 2, 4, 8])
@@ -181,81 +194,73 @@ def reader_counts(cores: int, cost: SampleCost) -> tuple[list[int], list[int]]:
     return [max(2, most)], sorted({most, *(2**i for i in range(5) if 2**i <= most)})
 
 
-def brief_batch(batch_size: int, cost: SampleCost, step_seconds: float = 0.0) -> int:
-    """The batch size to measure with: of costly samples or steps a few, so there are many batches.
+def short_batch(batch_size: int, cost: SampleCost, step_seconds: float = 0.0) -> int:
+    """Return the batch size to measure with: small if samples or steps take long.
 
-    >>> brief_batch(256, SampleCost(5e-3, 0.0, 100, False))
+    >>> short_batch(256, SampleCost(5e-3, 0.0, 100, False))
     4
-    >>> brief_batch(256, SampleCost(1e-5, 0.0, 100, False))
+    >>> short_batch(256, SampleCost(1e-5, 0.0, 100, False))
     256
-    >>> brief_batch(256, SampleCost(1e-5, 0.0, 100, False), step_seconds=0.08)
+    >>> short_batch(256, SampleCost(1e-5, 0.0, 100, False), step_seconds=0.08)
     64
     """
     seconds = max(cost.seconds if cost.is_costly else 0.0, step_seconds / batch_size)
-    return min(batch_size, max(1, int(BRIEF_SECONDS / seconds))) if seconds else batch_size
+    return min(batch_size, max(1, int(SHORT_BATCH_SECONDS / seconds))) if seconds else batch_size
 
 
-class _Fits:
-    """Does a configuration stay within the budget? Says so where it does not."""
+@dataclass(frozen=True, slots=True)
+class TuneCache:
+    """The saved result of `tune`: one JSON file per machine, dataset and arguments."""
 
-    def __init__(self, budget: int, batch_bytes: int, say: Say) -> None:
-        self._budget, self._batch_bytes, self._say = budget, batch_bytes, say
+    path: Path
 
-    def __call__(self, config: DataLoaderConfig) -> bool:
-        readers = config.threads or config.num_workers
-        ahead = DEEPER if config.num_workers else 2  # threads read two ahead each
-        needed = readers * ahead * self._batch_bytes
-        if needed > self._budget:
-            self._say(f"{readers} {config.executor}: {format_bytes(needed)} is over the budget")
-        return needed <= self._budget
-
-
-def halve(trials: list[Trial], seconds: float, deadline: float, say: Say) -> Trial:
-    """The best trial: rounds of equal time, each with the better half of the one before.
-
-    Workers take their time to start. That is not counted against them, but when the deadline has
-    come what was measured until then decides.
-    """
-    rounds = max(1, (len(trials) - 1).bit_length())
-    alive = list(trials)
-    for number in range(1, rounds + 1):
-        for trial in alive:
-            left = deadline - perf_counter()
-            if left > start_seconds(trial, trials) or not any(each.seconds for each in trials):
-                say(f"round {number}/{rounds}: {trial.name}")
-                trial.run(seconds / rounds / len(alive), deadline)
-        alive = [trial for trial in alive if not trial.refused]
-        alive.sort(key=lambda trial: -trial.samples_per_second)
-        if number < rounds:
-            del alive[-(-len(alive) // 2) :]
-    fastest = max(trial.samples_per_second for trial in alive)
-    close = (t for t in trials if t in alive and t.samples_per_second >= CLOSE * fastest)
-    return next(close)  # candidates come cheapest first
-
-
-def start_seconds(trial: Trial, trials: Sequence[Trial]) -> float:
-    """How long its workers will take to start, going by those that did: they start one by one."""
-    if not trial.config.num_workers:
-        return 0.0
-    started = [each for each in trials if each.config.num_workers and each.seconds]
-    return trial.readers * max((t.first_batch_seconds / t.readers for t in started), default=0.0)
-
-
-def table(trials: Sequence[Trial], best: Trial) -> str:
-    """What was measured, and the choice."""
-    lines = [f"{'':2}{'executor':32}{'samples/s':>12}{'first batch':>13}{'memory':>10}"]
-    for trial in sorted(trials, key=lambda trial: -trial.samples_per_second):
-        lines.append(
-            f"{'* ' if trial is best else '  '}{trial.name:32}{trial.samples_per_second:12,.0f}"
-            f"{trial.first_batch_seconds * 1e3:10.1f} ms{format_bytes(trial.memory_bytes):>10}"
+    @classmethod
+    def of(
+        cls, dataset: Any, batch_size: int, collate_fn: Any, limits: Any, machine: Machine
+    ) -> TuneCache:
+        """Return the cache entry for these arguments."""
+        parts = (
+            *(platform.node(), machine, torch.__version__),
+            *(len(dataset), fingerprint_of(dataset), identity_of(dataset)),
+            *(batch_size, identity_of(collate_fn), limits),
         )
-        lines += [f"    {trial.refused}"] if trial.refused else []
-    return "\n".join(lines)
+        name = blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls(home / "penstock" / "tune" / f"{name}.json")
+
+    def load(self) -> DataLoaderConfig | None:
+        """Return the saved settings; None if there are none, or the file is damaged."""
+        try:
+            found = json.loads(self.path.read_text())
+            return DataLoaderConfig(**{name: found[name] for name in CACHED_SETTINGS})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def save(self, config: DataLoaderConfig) -> None:
+        """Save the settings, atomically. If the file cannot be written, that is logged."""
+        settings = {name: getattr(config, name) for name in CACHED_SETTINGS}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(self.path, json.dumps(settings))
+        except OSError as error:
+            log.info("cannot save the tuned settings: %s", error)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def identity_of(value: Any, depth: int = MOST_NESTED) -> Any:
+    """Return what distinguishes a dataset or function from others: its type and attributes.
 
-
-def _say_nothing(text: str) -> None:
-    pass
+    >>> identity_of(Path("a")) == identity_of(Path("b"))
+    False
+    """
+    if isinstance(value, bool | int | float | str | bytes | Path | None):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return tuple(value.shape), str(value.dtype)
+    if isinstance(value, list | tuple):
+        return len(value), [identity_of(inner, depth - 1) for inner in value[:MOST_ITEMS] if depth]
+    if isinstance(value, dict):
+        return [(identity_of(k, 0), identity_of(v, depth - 1)) for k, v in value.items() if depth]
+    kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    inner = state_of(value) if depth and kind is not value else {}
+    named = [(name, identity_of(part, depth - 1)) for name, part in inner.items()]
+    return kind.__module__, kind.__qualname__, named

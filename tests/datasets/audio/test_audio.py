@@ -97,7 +97,7 @@ def test_splits_are_by_file_and_an_empty_one_is_refused(tmp_path):
     ]
     names = [[file.name for file in part.windows.files] for part in parts]
     assert [len(n) for n in names] == [8, 1, 1] and len({n for part in names for n in part}) == 10
-    with pytest.raises(PlanError, match=r"no file of 10 falls in the split \[0.5, 0.55\)"):
+    with pytest.raises(PlanError, match=r"none of 10 files is in the range \[0.5, 0.55\)"):
         QuantizedAudioDataset(tmp_path, ratio_min=0.5, ratio_max=0.55)
 
 
@@ -107,9 +107,11 @@ def test_known_files_are_not_opened_again_and_changed_ones_are(tmp_path, monkeyp
         write(corpus, f"{i}.wav", 40)
     first = index_files(corpus)
     opened = []
-    look = audio_files._look
+    read = audio_files._read_header
     monkeypatch.setattr(
-        audio_files, "_look", lambda path, *rest: opened.append(path.name) or look(path, *rest)
+        audio_files,
+        "_read_header",
+        lambda path, *rest: opened.append(path.name) or read(path, *rest),
     )
     assert index_files(corpus) == first and opened == []
     write(corpus, "3.wav", 90)
@@ -211,7 +213,7 @@ def two_rates(folder):
 @pytest.mark.parametrize("split", [{}, {"ratio_max": 0.5}, {"ratio_min": 0.5}])
 def test_files_of_different_rates_are_refused_where_they_are_not_resampled(tmp_path, split):
     """Defect: they were trained on together, the same sound at two speeds."""
-    said = r"a.wav has 8000 Hz, b.wav has 16000 Hz; resample all to one, target_sr=8000"
+    said = "a.wav has 8000 Hz, b.wav has 16000 Hz; resample .* for example with target_sr=8000"
     with pytest.raises(PlanError, match=said):
         QuantizedAudioDataset(two_rates(tmp_path), sample_len=100, **split)
     dataset = QuantizedAudioDataset(tmp_path, sample_len=100, target_sr=8000, **split)  # as advised

@@ -18,7 +18,7 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock import ChunkedDataLoader, ChunkedSampler, ChunkedTraining
-from penstock.datamodules.sequence import SequenceDataset
+from penstock.datamodules import SequenceDataset
 from penstock.domains.audio import QuantizedAudioDataset, QuantizedAutoregressiveAudio
 from tests.modules.chunking.runs import fit, ids
 from tests.seeds import seed_document

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConfigError, PlanError, SourceError, StateError
-from penstock.datamodules.sequence import PaddedCollation, SequenceDataset
+from penstock.datamodules import PaddedCollation, SequenceDataset
 from penstock.domains.audio import QuantizedAutoregressiveAudio, SpeechCommands09Autoregressive
 
 RNG = np.random.default_rng(0)
@@ -225,7 +225,7 @@ def test_a_key_like_no_other_is_kept_with_one_line_in_the_log(caplog):
         data = QuantizedAutoregressiveAudio(composer="Satie", year=1888, __l_max=3, batch_size=2)
     assert (data.composer, data.year, data.__dict__["__l_max"]) == ("Satie", 1888, 3)
     (line,) = caplog.messages
-    assert "does not declare composer, year: kept as attributes" in line
+    assert "does not declare composer, year: set as attributes" in line
 
 
 def test_a_path_is_looked_for_here_and_then_below_the_data_root(corpus, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_a_path_is_looked_for_here_and_then_below_the_data_root(corpus, tmp_path
     assert made(path="corpus").data_dir == corpus
     (corpus / "corpus").mkdir()
     write(corpus / "corpus" / "0.wav", 100)
-    with pytest.raises(PlanError, match="no file of 1 falls in the split"):
+    with pytest.raises(PlanError, match="none of 1 files is in the range"):
         made(path="corpus")  # the one here wins
     with pytest.raises(SourceError) as refused:
         made(path="elsewhere")
@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused_by_name(corpus):
         QuantizedAutoregressiveAudio(train_percentage=88)
     with pytest.raises(PlanError, match="none of the 22 files has 9999 samples"):
         made(data_dir=corpus, sample_len=9999, drop_last=True)
-    with pytest.raises(ValueError, match="no file of 25 falls in the split"):
+    with pytest.raises(ValueError, match="none of 25 files is in the range"):
         made(data_dir=corpus, train_percentage=0.99)
     (corpus / "25.wav").write_bytes(b"")
     with pytest.raises(SourceError, match=r"cannot read .*25\.wav"):

@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from penstock import PlanError
-from penstock.datamodules.sequence import SequenceDataset
+from penstock.datamodules import SequenceDataset
 from penstock.domains.audio import QuantizedAutoregressiveAudio
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from penstock import ChunkedDataLoader, ConfigError, PlanError, StateError
 from penstock.collate import CollateError
-from penstock.datamodules.sequence import (
+from penstock.datamodules import (
     ImageResolutionSequenceDataset,
     ResolutionSequenceDataset,
     SequenceDataset,

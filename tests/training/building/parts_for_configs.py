@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from penstock.datamodules.sequence import SequenceDataset
+from penstock.datamodules import SequenceDataset
 from penstock.training.build import registries
 
 

@@ -222,7 +222,7 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
         (
             "{_name_: qautoaudio, path: nowhere}",
             SourceError,
-            "dataset.path (run.yaml, line 2): path='nowhere' is no folder: there is no",
+            "dataset.path (run.yaml, line 2): path='nowhere' is not a folder: looked for",
         ),
         (
             "{train: {_target_: HERE.tensors, size: 4}, val: [{_target_: HERE.tensors, size: 4}]}",

@@ -1,12 +1,12 @@
-"""Audio corpora: windows of files, read as ranges, quantised."""
+"""Audio corpora: quantised windows of files, and sequence datasets of them."""
 
 from penstock.domains.audio.dataset import AudioDataset, QuantizedAudioDataset
 from penstock.domains.audio.files import AudioFile, index_files
-from penstock.domains.audio.sequence import (
-    QuantizedAutoregressiveAudio,
+from penstock.domains.audio.sequence import QuantizedAutoregressiveAudio
+from penstock.domains.audio.speech_commands import (
+    SpeechCommands09,
     SpeechCommands09Autoregressive,
 )
-from penstock.domains.audio.speech_commands import SpeechCommands09
 
 __all__ = [
     "AudioDataset",

@@ -1,54 +1,137 @@
-"""Quantised windows of audio, as the S4 and SaShiMi codebases train on."""
+"""Quantised windows of audio files, as the S4 and SaShiMi codebases use them."""
 
 from __future__ import annotations
 
 import os
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.arguments import a_path, choice, flag, real_number, whole_number
+from penstock.arguments import a_path, choice, flag, real_number, shown, whole_number
 from penstock.domains.audio.files import (
     AudioFile,
     check_rates,
     check_stereo,
     checked_files,
     index_files,
+    read_range,
 )
-from penstock.domains.audio.reading import read_range
-from penstock.domains.audio.stereo import check_strategy, interleave
-from penstock.domains.audio.windows import Window, Windows
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.order import Indices
-from penstock.transforms.quantize import Quantize
+from penstock.transforms.audio import Quantize
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Frames ``start : start + frames`` of a file: ``samples`` at the target rate."""
+
+    file: AudioFile
+    start: int
+    frames: int
+    samples: int
+
+
+class AudioWindows:
+    """Consecutive, non-overlapping windows of a corpus; needs memory per file, not per window.
+
+    Args:
+        files: As `index_files` returns them.
+        sample_len: Samples of a window at the target rate; None makes each file one window.
+        target_sr: Rate to resample to; None keeps the rate of each file.
+        drop_last: Drop the shorter last window of each file.
+
+    >>> files = [AudioFile("a.wav", 25, 8000, 1, 0, 0)]
+    >>> windows = AudioWindows(files, sample_len=10, target_sr=None, drop_last=False)
+    >>> [(windows[i].start, windows[i].frames) for i in range(len(windows))]
+    [(0, 10), (10, 10), (20, 5)]
+    >>> windows.samples(np.array([2, 0]))
+    array([ 5, 10])
+    """
+
+    def __init__(
+        self,
+        files: Sequence[AudioFile],
+        *,
+        sample_len: int | None,
+        target_sr: int | None,
+        drop_last: bool,
+    ) -> None:
+        if sample_len is not None and sample_len < 1:
+            raise PlanError(f"sample_len must be at least 1 sample, got {sample_len!r}")
+        self.files, self.sample_len, self.target_sr = files, sample_len, target_sr
+        self.drop_last = drop_last
+        self._ends = list(accumulate(self._count(file) for file in files))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Window:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index!r} is not in range({len(self)})")
+        number = bisect_right(self._ends, index)
+        file = self.files[number]
+        whole = self._frames(file)
+        start = (index - (self._ends[number - 1] if number else 0)) * whole
+        frames = min(whole, file.frames - start)
+        return Window(file, start, frames, self._samples(file, frames, whole))
+
+    def samples(self, indices: Indices) -> Indices:
+        """Return the samples of these windows at the target rate, without reading."""
+        if self.sample_len is not None and self.drop_last:
+            return np.full(len(indices), self.sample_len)
+        return np.array([self[index].samples for index in indices.tolist()], np.int64)
+
+    def _frames(self, file: AudioFile) -> int:
+        """Return the frames of a full window at the rate of the file."""
+        if self.sample_len is None:
+            return file.frames
+        if self.target_sr is None or self.target_sr == file.sample_rate:
+            return self.sample_len
+        return max(1, int(self.sample_len * file.sample_rate / self.target_sr))
+
+    def _samples(self, file: AudioFile, frames: int, whole: int) -> int:
+        if self.sample_len is not None and frames == whole:
+            return self.sample_len
+        rate = self.target_sr or file.sample_rate
+        samples = -(-frames * rate // file.sample_rate)
+        return samples if self.sample_len is None else min(samples, self.sample_len)
+
+    def _count(self, file: AudioFile) -> int:
+        frames = self._frames(file)
+        return file.frames // frames if self.drop_last else -(-file.frames // frames)
 
 
 class AudioDataset(Dataset[Any]):
-    """Windows of given files, read as ranges, quantised to levels.
+    """Windows of audio files, quantised to levels.
 
-    An item is ``(x, y)``: y the levels, (L, 1) int64, and x the same one step later, beginning
-    with the zero level.
+    An item is ``(x, y)``: y holds the levels, (L, 1) int64, and x the same levels shifted by one
+    step, starting with the zero level.
 
     Args:
-        path: The directory the names of the files are relative to.
-        files: As `index_files` gives them.
-        bits: Of a level; see `Quantize` for it, ``quantization`` and ``keep_silence_low``.
-        sample_len: Samples of a window at ``target_sr``; None: a file is one window.
-        quantization: ``linear``, ``mu-law`` or None: the waveform itself.
-        return_type: ``"autoregressive"``, or None: items are the levels alone.
-        drop_last: Leave out the shorter rest of each file.
-        target_sr: Rate to resample to; needed where the files have different rates.
-        context_len: Levels left out at the head of y.
-        pad_len: Zero levels put before x.
-        is_stereo: Keep two channels, as one sequence by ``interleaving_strategy``; else their mean.
+        path: The directory that the names of the files are relative to.
+        files: As `index_files` returns them.
+        bits: Bits of a level; see `Quantize`, also for ``quantization`` and ``keep_silence_low``.
+        sample_len: Samples of a window at ``target_sr``; None makes each file one window.
+        quantization: ``linear``, ``mu-law``, or None for the waveform itself.
+        return_type: ``"autoregressive"``, or None for items that are only the levels.
+        drop_last: Drop the shorter last window of each file.
+        target_sr: Rate to resample to; required if the files have different rates.
+        context_len: Levels dropped at the start of y.
+        pad_len: Zero levels inserted before x.
+        is_stereo: Join two channels in one sequence by ``interleaving_strategy``; False uses the
+            mean.
         interleaving_strategy: ``temporal``, ``blocking`` or ``blocking-<n>``.
-        keep_channel: x is (L, 1) instead of (L,): the codebases differ.
-        keep_silence_low: Silence is level 0, as it was for the published models.
+        keep_channel: x is (L, 1) instead of (L,); the codebases differ in this.
+        keep_silence_low: Silence is level 0, as for the published models.
     """
 
     def __init__(
@@ -87,7 +170,7 @@ class AudioDataset(Dataset[Any]):
         check_rates(files, self.target_sr)
         if self.is_stereo:
             check_stereo(files)
-        self.windows = Windows(
+        self.windows = AudioWindows(
             files, sample_len=self.sample_len, target_sr=self.target_sr, drop_last=drop_last
         )
         if not len(self.windows):
@@ -103,7 +186,7 @@ class AudioDataset(Dataset[Any]):
 
     @property
     def d_output(self) -> int:
-        """Levels there are."""
+        """The number of levels."""
         return self.quantize.levels
 
     n_tokens = d_output
@@ -112,17 +195,17 @@ class AudioDataset(Dataset[Any]):
         return len(self.windows)
 
     def locate(self, index: int) -> str:
-        """The file of an item and its frames there, for reports; nothing is read."""
+        """Return the file and the frames of an item, for reports, without reading."""
         window = self.windows[index]
         return f"{window.file.name} frames {window.start:,} to {window.start + window.frames:,}"
 
     def lengths(self, indices: Indices) -> Indices:
-        """Steps of x of these items; nothing is read."""
+        """Return the length of x of these items, without reading."""
         channels = 2 if self.is_stereo else 1
         return self.windows.samples(np.asarray(indices)) * channels + self.pad_len
 
     def fingerprint(self) -> str:
-        """Identity of the files and of what is made of them; no path, no time."""
+        """Return the identity of the files and of the settings; independent of path and time."""
         digest = blake2b(digest_size=8)
         settings = self.quantize, self.sample_len, self.target_sr, self.drop_last, self.is_stereo
         digest.update(repr((settings, self.interleaving_strategy)).encode())
@@ -141,7 +224,7 @@ class AudioDataset(Dataset[Any]):
         return x if self.keep_channel else x.squeeze(1), levels[self.context_len :]
 
     def _wave(self, window: Window) -> torch.Tensor:
-        """A window as (L, 1) float32, mono or interleaved, at the target rate."""
+        """Return a window as (L, 1) float32, mono or interleaved, at the target rate."""
         frames = read_range(self.path / window.file.name, window.start, window.frames)
         if not self.is_stereo:
             frames = frames.mean(axis=1, keepdims=True) if frames.shape[1] > 1 else frames
@@ -158,25 +241,28 @@ class AudioDataset(Dataset[Any]):
     def _resample(self, frames: Any, window: Window) -> Any:
         soxr = optional("soxr", extra="audio")
         resampled = soxr.resample(frames, window.file.sample_rate, self.target_sr)
-        missing = window.samples - len(resampled)  # one at most: rates need not divide
+        missing = window.samples - len(resampled)  # at most one: the rates may not divide
         if missing > 0:
             return np.pad(resampled, ((0, missing), (0, 0)), mode="edge")
         return resampled[: window.samples]
 
 
 class QuantizedAudioDataset(AudioDataset):
-    """Windows of the files of a directory: of a part of them, which is a split.
+    """Windows of some or all files of a directory.
 
-    The split is ``int(ratio_min * n) : int(ratio_max * n)`` of the files in natural order.
+    The files used are ``int(ratio_min * n) : int(ratio_max * n)`` of the files in natural order.
 
     Args:
         path: The directory.
-        bits: See `AudioDataset`, also for the arguments from ``sample_len`` to ``pad_len``.
-        ratio_min: Where the split begins, as a share of the files.
-        ratio_max: Where it ends.
-        on_error: For files that cannot be read: ``raise``, ``warn`` or ``skip``.
-        files: Those of the directory, where they were looked up before.
-        **options: ``is_stereo``, ``interleaving_strategy``, ``keep_channel``, ``keep_silence_low``.
+        bits: See `AudioDataset`.
+        ratio_min: First file used, as a fraction of all files.
+        ratio_max: End of the files used, as a fraction of all files.
+        sample_len, quantization, return_type, drop_last, target_sr, context_len, pad_len: See
+            `AudioDataset`.
+        on_error: ``raise``, ``warn`` or ``skip`` files that cannot be read.
+        files: The files of the directory, if `index_files` was called before.
+        **options: More arguments of `AudioDataset`: ``is_stereo``,
+            ``interleaving_strategy``, ``keep_channel``, ``keep_silence_low``.
     """
 
     def __init__(
@@ -198,14 +284,16 @@ class QuantizedAudioDataset(AudioDataset):
         **options: Any,
     ) -> None:
         found = index_files(path, on_error=on_error) if files is None else checked_files(files)
-        check_rates(found, target_sr)  # of all: what is trained on and tested on is one corpus
+        check_rates(
+            found, target_sr
+        )  # also of the files not used here: training and test need the same rate
         ratio_min = real_number("ratio_min", ratio_min, minimum=0, maximum=1)
         ratio_max = real_number("ratio_max", ratio_max, minimum=0, maximum=1)
         part = found[int(ratio_min * len(found)) : int(ratio_max * len(found))]
         if not part:
             raise PlanError(
-                f"no file of {len(found)} falls in the split [{ratio_min}, {ratio_max}): "
-                "use more files or a larger split"
+                f"none of {len(found)} files is in the range [{ratio_min}, {ratio_max}): "
+                "use more files or a larger range"
             )
         super().__init__(
             path,
@@ -224,3 +312,36 @@ class QuantizedAudioDataset(AudioDataset):
 
 def _optional_count(name: str, value: Any, minimum: int) -> int | None:
     return None if value is None else whole_number(name, value, minimum=minimum, unit="sample")
+
+
+# -- two channels as one sequence
+
+
+def check_strategy(strategy: str) -> str:
+    """Return ``strategy``; raises `PlanError` if `interleave` does not know it."""
+    if isinstance(strategy, str) and strategy in ("temporal", "blocking"):
+        return strategy
+    if isinstance(strategy, str) and re.fullmatch(r"blocking-[1-9]\d*", strategy):
+        return strategy
+    raise PlanError(
+        "interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', "
+        f"got {shown(strategy)}"
+    )
+
+
+def interleave(wave: torch.Tensor, strategy: str) -> torch.Tensor:
+    """Return two channels of shape (L, 2) as one sequence of shape (2L, 1).
+
+    ``temporal``: L, R, L, R, ...; ``blocking``: all of L, then all of R; ``blocking-n``:
+    alternating blocks of n, the last ones shorter.
+
+    >>> wave = torch.tensor([[1, 5], [2, 6], [3, 7]])
+    >>> interleave(wave, "temporal").flatten().tolist()
+    [1, 5, 2, 6, 3, 7]
+    >>> interleave(wave, "blocking-2").flatten().tolist()
+    [1, 2, 5, 6, 3, 7]
+    """
+    if strategy == "temporal":
+        return wave.reshape(-1, 1)
+    block = len(wave) if strategy == "blocking" else int(strategy.removeprefix("blocking-"))
+    return torch.cat([part.T.reshape(-1, 1) for part in torch.split(wave, max(1, block))])

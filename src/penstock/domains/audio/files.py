@@ -1,4 +1,4 @@
-"""The files of a corpus and their lengths: looked at once, and again when they change."""
+"""The audio files of a corpus: listed with their lengths, and read as ranges of frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ POLICIES = ("raise", "skip", "warn")
 
 @dataclass(frozen=True, slots=True)
 class AudioFile:
-    """An audio file: what its header says, and what tells that it is still the same."""
+    """An audio file: its header, and the size and time that show whether it changed.
+
+    Args:
+        name: Relative to the folder of the corpus.
+        frames: Samples per channel.
+        sample_rate: Frames per second.
+        channels: Number of channels.
+        nbytes: Size of the file.
+        changed_ns: Time of its last change, in nanoseconds.
+    """
 
     name: str
     frames: int
@@ -42,54 +51,54 @@ class AudioFile:
 
 
 def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> list[AudioFile]:
-    """The audio files of a directory in natural order, without opening those known already.
+    """Return the audio files of a directory in natural order; opens only new and changed files.
 
     Args:
-        folder: Its files ending in .wav, .flac, .ogg or .mp3; others are not looked at.
+        folder: The directory. Files that end in .wav, .flac, .ogg or .mp3 are listed.
         on_error: What to do with a file that is empty or cannot be read: ``"raise"`` names it,
             ``"warn"`` leaves it out and logs it, ``"skip"`` leaves it out.
     """
     choice("on_error", on_error, POLICIES)
     root = a_path("folder", folder).resolve()
-    known = _load(_memory_of(root))
+    known = load_index(_index_path(root))
     files, looked_at = [], 0
     for entry in _entries(root):
         status = entry.stat()
         file = known.get(entry.name)
         if file is None or (file.nbytes, file.changed_ns) != (status.st_size, status.st_mtime_ns):
-            file = _look(Path(entry.path), status, on_error)
+            file = _read_header(Path(entry.path), status, on_error)
             looked_at += 1
         if file is not None:
             files.append(file)
     if looked_at or len(files) != len(known):
-        _save(_memory_of(root), files)
+        save_index(_index_path(root), files)
     return files
 
 
 def checked_files(files: Any) -> Sequence[AudioFile]:
-    """``files``, refused unless they are what `index_files` gives."""
+    """Return ``files``; raises `PlanError` unless they are what `index_files` returns."""
     if not isinstance(files, Sequence) or not all(isinstance(each, AudioFile) for each in files):
         raise PlanError(f"files must be a list of AudioFile, got {shown(files)}: see index_files")
     return files
 
 
 def check_rates(files: Sequence[AudioFile], target_sr: int | None) -> None:
-    """Refuse files of different sample rates that are not resampled to one.
+    """Raise `PlanError` for files of different sample rates that are not resampled to one.
 
-    Trained on together, the same sound would be at two speeds and pitches.
+    Mixed in one dataset, the same sound would have two speeds and pitches.
     """
     other = next((file for file in files if file.sample_rate != files[0].sample_rate), None)
     if other is not None and target_sr is None:
         first = files[0]
         raise PlanError(
             f"the files have different sample rates: {first.name} has {first.sample_rate} Hz, "
-            f"{other.name} has {other.sample_rate} Hz; resample all to one, "
-            f"target_sr={min(first.sample_rate, other.sample_rate)} for instance"
+            f"{other.name} has {other.sample_rate} Hz; resample all of them, for example with "
+            f"target_sr={min(first.sample_rate, other.sample_rate)}"
         )
 
 
 def check_stereo(files: Sequence[AudioFile]) -> None:
-    """Refuse files that have not two channels."""
+    """Raise `PlanError` for a file that does not have two channels."""
     for file in files:
         if file.channels != 2:
             raise PlanError(
@@ -98,7 +107,7 @@ def check_stereo(files: Sequence[AudioFile]) -> None:
 
 
 def natural_key(name: str) -> list[Any]:
-    """A sorting key in which numbers count: ``a2`` before ``a10``.
+    """Return a sorting key that orders ``a2`` before ``a10``.
 
     >>> sorted(["a10.wav", "a2.wav"], key=natural_key)
     ['a2.wav', 'a10.wav']
@@ -112,22 +121,22 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
         found = list(os.scandir(root))
     except OSError as error:
         raise SourceError(
-            f"cannot list {root}: {error.strerror}; give the corpus' folder"
+            f"cannot list {root}: {error.strerror}; pass the folder of the corpus"
         ) from error
     audio = [e for e in found if e.name.lower().endswith(EXTENSIONS) and e.is_file()]
     if not audio:
         raise SourceError(
-            f"there is no audio in {root}: looked for {', '.join(EXTENSIONS)} among "
-            f"{len(found)} entries"
+            f"no audio files in {root}: none of its {len(found)} entries ends in "
+            f"{', '.join(EXTENSIONS)}"
         )
     yield from sorted(audio, key=lambda entry: natural_key(entry.name))
 
 
-def _look(path: Path, status: os.stat_result, on_error: str) -> AudioFile | None:
+def _read_header(path: Path, status: os.stat_result, on_error: str) -> AudioFile | None:
     soundfile = optional("soundfile", extra="audio")
     try:
         info = soundfile.info(str(path))
-        problem = None if info.frames > 0 else "it holds no sound"
+        problem = None if info.frames > 0 else "it has no frames"
     except soundfile.LibsndfileError as error:
         problem = str(error)
     if problem is None:
@@ -138,26 +147,60 @@ def _look(path: Path, status: os.stat_result, on_error: str) -> AudioFile | None
             f"cannot read {path}: {problem}; repair or remove it, or use on_error='skip'"
         )
     if on_error == "warn":
-        log.warning("left out %s: %s", path, problem)
+        log.warning("skipping %s: %s", path, problem)
     return None
 
 
-def _memory_of(root: Path) -> Path:
+def _index_path(root: Path) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = blake2b(str(root).encode(), digest_size=12).hexdigest()
     return home / "penstock" / "audio" / f"{name}.json"
 
 
-def _load(memory: Path) -> dict[str, AudioFile]:
+def load_index(path: Path) -> dict[str, AudioFile]:
+    """Return the files of a saved index by name; empty if it is missing or damaged."""
     try:
-        return {entry["name"]: AudioFile(**entry) for entry in json.loads(memory.read_text())}
+        return {entry["name"]: AudioFile(**entry) for entry in json.loads(path.read_text())}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 
-def _save(memory: Path, files: list[AudioFile]) -> None:
+def save_index(path: Path, files: list[AudioFile]) -> None:
+    """Write the files to the index; a failure is only logged."""
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(memory, json.dumps([asdict(file) for file in files]))
-    except OSError as error:  # a home that cannot be written to only costs time
-        log.info("the index of audio files is not remembered: %s", error)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps([asdict(file) for file in files]))
+    except OSError as error:  # without the index, only time is lost
+        log.info("cannot save the index of audio files: %s", error)
+
+
+# -- reading
+
+# libsndfile seeks to a wrong frame, without an error, in the last pages of a Vorbis stream
+VORBIS_TAIL_FRAMES = 1 << 18
+
+# without the file the dataset has other samples, and no saved state fits it
+ADVICE = "restore it, or start a new run without it: a run that is resumed needs the same files"
+
+
+def _seek(file: Any, start: int) -> int:
+    """Seek to a frame, or to a safe one before it; returns how many frames before it that is."""
+    safe = max(0, file.frames - VORBIS_TAIL_FRAMES) if file.format == "OGG" else start
+    file.seek(min(start, safe))
+    return start - min(start, safe)
+
+
+def read_range(path: Path, start: int, frames: int) -> Any:
+    """Return frames ``start : start + frames`` of a file as (frames, channels) float32."""
+    soundfile = optional("soundfile", extra="audio")
+    try:
+        with soundfile.SoundFile(str(path)) as file:
+            skipped = _seek(file, start)
+            found = file.read(skipped + frames, dtype="float32", always_2d=True)[skipped:]
+    except soundfile.LibsndfileError as error:
+        raise SourceError(f"cannot read {path}: {error}; {ADVICE}") from error
+    if len(found) != frames:
+        raise SourceError(
+            f"{path} ends after {start + len(found)} frames, fewer than its header says; {ADVICE}"
+        )
+    return found

@@ -1,37 +1,36 @@
-"""Autoregressive audio as sequence datasets: files in, levels out."""
+"""A folder of audio files as a sequence dataset for autoregressive models."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from penstock.datamodules.sequence.base import SequenceDataset, default_data_path
-from penstock.datamodules.sequence.padding import PaddedCollation
-from penstock.datamodules.sequence.settings import check_whole
+from penstock.datamodules.sequence import SequenceDataset, check_whole, default_data_path
+from penstock.datamodules.sequence_collation import PaddedCollation
 from penstock.domains.audio.dataset import QuantizedAudioDataset
 from penstock.domains.audio.files import index_files
-from penstock.domains.audio.speech_commands import SpeechCommands09
 from penstock.errors import ConfigError, SourceError
 
 OUTPUT_HEADS: Final = ("categorical", "dml")
 
 
 class QuantizedAutoregressiveAudio(SequenceDataset):
-    """A folder of audio files, to be predicted step by step; split by file.
+    """A folder of audio files for next-step prediction, split into partitions by file.
 
-    The first ``train_percentage`` of the files, in natural order, are trained on; the first half
-    of the others is validated on, the rest tested. Where windows are of different lengths
-    (``drop_last=False``) batches are padded and tell their ``lengths``.
+    The first ``train_percentage`` of the files, in natural order, are the training partition; the
+    first half of the others is for validation, the rest for tests. With windows of different
+    lengths (``drop_last=False``), batches are padded and contain their ``lengths``.
 
     Args:
-        path: The folder, from here; else below the data root (``$DATA_PATH``, or ``data`` here).
-            ``data_dir`` is the folder itself.
-        bits: This and what follows are settings of `QuantizedAudioDataset`.
-        sample_len, quantization, drop_last, context_len, pad_len, target_sr, is_stereo,
-            interleaving_strategy, keep_channel, keep_silence_low, on_error: As there.
-        train_percentage: Share of the files to train on.
-        output_head: ``categorical``: one output for each level; ``dml``: a mixture of
-            ``n_mixtures`` logistics, three outputs each.
+        path: The folder, relative to the working directory or to the data root (``$DATA_PATH``, or
+            ``data``). Alternatively, ``data_dir`` is the folder itself.
+        bits, sample_len, quantization, drop_last, context_len, pad_len, target_sr, is_stereo,
+            interleaving_strategy, keep_channel, keep_silence_low, on_error: See
+            `QuantizedAudioDataset`.
+        train_percentage: Fraction of the files to train on.
+        output_head: ``categorical`` has one output for each level; ``dml`` is a mixture of
+            ``n_mixtures`` logistics with three outputs each.
+        n_mixtures: Logistics of the mixture, for ``output_head="dml"``.
     """
 
     _name_: ClassVar[str | None] = "qautoaudio"
@@ -50,7 +49,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
     @property
     def init_defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Every setting there is, and what it is unless given."""
+        """All settings and their defaults."""
         return {
             "path": None,
             "bits": 8,
@@ -71,7 +70,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         }
 
     def init(self) -> None:
-        """Refuse settings that cannot be."""
+        """Check the settings."""
         check_whole(self, 1, "bits", "sample_len", "target_sr", "n_mixtures")
         check_whole(self, 0, "context_len", "pad_len")
         if self.output_head not in OUTPUT_HEADS:
@@ -86,29 +85,29 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
     @property
     def d_input(self) -> int:
-        """One level a step."""
+        """Features per step: one level."""
         return 1
 
     @property
     def d_output(self) -> int:
-        """Outputs a step: the levels, or the parameters of the mixture."""
+        """Outputs per step: the levels, or the parameters of the mixture."""
         return 3 * self.n_mixtures if self.output_head == "dml" else 1 << self.bits
 
     @property
     def n_tokens(self) -> int:
-        """Levels there are."""
+        """The number of levels."""
         return 1 << self.bits
 
     @property
     def l_output(self) -> int | None:
-        """Steps of a whole window; None where a file is one."""
+        """Steps of a full window; None if each file is one window."""
         channels = 2 if self.is_stereo else 1
         return None if self.sample_len is None else self.sample_len * channels
 
     L = l_output
 
     def setup(self) -> None:
-        """Look the files up, once for all three partitions, and split them."""
+        """List the files once for all three partitions, and split them."""
         self.data_dir = folder = self._folder()
         files = index_files(folder, on_error=self.on_error)
         middle = self.train_percentage + (1 - self.train_percentage) / 2
@@ -127,14 +126,14 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             return self.data_dir
         if self.path is None:
             raise ConfigError(
-                "there is no folder of audio: give data_dir=, or path= below the data root"
+                "no folder of audio files is given: pass data_dir=, or path= below the data root"
             )
         here, below = Path(self.path).absolute(), default_data_path() / self.path
         for folder in (here, below):
             if folder.is_dir():
                 return folder
-        tried = str(here) if here == below else f"{here}, nor, below the data root, {below}"
-        raise SourceError(f"path={self.path!r} is no folder: there is no {tried}")
+        tried = str(here) if here == below else f"{here} and, below the data root, {below}"
+        raise SourceError(f"path={self.path!r} is not a folder: looked for {tried}")
 
     def _padding(self) -> PaddedCollation:
         before = self.pad_len or 0
@@ -142,69 +141,4 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             zero=self.dataset_train.zero,
             limit=None if self.l_output is None else self.l_output + before,
             lead_steps=before + (self.context_len or 0),
-        )
-
-
-class SpeechCommands09Autoregressive(SequenceDataset):
-    """The digits of the Speech Commands corpus, to be predicted step by step.
-
-    Args:
-        data_dir: The corpus; else ``sc09`` below the data root.
-        bits: This and the others are settings of `SpeechCommands09`.
-    """
-
-    _name_: ClassVar[str | None] = "sc09"
-
-    bits: int
-    sample_len: int
-    pad_len: int | None
-    dequantize: bool
-
-    @property
-    def init_defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Every setting there is, and what it is unless given."""
-        return {
-            "bits": 8,
-            "sample_len": 16000,
-            "quantization": "mu-law",
-            "dequantize": False,
-            "pad_len": None,
-            "keep_silence_low": False,
-            "on_error": "raise",
-        }
-
-    d_input = 1
-
-    @property
-    def d_output(self) -> int:
-        """Levels there are."""
-        return 1 << self.bits
-
-    n_tokens = d_output
-
-    @property
-    def l_output(self) -> int:
-        """Steps of a whole recording."""
-        return self.sample_len
-
-    L = l_output
-
-    def init(self) -> None:
-        """Refuse settings that cannot be."""
-        check_whole(self, 1, "bits", "sample_len")
-        check_whole(self, 0, "pad_len")
-
-    def setup(self) -> None:
-        """Look the files up, and split them by the lists of the corpus."""
-        self.data_dir = self.data_dir or default_data_path() / "sc09"
-        settings = {key: getattr(self, key) for key in self.init_defaults}
-        self.dataset_train, self.dataset_val, self.dataset_test = (
-            SpeechCommands09(self.data_dir, split=split, **settings)
-            for split in ("train", "validation", "test")
-        )
-        before = self.pad_len or 0
-        self._collate_fn = PaddedCollation(  # type: ignore[method-assign, assignment]
-            zero=0 if self.dequantize else self.dataset_train.zero,
-            limit=self.sample_len + before,
-            lead_steps=before,
         )

@@ -1,4 +1,4 @@
-"""The ten spoken digits of the Speech Commands corpus."""
+"""The ten spoken digits of the Speech Commands corpus: its dataset and its sequence dataset."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.arguments import a_path, choice, flag
+from penstock.datamodules.sequence import SequenceDataset, check_whole, default_data_path
+from penstock.datamodules.sequence_collation import PaddedCollation
 from penstock.domains.audio.dataset import AudioDataset
 from penstock.domains.audio.files import AudioFile, check_rates, index_files
 from penstock.errors import PlanError, SourceError
@@ -23,10 +25,12 @@ class SpeechCommands09(AudioDataset):
 
     Args:
         path: The corpus: a directory for each word, and the two lists.
-        bits: Of a level; see `AudioDataset` for it and for what is not explained here.
+        bits, sample_len, quantization, return_type, drop_last, target_sr, pad_len: See
+            `AudioDataset`.
         split: ``train``, ``validation`` or ``test``.
-        dequantize: x is the waveform, (L, 1), that its levels stand for.
-        on_error: For files that cannot be read: ``raise``, ``warn`` or ``skip``.
+        dequantize: x is the decoded waveform, (L, 1), instead of the levels.
+        on_error: ``raise``, ``warn`` or ``skip`` files that cannot be read.
+        **options: More arguments of `AudioDataset`.
     """
 
     def __init__(
@@ -48,10 +52,10 @@ class SpeechCommands09(AudioDataset):
         root = a_path("path", path)
         wanted = _members(root, split)
         found = _files(root, on_error)
-        check_rates(found, target_sr)  # of all splits: they are one corpus
+        check_rates(found, target_sr)  # of all splits, which need the same rate
         files = [file for file in found if wanted(file.name)]
         if not files:
-            raise PlanError(f"no file of {root} is in the split {split!r}: repair its lists")
+            raise PlanError(f"no file of {root} is in the split {split!r}: check its lists")
         self.split, self.dequantize = split, flag("dequantize", dequantize)
         super().__init__(
             path,
@@ -75,8 +79,74 @@ class SpeechCommands09(AudioDataset):
         return wave if wave.ndim == 2 else wave.unsqueeze(1), y
 
 
+class SpeechCommands09Autoregressive(SequenceDataset):
+    """The digits of the Speech Commands corpus for next-step prediction.
+
+    Args:
+        data_dir: The corpus; by default ``sc09`` below the data root.
+        bits, sample_len, quantization, dequantize, pad_len, keep_silence_low, on_error: See
+            `SpeechCommands09`.
+    """
+
+    _name_: ClassVar[str | None] = "sc09"
+
+    bits: int
+    sample_len: int
+    pad_len: int | None
+    dequantize: bool
+
+    @property
+    def init_defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """All settings and their defaults."""
+        return {
+            "bits": 8,
+            "sample_len": 16000,
+            "quantization": "mu-law",
+            "dequantize": False,
+            "pad_len": None,
+            "keep_silence_low": False,
+            "on_error": "raise",
+        }
+
+    d_input = 1
+
+    @property
+    def d_output(self) -> int:
+        """The number of levels."""
+        return 1 << self.bits
+
+    n_tokens = d_output
+
+    @property
+    def l_output(self) -> int:
+        """Steps of a full recording."""
+        return self.sample_len
+
+    L = l_output
+
+    def init(self) -> None:
+        """Check the settings."""
+        check_whole(self, 1, "bits", "sample_len")
+        check_whole(self, 0, "pad_len")
+
+    def setup(self) -> None:
+        """List the files and split them by the lists of the corpus."""
+        self.data_dir = self.data_dir or default_data_path() / "sc09"
+        settings = {key: getattr(self, key) for key in self.init_defaults}
+        self.dataset_train, self.dataset_val, self.dataset_test = (
+            SpeechCommands09(self.data_dir, split=split, **settings)
+            for split in ("train", "validation", "test")
+        )
+        before = self.pad_len or 0
+        self._collate_fn = PaddedCollation(  # type: ignore[method-assign, assignment]
+            zero=0 if self.dequantize else self.dataset_train.zero,
+            limit=self.sample_len + before,
+            lead_steps=before,
+        )
+
+
 def _files(root: Path, on_error: str) -> list[AudioFile]:
-    """Those of every digit, named by its folder."""
+    """Return the files of every digit, with their folder in the name."""
     return [
         replace(file, name=f"{word}/{file.name}")
         for word in CLASSES
@@ -85,7 +155,7 @@ def _files(root: Path, on_error: str) -> list[AudioFile]:
 
 
 def _members(root: Path, split: str) -> Callable[[str], bool]:
-    """Is a file of this split? Training is what no list names."""
+    """Return a test whether a file is in the split; training files are in no list."""
     choice("split", split, SPLITS)
     listed = {name: _listed(root / file) for name, file in LISTS.items()}
     if split == "train":
@@ -98,4 +168,4 @@ def _listed(path: Path) -> frozenset[str]:
         return frozenset(line.strip() for line in path.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", error)
-        raise SourceError(f"cannot read {path}: {why}; give the folder of the corpus") from error
+        raise SourceError(f"cannot read {path}: {why}; pass the folder of the corpus") from error

@@ -24,7 +24,7 @@ from penstock.domains.folds.labels import labels_of
 from penstock.domains.folds.pooling import pool, summarize_folds, vote
 from penstock.domains.folds.run_directory import RunDirectory, digest_of
 from penstock.domains.folds.splits import check_split
-from penstock.domains.spectrograms.metadata import MOST_CLASSES
+from penstock.domains.spectrograms import MOST_CLASSES
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders import Loader
 from penstock.order import Indices, derive_key

@@ -19,7 +19,7 @@ from penstock.domains.steering.layout import batch_schema
 from penstock.errors import PlanError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.peeking import first_of, first_of_torch, undisturbed
+from penstock.loaders.pass_through import first_of, first_of_torch, preserve_random_state
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.torch_loader import TorchLoader
@@ -46,13 +46,13 @@ class SteeringLoader(ChunkedDataLoader):
         self.dataset_obj = dataset
         self._served = dataset.served
 
-    def _next(self, plan: Plan, turn: int) -> tuple[Cursor, Any]:
+    def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
         position = self.position
-        if position.turn == turn:
+        if position.iteration == iteration:
             if not position.evaluation and position.cursor.epoch != self.dataset_obj.current_epoch:
                 self.dataset_obj.set_epoch(position.cursor.epoch)  # as users read it from there
             self._drop_what_changed(evaluation=position.evaluation)
-        return super()._next(plan, turn)
+        return super()._next(plan, iteration)
 
     def _drop_what_changed(self, *, evaluation: bool) -> None:
         forced, version, epoch = self.dataset_obj.served
@@ -240,7 +240,7 @@ def first_batch(loader: Any) -> Any:
         return loader.peek()
     if isinstance(loader, DataLoader):
         return first_of_torch(loader)
-    with undisturbed():
+    with preserve_random_state():
         return first_of(loader)
 
 

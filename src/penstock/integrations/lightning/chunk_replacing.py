@@ -15,10 +15,11 @@ from torch.utils.data import (
 
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
-from penstock.loaders.base import current_topology
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.loaders.partition import FixedShuffle, choose_samples, validation_loader
-from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
+from penstock.loaders.position import order_factory
+from penstock.ranks import current_topology
+from penstock.seeds import Seed
 
 COPIED = (
     "num_workers",
@@ -47,11 +48,10 @@ def training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     options = options_of(loader)
     world = options.get("world_size") or current_topology(None, None).world
     size = size or batches_of(samples_of(loader), loader.batch_size, world)
-    seed = Seed.of(settings.seed)
-    order = HeldOrder.following(seed, samples_of(loader), settings.order_of)
     return ChunkedDataLoader(
         *(loader.dataset, loader.batch_size, size),
-        order=order,
+        order=order_factory(settings.order_of),
+        seed=settings.seed,
         drop_last=loader.drop_last,
         **options,
     )
@@ -83,14 +83,13 @@ def choose(loader: Loader, size: int, seed: Seed, *, cycle: bool) -> None:
             f"val_chunk_size={size!r} of a {type(loader).__name__}: give it chunk_size={size!r} "
             "itself; the first batches are then validated on"
         )
-    course, samples = loader.position, samples_of(loader)
-    course.evaluation, course.drop_last = not cycle, False
-    if cycle:
-        loader._held = HeldOrder.following(seed, samples, FixedShuffle)
-        course._order, course.seed = loader._held, seed
-    else:
-        choose_samples(loader, size, seed)
-    loader.set_chunk_size(size)
+    loader.position.use(
+        order=order_factory(FixedShuffle) if cycle else subset_order(size),
+        seed=seed,
+        chunk=size,
+        evaluation=not cycle,
+        drop_last=False,
+    )
 
 
 def two_sizes(name: str, size: int, loader: Any) -> ConfigError:
@@ -116,7 +115,7 @@ def left_alone(loader: Any, reason: str, name: str, parameter: str, size: int | 
 def why_not(loader: Any) -> str | None:
     """What of a loader cannot be had in chunks, in words."""
     if isinstance(loader, ChunkedDataLoader):
-        return loader._passes_through
+        return None if loader.pass_through is None else loader.pass_through.reason
     if isinstance(loader, Loader):
         return None
     if not isinstance(loader, DataLoader):

@@ -180,8 +180,8 @@ def why_no_position(loader: Any) -> str | None:
         return None
     if isinstance(loader, ChunkedDataLoader):
         return (
-            f"a ChunkedDataLoader with {loader._passes_through}, whose order torch decides; use "
-            "seed= and order= instead"
+            f"a ChunkedDataLoader with {loader.pass_through.reason}, whose order torch decides; "
+            "use seed= and order= instead"
         )
     if isinstance(loader, TorchLoader):
         return (

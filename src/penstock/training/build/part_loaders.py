@@ -9,11 +9,12 @@ from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.loaders.base import ranks
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.seeds import HeldOrder, Seed
+from penstock.loaders.position import order_factory
+from penstock.ranks import ranks
+from penstock.seeds import Seed
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.datamodules.kinds import is_source
+from penstock.datamodules.inputs import is_source
 from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.order import derive_key
 from penstock.sources.base import Source
@@ -48,10 +49,8 @@ class PartLoaders:
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
-        seed = Seed.of(self.chunks.seed)
-        order = HeldOrder.following(seed, len(data), self.chunks.order_of)
-        chunk = self._train_chunk(len(data))
-        return ChunkedDataLoader(data, self.batch_size, chunk, order=order, **options)
+        options |= {"order": order_factory(self.chunks.order_of), "seed": self.chunks.seed}
+        return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
 
     def validation(self, data: Any) -> Any:
         """The same batches each time, or the next chunk where validation cycles."""

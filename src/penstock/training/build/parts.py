@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.datamodules.kinds import is_source
+from penstock.datamodules.inputs import is_source
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datamodules.splitting import check_share, split
 from penstock.sources import open_source

@@ -53,8 +53,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
             )
         limit = job.trainer_kwargs.get("limit_train_batches")
         if limit is not None and limit != 1.0 and train.position.chunk is None:
-            train.position.limit = limit
-            train.position.replan()
+            train.position.use(limit=limit)
         validation = tuple(
             scoring_loader(each, settings, name="val_dataloader") if settings.sized else each
             for each in several(data.val_dataloader())
@@ -69,7 +68,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
 def place(loader: Loader, rank: int, world: int) -> None:
     """Have a loader plan for a rank of a run that is not started."""
     if knows_its_place(loader):
-        loader.position._topology = lambda: Topology(rank, world)
+        loader.position.use(topology=Topology(rank, world))
 
 
 def world_of(trainer: dict[str, Any]) -> int:

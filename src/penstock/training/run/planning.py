@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.metrics import bytes_of
 from penstock.order import Cursor, Steps
 from penstock.sizes import format_bytes
 from penstock.training.build import build
@@ -19,7 +20,6 @@ from penstock.training.config import Settings
 from penstock.training.run.locating import locate
 from penstock.training.run.planned_loaders import PlannedLoaders, planned_loaders
 from penstock.training.run.units import shapes_of
-from penstock.tuning.contents import bytes_of
 
 ROWS = 12  # of the table of chunks; the middle of more is left out
 

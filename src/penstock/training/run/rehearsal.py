@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock.extras import optional
 from penstock.integrations.lightning.callback import ChunkedTraining
 from penstock.loaders.chunk_report import counted
+from penstock.metrics import bytes_of
 from penstock.sizes import format_bytes
 from penstock.training.build import build
 from penstock.training.config import Settings
@@ -24,7 +25,6 @@ from penstock.training.run.directory import KEPT
 from penstock.training.run.fitting import as_list, make_trainer, passes_alone
 from penstock.training.run.planning import chunks_of, steps_of
 from penstock.training.run.units import in_time, shapes_of
-from penstock.tuning.contents import bytes_of
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 dummies = optional("lightning.pytorch.loggers.logger", extra="train")

@@ -1,0 +1,165 @@
+"""The data a user passes to a data module: recognised, opened, and checked."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import IterableDataset, Subset
+
+from penstock.errors import ConfigError
+from penstock.sources import open_source
+from penstock.sources.base import Source
+
+log = logging.getLogger("penstock")
+
+ACCEPTED = (
+    "a Hugging Face or torch dataset, a list of samples, an array or tensor, a dict of arrays, "
+    "a Penstock source, or a path or URL that open_source opens"
+)
+TEXT_ROWS = 1000  # rows that are checked for text at a time
+
+
+def opened(data: Any, name: str) -> Any:
+    """Return the data, with paths, tables and dicts of arrays opened as sources.
+
+    Args:
+        data: What holds the samples.
+        name: The name of the argument, for messages.
+    """
+    if _is_of_datasets(data) and isinstance(data, dict):
+        raise ConfigError(
+            f"{name} is several datasets, {sorted(data)}: pass one of them as train_data= and "
+            "another as val_data="
+        )
+    is_table = type(data).__module__.startswith("pyarrow.")
+    if is_table or isinstance(data, str | os.PathLike | Mapping):
+        return open_source(data)
+    if is_source(data) or is_stream(data) or hasattr(data, "__getitem__"):
+        return data
+    raise ConfigError(f"{name}: cannot load samples from {type(data).__name__}; pass {ACCEPTED}")
+
+
+def is_source(data: Any) -> TypeGuard[Source]:
+    """Return whether ``data`` is a source, which streams from storage."""
+    return isinstance(data, Source)
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether ``data`` can only be read from its beginning.
+
+    That is an ``IterableDataset`` of torch or of Hugging Face, or any other iterable.
+    """
+    if isinstance(data, IterableDataset):  # torch's has a __getitem__ that only raises
+        return True
+    return hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not is_source(data)
+
+
+def is_hugging_face(data: Any) -> bool:
+    """Return whether ``data`` is a Hugging Face dataset with a length."""
+    return _is_of_datasets(data) and hasattr(data, "select") and hasattr(data, "__len__")
+
+
+def _is_of_datasets(data: Any) -> bool:
+    return any(each.__module__.partition(".")[0] == "datasets" for each in type(data).__mro__)
+
+
+def chosen(data: Any, indices: Sequence[int]) -> Any:
+    """Return those samples: a list, a Hugging Face dataset or a ``Subset``, by the type of data."""
+    if is_hugging_face(data):
+        return data.select(np.asarray(indices))
+    if isinstance(data, list | tuple):
+        return [data[index] for index in indices]
+    return Subset(data, indices)
+
+
+# -- raw text
+
+
+def without_empty_text(data: Any, fields: Sequence[str]) -> Any:
+    """Return the data without rows whose text is empty or blank, as in line-by-line corpora.
+
+    Only Hugging Face datasets and lists are checked: anything else would have to be read
+    completely. The number of dropped rows is logged.
+    """
+    name = text_column(data, fields)
+    if name is None:
+        return data
+    filled = np.flatnonzero(np.concatenate([*_has_text(data, name)]))
+    if len(filled) == len(data):
+        return data
+    log.info("dropping %d of %d rows without text", len(data) - len(filled), len(data))
+    return chosen(data, filled.tolist())
+
+
+def text_column(data: Any, fields: Sequence[str]) -> str | None:
+    """Return the first of ``fields`` that holds strings; "" for a list of strings; else None."""
+    if is_hugging_face(data):
+        found = [name for name in fields if _holds_strings(data.features.get(name))]
+        return found[0] if found else None
+    if not isinstance(data, list | tuple) or not data:
+        return None
+    if isinstance(data[0], str):
+        return ""
+    if isinstance(data[0], Mapping):
+        return next((name for name in fields if isinstance(data[0].get(name), str)), None)
+    return None
+
+
+def _holds_strings(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _has_text(data: Any, name: str) -> Iterator[npt.NDArray[np.bool_]]:
+    """Yield which rows have text, `TEXT_ROWS` at a time."""
+    rows = data.select_columns([name]).with_format(None) if is_hugging_face(data) else data
+    for start in range(0, len(data), TEXT_ROWS):
+        some = rows[start : start + TEXT_ROWS]
+        if is_hugging_face(data):
+            texts = some[name]
+        else:
+            texts = [row[name] if name else row for row in some]
+        yield np.array([bool(text and text.strip()) for text in texts], bool)
+
+
+# -- tensors of different lengths
+
+
+def is_ragged(data: Any) -> bool:
+    """Return whether ``data`` is a list of tensors with different shapes."""
+    return (
+        isinstance(data, list | tuple)
+        and all(isinstance(each, torch.Tensor) for each in data)
+        and len({each.shape for each in data}) > 1
+    )
+
+
+def check_padding(data: list[torch.Tensor]) -> None:
+    """Raise `ConfigError` for tensors that padding the first axis cannot make equal."""
+    kinds = {(each.shape[1:], each.dtype) if each.ndim else None: i for i, each in enumerate(data)}
+    if len(kinds) > 1 or None in kinds:
+        different = sorted(kinds.values())[:2]
+        shown = ", ".join(
+            f"sample {i} is {tuple(data[i].shape)} {data[i].dtype}" for i in different
+        )
+        raise ConfigError(
+            f"tensors of a batch may differ only in their first axis: {shown}; pass a "
+            "data_collator that accepts them"
+        )
+
+
+def padded(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor with zeros after the end of shorter samples, and the lengths.
+
+    >>> padded([torch.tensor([1, 2, 3]), torch.tensor([4])])
+    [tensor([[1, 2, 3],
+            [4, 0, 0]]), tensor([3, 1])]
+    """
+    lengths = torch.tensor([len(each) for each in samples])
+    return [pad_sequence(samples, batch_first=True), lengths]

@@ -1,0 +1,164 @@
+"""`SpectrogramFolder`: a dataset of spectrogram files and a table with their classes."""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from penstock.arguments import a_path, image_shape
+from penstock.domains.spectrograms.tables import Metadata, read_metadata
+from penstock.errors import SourceError
+from penstock.extras import optional
+from penstock.order import Indices
+
+Image = npt.NDArray[np.float32]
+
+
+class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples ``(x, y)``: a float32 spectrogram ``(1, bins, frames)`` and its int64 class.
+
+    The folder holds one ``.npy`` (float or 8-bit) or 8-bit grey ``.png`` file for each row of a
+    table with the columns ``filename``, ``class_id``, ``author`` and optionally
+    ``original_audio``. 8-bit values are scaled to [0, 1].
+
+    Args:
+        directory: The folder of the files. No file outside of it is read.
+        metadata: The table. None is ``metadata.csv``, or the only ``.csv`` file of the folder.
+        shape: Bins and frames that every file must have. None is the shape of the first file.
+
+    Raises:
+        SourceError: The table or a file cannot be read, or has unexpected contents.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        metadata: str | Path | None = None,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.directory = a_path("directory", directory)
+        table = None if metadata is None else a_path("metadata", metadata)
+        self.metadata: Metadata = read_metadata(self.directory, table)
+        self.shape = self._read(0).shape if shape is None else image_shape("shape", shape)
+        self.labels = self.metadata.labels
+        self.authors = self.metadata.authors
+        self.recordings = self.metadata.recordings
+        self.num_classes = int(self.labels.max()) + 1
+        self._fast_reader = self._find_fast_reader()
+
+    def __len__(self) -> int:
+        return len(self.metadata.filenames)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = self._read_checked(int(index))
+        return torch.from_numpy(image[None]), torch.tensor(self.labels[index])
+
+    def __getbatch__(self, indices: Indices) -> list[torch.Tensor]:
+        """Return the samples of a batch; float32 ``.npy`` files are read without a copy."""
+        images = np.empty((len(indices), 1, *self.shape), np.float32)
+        for row, index in zip(images, indices.tolist(), strict=True):
+            path = f"{self.directory}{os.sep}{self.metadata.filenames[index]}"
+            if self._fast_reader is None or not self._fast_reader.read_into(path, row):
+                row[0] = self._read_checked(index)
+        return [torch.from_numpy(images), torch.from_numpy(self.labels[indices])]
+
+    def fingerprint(self) -> str:
+        """Return a digest of the table and of a few files."""
+        digest = blake2b(repr((self.metadata.filenames, self.shape)).encode(), digest_size=8)
+        digest.update(self.labels.tobytes())
+        for index in sorted({i * (len(self) - 1) // 3 for i in range(4)}):
+            digest.update((self.directory / self.metadata.filenames[index]).read_bytes())
+        return digest.hexdigest()
+
+    def _find_fast_reader(self) -> _SameHeaderFiles | None:
+        arrays = (name for name in self.metadata.filenames if name.lower().endswith(".npy"))
+        first = next(arrays, None)
+        if first is None:
+            return None
+        try:
+            files = _SameHeaderFiles(self.directory / first)
+        except (OSError, ValueError, AttributeError):
+            return None  # reading the file as a sample raises the error
+        fits = files.is_plain and files.dtype == np.float32 and files.dtype.isnative
+        return files if fits and files.shape in (tuple(self.shape), (1, *self.shape)) else None
+
+    def _read_checked(self, index: int) -> Image:
+        image = self._read(index)
+        if image.shape != tuple(self.shape):
+            raise SourceError(
+                f"{self.metadata.filenames[index]!r} has shape {image.shape}, the others have "
+                f"{tuple(self.shape)}: create it again, or remove its row"
+            )
+        return image
+
+    def _read(self, index: int) -> Image:
+        return _read_spectrogram(self.directory / self.metadata.filenames[index])
+
+
+class _SameHeaderFiles:
+    """Reads ``.npy`` files that have the same header as a given one.
+
+    Parsing the header is most of the time that ``np.load`` takes for a small file, so it is only
+    compared here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
+            shape, fortran, dtype = read_header(file)
+            header_bytes = file.tell()
+            file.seek(0)
+            self._header = file.read(header_bytes)
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.is_plain = not (fortran or dtype.hasobject)
+
+    def read_into(self, path: str, row: npt.NDArray[Any]) -> bool:
+        """Fill ``row`` with the values of a file; return False if it differs or is too short."""
+        header = bytearray(len(self._header))
+        try:
+            file = os.open(path, os.O_RDONLY)
+            try:
+                read = os.readv(file, [header, row.data])
+            finally:
+                os.close(file)
+        except OSError:
+            return False
+        return read == len(header) + row.nbytes and header == self._header
+
+
+def _read_spectrogram(path: Path) -> Image:
+    """Return the spectrogram of a ``.npy`` or ``.png`` file, float32 ``(bins, frames)``."""
+    try:
+        values = _read_png(path) if path.suffix.lower() == ".png" else _read_npy(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise SourceError(f"{path.name!r} cannot be read as a spectrogram: {error}") from error
+    if values.ndim == 3 and values.shape[0] == 1:
+        values = values[0]
+    if values.ndim != 2:
+        raise SourceError(f"{path.name!r} is not (bins, frames): it has shape {values.shape}")
+    if values.dtype == np.uint8:
+        return values.astype(np.float32) / np.float32(255)
+    return values.astype(np.float32)
+
+
+def _read_npy(path: Path) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    if values.dtype != np.uint8 and values.dtype.kind != "f":
+        raise ValueError(f"values are {values.dtype}, not float or 8-bit")
+    return values
+
+
+def _read_png(path: Path) -> npt.NDArray[Any]:
+    with optional("PIL.Image", extra="arrow").open(path, formats=["PNG"]) as image:
+        if image.mode != "L":
+            raise ValueError(f"its mode is {image.mode!r}, not 'L' (8-bit grey)")
+        return np.asarray(image)

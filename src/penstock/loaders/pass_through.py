@@ -1,0 +1,218 @@
+"""Pass-through: a ``ChunkedDataLoader`` whose order is decided by torch, and first batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from penstock.errors import BatchError, PlanError, StateError
+from penstock.loaders.options import check_epoch, share_of, size_of
+from penstock.loaders.sharding import check_workers, share_of_rank
+from penstock.ranks import current_topology
+
+if TYPE_CHECKING:
+    from penstock.loaders.base import Loader
+    from penstock.loaders.chunked import ChunkedDataLoader
+
+
+class PassThrough:
+    """The behaviour of torch's own ``DataLoader``, where only torch knows the order.
+
+    A `ChunkedDataLoader` chooses this or `Planned` once, at construction. Methods take the loader
+    as an argument: a reference to it would be a cycle, and workers of a loader in a cycle end only
+    when garbage is collected.
+
+    Args:
+        reason: The argument because of which torch decides the order.
+        dataset: The dataset as it was passed in.
+        limit: Batches of an iteration at most: a number or a share; None for all.
+    """
+
+    resumable = False
+    chunk_size = None
+
+    def __init__(self, reason: str, dataset: Any, limit: int | float | None) -> None:
+        self.reason, self._dataset, self._limit = reason, dataset, limit
+
+    def position(self, loader: ChunkedDataLoader) -> NoReturn:
+        """Refuse: an order that torch decides has no position."""
+        raise StateError(
+            f"this loader has no state: {self.reason} is torch's own, and its order "
+            "cannot be known in advance; leave it out, and use seed= and order= instead"
+        )
+
+    def split_iterable(self, loader: ChunkedDataLoader) -> None:
+        """Give this rank, and each of its workers, its own part of an iterable dataset."""
+        if isinstance(self._dataset, IterableDataset):
+            check_workers(self._dataset, loader.num_workers, loader.worker_init_fn)
+            share = share_of_rank(self._dataset, current_topology(None, None))
+            if share is not self._dataset:
+                object.__setattr__(loader, "dataset", share)  # torch's own setter refuses it
+
+    def iterate(self, loader: ChunkedDataLoader) -> Iterator[Any]:
+        """Return torch's iterator, limited and timed."""
+        self.split_iterable(loader)
+        limit = self.length(loader) if isinstance(self._limit, float) else self._limit
+        return TimedIterator(loader, partial(DataLoader.__iter__, loader), limit)
+
+    def length(self, loader: ChunkedDataLoader) -> int:
+        """Return the number of batches that torch counts, limited."""
+        batches = DataLoader.__len__(loader)
+        if isinstance(self._limit, float):
+            return share_of(batches, self._limit)
+        return batches if self._limit is None else min(batches, self._limit)
+
+    remaining = length
+
+    def effective_chunk_size(self, loader: ChunkedDataLoader) -> None:
+        """Return None: there are no chunks."""
+
+    def set_epoch(self, loader: ChunkedDataLoader, epoch: int) -> None:
+        """Call the sampler's ``set_epoch`` if it has one."""
+        getattr(loader.sampler, "set_epoch", lambda _: None)(check_epoch(epoch))
+
+    def peek(self, loader: ChunkedDataLoader) -> Any:
+        """Return the first batch, read in this process; no random number is drawn."""
+        self.split_iterable(loader)
+        return first_of_torch(loader)
+
+    def summary(self, loader: ChunkedDataLoader) -> str:
+        """Return one line for ``repr``."""
+        what = f"{type(loader.dataset).__name__}, batch_size={loader.batch_size}"
+        return f"<{type(loader).__name__}: {what}, order of torch ({self.reason})>"
+
+    def describe(self, loader: ChunkedDataLoader) -> str:
+        """Return one line: there is nothing more to know in advance."""
+        return f"ChunkedDataLoader: torch's own loader, because of {self.reason}"
+
+
+def pass_through_reason(
+    dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool, chunked: bool
+) -> str | None:
+    """Return the argument because of which torch decides the order; None for our own order."""
+    for name in ("sampler", "batch_sampler", "generator"):
+        if options.get(name) is not None:
+            return name
+    if isinstance(dataset, IterableDataset):
+        return "an IterableDataset"
+    if batch_size is None:
+        return "batch_size=None"
+    if not (shuffle or chunked) and size_of(dataset) == 0:
+        return "an empty dataset"
+    if options.get("in_order") is False:
+        return "in_order=False"
+    return None
+
+
+def refuse_planned_arguments(reason: str, given: dict[str, Any]) -> None:
+    """Refuse chunks, orders, ranks and executors, which need an order known in advance."""
+    for name, value in given.items():
+        if value is not None:
+            raise PlanError(
+                f"{name}={value!r} needs an order that is known in advance, which {reason} has "
+                f"not: leave out {name}, or give a map-style dataset without {reason}"
+            )
+
+
+class TimedIterator(Iterator[Any]):
+    """An iterator that adds the seconds its batches take to ``loader.waited_seconds``.
+
+    An error is raised unchanged, and the next call continues as the wrapped iterator does.
+
+    Args:
+        loader: The loader whose waiting time is counted, including the time to open.
+        open: Returns the wrapped iterator; its attributes are available here too.
+        limit: Batches at most, including those that raise; None for all.
+    """
+
+    def __init__(
+        self, loader: Loader, open: Callable[[], Iterator[Any]], limit: int | None = None
+    ) -> None:
+        asked = perf_counter()
+        self._loader, self._batches = loader, open()
+        self._limit = self._left = limit
+        loader.waited_seconds += perf_counter() - asked
+
+    def __len__(self) -> int:
+        batches = len(self._batches)  # type: ignore[arg-type]
+        return batches if self._limit is None else min(batches, self._limit)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._left is not None:
+            if self._left == 0:
+                raise StopIteration
+            self._left -= 1
+        asked = perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._loader.waited_seconds += perf_counter() - asked
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_batches" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+# -- first batches, read without a trace
+
+
+@contextmanager
+def preserve_random_state(*generators: torch.Generator | None) -> Iterator[None]:
+    """Return a context that restores the global random generators, and these, at its end.
+
+    >>> with preserve_random_state():
+    ...     first = torch.rand(1)
+    >>> bool(torch.rand(1) == first)
+    True
+    """
+    own = [(generator, generator.get_state()) for generator in generators if generator is not None]
+    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])  # noqa: NPY002
+        torch.set_rng_state(saved[2])
+        for generator, state in own:
+            generator.set_state(state)
+
+
+def first_of_torch(loader: DataLoader[Any]) -> Any:
+    """Return the first batch of torch's own loader, read here: no worker, no random draw."""
+    options: dict[str, Any] = {"collate_fn": loader.collate_fn}
+    if isinstance(loader.dataset, IterableDataset):
+        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        options["batch_sampler"] = loader.batch_sampler
+    else:
+        options |= {"batch_size": None, "sampler": loader.sampler}
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    drawing = (loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers))
+    with preserve_random_state(*drawing):
+        return first_of(DataLoader(loader.dataset, generator=loader.generator, **options))
+
+
+def first_of(batches: Any) -> Any:
+    """Return the first of some batches.
+
+    Raises:
+        BatchError: There is none.
+    """
+    for batch in batches:
+        return batch
+    raise BatchError(
+        "the loader gives no batch: it is empty, or drop_last drops the only one; "
+        "use a smaller batch size, or drop_last=False"
+    )

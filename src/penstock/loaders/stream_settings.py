@@ -1,0 +1,320 @@
+"""Settings of `StreamLoader`: its arguments, its block geometry, and its description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from penstock.arguments import a_path, choice, function, whole_number
+from penstock.errors import PlanError, SourceError
+from penstock.loaders.position import OrderRequest
+from penstock.order import BlockOrder, Order
+from penstock.order.blocks import StoredOrder
+from penstock.registry import did_you_mean
+from penstock.sizes import format_bytes
+from penstock.sources import open_source
+from penstock.sources.base import Field, MappedSource, Source
+from penstock.sources.combine import seams_of
+from penstock.streaming.budget import Demand, Geometry, Resolved, Resolver, usable_cores
+from penstock.streaming.placement import BadBlocks
+from penstock.transforms.base import Transform
+
+if TYPE_CHECKING:
+    from penstock.loaders.stream import StreamLoader
+
+ON_ERROR: Final = ("raise", "replace")
+_ORDER: Final = (
+    "the order is computed from the seed; pass shuffle=, block_samples= or window_blocks= to "
+    "change it, or use ChunkedDataLoader, which takes {name}="
+)
+_PROCESSES: Final = "reader threads do the reading, not worker processes; leave it out"
+
+NOT_OURS: Final[Mapping[str, str]] = {
+    "num_workers": "reader threads do the reading; pass threads= for another number of them",
+    "prefetch_factor": "pass memory_budget= to bound how much is read ahead",
+    "persistent_workers": "reader threads live until close(); leave it out",
+    "multiprocessing_context": _PROCESSES,
+    "worker_init_fn": _PROCESSES,
+    "executor": _PROCESSES,
+    "pin_memory": 'batches are page-locked when they go to an accelerator; pass device="cuda"',
+    "pin_memory_device": "pass device= for where batches go",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "order": _ORDER,
+    "generator": "pass seed= for the order and for transform",
+    "in_order": "batches always come in order; leave it out",
+    "limit_batches": "pass chunk_size= for the number of batches of an iteration",
+    "dataset": "pass the data as the first argument, source",
+    "path": "pass it as the first argument, source",
+}
+OURS: Final = (
+    *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
+    *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform"),
+    *("collate_fn", "evaluation", "rank", "world_size", "lanes", "threads", "timeout", "collate"),
+    *("on_error", "quarantine"),
+)
+
+
+def refuse_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that `StreamLoader` does not have, with what to pass instead.
+
+    >>> refuse_arguments({"num_workers": 4})
+    Traceback (most recent call last):
+    ...
+    penstock.errors.PlanError: StreamLoader has no num_workers: reader threads do the reading; ...
+    """
+    for name in given:
+        if name in NOT_OURS:
+            raise PlanError(f"StreamLoader has no {name}: {NOT_OURS[name].format(name=name)}")
+        meant = did_you_mean(name, OURS, otherwise="it takes")
+        raise TypeError(f"StreamLoader has no argument {name!r}{meant}")
+
+
+def optional_number(name: str, value: Any, **bounds: Any) -> int | None:
+    """``value`` as `whole_number` gives it; None stays None."""
+    return None if value is None else whole_number(name, value, **bounds)
+
+
+def one_of(
+    collate_fn: Callable[[Any], Any] | None, collate: Callable[[Any], Any] | None
+) -> Callable[[Any], Any] | None:
+    """Return the collate function, passed by either of its names."""
+    if collate_fn is not None and collate is not None:
+        raise PlanError("collate is another name for collate_fn: pass one of them")
+    if collate is not None:
+        return function("collate", collate)
+    return function("collate_fn", collate_fn)
+
+
+def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBlocks | None:
+    """Return where unreadable blocks are recorded; None if their error is raised."""
+    path = None if quarantine is None else a_path("quarantine", quarantine)
+    if choice("on_error", on_error, ON_ERROR) == "replace":
+        return BadBlocks(path)
+    if path is not None:
+        raise PlanError('quarantine lists replaced blocks: pass on_error="replace" with it')
+    return None
+
+
+def opened(source: Any, fields: Sequence[str] | None) -> Source:
+    """Return the source, opened if necessary."""
+    if isinstance(source, Dataset) and not isinstance(source, Source):
+        name = type(source).__name__
+        raise SourceError(
+            f"StreamLoader reads storage block by block, and {name} is a torch Dataset, which "
+            "gives single samples: use ChunkedDataLoader(dataset, batch_size), or pass the path "
+            "or the arrays that it reads"
+        )
+    return open_source(source) if fields is None else open_source(source, fields=fields)
+
+
+def check_samples(source: Source, steps: int) -> int:
+    """Return the number of samples of ``steps`` rows; refuse a source without any."""
+    seams = seams_of(source) if steps > 1 else []
+    if seams:
+        raise PlanError(
+            f"steps={steps} needs rows that follow each other, and this source is joined from "
+            f"{len(seams) + 1} pieces (the first ends after {seams[0]:,} rows): use one "
+            "StreamLoader for each piece, or steps=1"
+        )
+    samples = len(source) - steps + 1
+    if samples < 1:
+        raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
+    return samples
+
+
+def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
+    """Refuse a transform of one array for a source that has several."""
+    if isinstance(transform, Transform) and fields.keys() != {""}:
+        raise PlanError(
+            f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
+            "use a function transform(batch, rng) that applies it to the field it is for"
+        )
+
+
+def check_fields(fields: Mapping[str, Field]) -> None:
+    """Refuse a dtype that torch has no tensor for."""
+    for name, field in fields.items():
+        try:
+            torch.from_numpy(np.empty(0, field.dtype))
+        except (TypeError, ValueError) as error:
+            raise PlanError(
+                f"field {name!r} has dtype {field.dtype}, which torch has no tensor for: "
+                "convert it, or name the other fields with fields=[...]"
+            ) from error
+        if field.nbytes == 0:
+            raise PlanError(f"field {name!r} has samples of no bytes, shape {field.shape}")
+
+
+def brief(source: Source) -> str:
+    """Return a source in at most 80 characters, for messages.
+
+    >>> brief(open_source(np.arange(3)))
+    "MemorySource(3 samples of [''])"
+    """
+    text = repr(source)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# -- blocks, windows and lanes
+
+
+@dataclass(slots=True)
+class StreamOrders:
+    """The order factory of a `StreamLoader`: chooses blocks, windows and lanes for the ranks.
+
+    Not part of the loader: the position holds this, and a reference from it to the loader would be
+    a cycle, so that a dropped loader would keep its threads until garbage is collected.
+
+    Args:
+        source: The source.
+        samples: Samples of the source, each of ``steps`` rows.
+        steps: Consecutive rows of a sample.
+        shuffle: Whether blocks and samples are shuffled.
+        memory_budget: Bytes of all buffers together.
+        asked: The geometry that was passed in.
+        given_threads: Reader threads that were passed in, or None.
+        chunk_rows: Rows of a storage chunk that a read decodes together; 0 if none are decoded.
+        adopted: The geometry of a state that was loaded.
+    """
+
+    source: Source
+    samples: int
+    steps: int
+    shuffle: bool
+    memory_budget: int
+    asked: Geometry
+    given_threads: int | None
+    chunk_rows: int
+    adopted: Geometry
+
+    def __call__(self, request: OrderRequest) -> Order:
+        """Return the order; refuse a geometry that does not fit the memory budget."""
+        resolver = self.resolver(request.batch_size, request.world_size)
+        resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
+        block, window, lanes = (choice.value for choice in resolved)
+        if self.shuffle:
+            return BlockOrder(self.samples, request.seed, block, window, lanes)
+        return StoredOrder(self.samples, request.seed, block=block, window=window)
+
+    @property
+    def threads(self) -> int:
+        """Reader threads: those passed in, or what the storage needs, or the usable cores."""
+        found = getattr(self.source, "in_flight", None) or usable_cores()
+        return self.given_threads or max(2, found)
+
+    def demand(self, batch: int, world: int) -> Demand:
+        """Return what the stream holds in memory."""
+        row_bytes = sum(field.nbytes for field in self.source.fields.values())
+        sizes = batch, batch * world
+        return Demand(row_bytes, self.steps, *sizes, self.threads, self.chunk_rows)
+
+    def resolver(self, batch: int, world: int) -> Resolver:
+        """Return what chooses the geometry."""
+        return Resolver(
+            self.demand(batch, world),
+            self.samples,
+            self.source.block_samples,
+            self.memory_budget,
+            in_order=not self.shuffle,
+        )
+
+    def resolve(self, batch: int, world: int) -> Resolved:
+        """Return blocks, windows and lanes, each with its reason."""
+        return self.resolver(batch, world).resolve(self.asked, self.adopted, ranks=world)
+
+
+def decoded_rows(source: Source) -> int:
+    """Return the rows of a storage chunk that a read decodes together; 0 if none are decoded."""
+    few = min(len(source), 2 * source.block_samples + 1)
+    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
+    return 0 if in_place else min(source.block_samples, len(source))
+
+
+# -- description
+
+
+def page(loader: StreamLoader) -> str:
+    """Return the page of `StreamLoader.describe`."""
+    plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
+    steps = plan.steps
+    used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
+    lines = [
+        f"StreamLoader over {loader.samples:,} samples of {loader.source!r}",
+        f"  order     {plan.order.kind}, seed {loader.seed}",
+        f"  blocks    {geometry.block.value:,} samples ({geometry.block.why})",
+        f"  windows   {geometry.window.value:,} blocks ({geometry.window.why})",
+        f"  lanes     {geometry.lanes.value:,} ({geometry.lanes.why})",
+        f"  shuffle   {_shuffle(loader)}",
+        f"  batches   {steps.count:,} an epoch of {steps.batch} on each of {steps.world} ranks, "
+        f"{'the rest dropped' if steps.drop_last else 'the last ones short'}",
+        *_rollouts(loader),
+        f"  executor  {loader.threads} reader threads",
+        f"  memory    {used} of buffers, of a budget of {budget}",
+        f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
+        f"{loader.remaining:,} batches to come",
+        *(f"  warning   {warning}" for warning in warnings_of(loader)),
+    ]
+    return "\n".join(lines)
+
+
+def blocks_mixed(order: BlockOrder, world: int) -> int:
+    """Return the blocks that a rank's batch is drawn from, in a round of usual size.
+
+    >>> blocks_mixed(BlockOrder(1000, seed=1, block=10, window=16), world=1)
+    14
+    """
+    lanes = max(1, order.lanes // world)
+    if not order.rows:  # everything is leftover: contiguous slices of a few blocks
+        return max(1, -(-order.left * lanes // order.lanes // order.block))
+    return order.rows // order.rounds * lanes
+
+
+def _shuffle(loader: StreamLoader) -> str:
+    order = loader.plan.order
+    if not isinstance(order, BlockOrder):
+        return "none: samples come in storage order"
+    mixed = blocks_mixed(order, loader.world_size)
+    full = min(1.0, order.block / order.size)
+    return (
+        f"a batch is drawn from {mixed:,} blocks: {1 / mixed:.2%} of it from any one of them, "
+        f"on average ({full:.2%} in a shuffle of everything)"
+    )
+
+
+def _rollouts(loader: StreamLoader) -> Iterator[str]:
+    if loader.steps == 1:
+        return
+    block, after = min(loader.block_samples, loader.samples), loader.steps - 1
+    text = f"{loader.steps} rows a sample: a block of {block:,} reads {after:,} more, "
+    chunk = loader.source.block_samples
+    if loader.chunk_rows and block % chunk == 0:
+        again = -(-after // chunk)
+        text += f"{again / (block // chunk):.3g} of the storage's chunks are decoded twice"
+    else:
+        text += f"{after / block:.3g} of the rows are read twice"
+    yield f"  rollouts  {text}"
+
+
+def warnings_of(loader: StreamLoader) -> list[str]:
+    """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
+    found = []
+    if loader.chunk_rows == 1 and loader.samples > 1:
+        found.append(
+            "storage chunks hold one sample each, so that every sample needs its own read: "
+            "write it with more samples per chunk"
+        )
+    order = loader.plan.order
+    chosen = loader.geometry.window.why == "the budget"
+    if isinstance(order, BlockOrder) and chosen and order.window == 1:
+        found.append(
+            f"memory_budget {format_bytes(loader.memory_budget)} allows only one block per window, "
+            "so that a batch comes from few blocks: raise it, or use smaller block_samples"
+        )
+    return found
