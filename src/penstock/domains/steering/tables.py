@@ -28,8 +28,8 @@ from penstock.domains.steering.layout import (
     reference_faults,
     shape_faults,
 )
+from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
-from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 

@@ -1,4 +1,4 @@
-"""`penstock train --dry-run`: a few steps with weights that are thrown away, and what they tell."""
+"""`penstock train --dry-run`: time a few steps with weights that are discarded."""
 
 from __future__ import annotations
 
@@ -20,35 +20,34 @@ from penstock.metrics import bytes_of
 from penstock.sizes import format_bytes
 from penstock.training.build import build
 from penstock.training.config import Settings
-from penstock.training.run.checkpoint_io import WholeFiles
+from penstock.training.run.checkpoints import AtomicCheckpointIO
 from penstock.training.run.directory import KEPT
-from penstock.training.run.fitting import as_list, make_trainer, passes_alone
-from penstock.training.run.planning import chunks_of, steps_of
-from penstock.training.run.units import in_time, shapes_of
+from penstock.training.run.plan import chunks_of, format_duration, shapes_of, steps_of
+from penstock.training.run.trainer import as_list, make_trainer, unlimited_epochs
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 dummies = optional("lightning.pytorch.loggers.logger", extra="train")
 
-STEPS: Final = 5  # that are measured, after a first one that also warms up
-SECONDS: Final = 20.0  # after which fewer will do
+STEPS: Final = 5  # timed steps, after a first one that warms up
+SECONDS: Final = 20.0  # stop timing after this long
 VALIDATION_BATCHES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run would take, as measured on this machine with one process.
+    """The estimated cost of a run, measured on this machine with one process.
 
     Args:
-        batch: Words for what a batch is.
-        batch_bytes: Of its tensors.
-        step_seconds: A training step, with reading its batch; the median.
-        waited_seconds: Of that, waiting for the batch; the mean.
-        validation_batch_seconds: A batch of validation; 0 where there is none.
-        chunk_batches: Of a chunk.
-        validation_batches: Of a validation.
-        chunks: Of the whole run; infinite where nothing ends it.
-        checkpoint_bytes: Of a checkpoint.
-        free_bytes: On the disk of the run directory.
+        batch: Types and shapes of a batch.
+        batch_bytes: Size of its tensors.
+        step_seconds: Median time of a training step, including its batch.
+        waited_seconds: Mean time of it spent waiting for the batch.
+        validation_batch_seconds: Median time of a validation batch; 0 where there is none.
+        chunk_batches: Batches per chunk.
+        validation_batches: Batches per validation.
+        chunks: Chunks of the whole run; infinite where nothing ends it.
+        checkpoint_bytes: Size of a checkpoint.
+        free_bytes: Free space on the disk of the run directory.
     """
 
     batch: str
@@ -64,22 +63,22 @@ class Forecast:
 
     @property
     def chunk_seconds(self) -> float:
-        """A chunk and its validation."""
+        """Time of a chunk and its validation."""
         validation = self.validation_batches * self.validation_batch_seconds
         return self.chunk_batches * self.step_seconds + validation
 
     @property
     def run_seconds(self) -> float:
-        """The whole run."""
+        """Time of the whole run."""
         return self.chunks * self.chunk_seconds
 
     @property
     def disk_bytes(self) -> int:
-        """The checkpoints kept, and one more while it is written."""
+        """Space of all checkpoints: those kept, the best, and one being written."""
         return (KEPT + 2) * self.checkpoint_bytes
 
     def text(self) -> str:
-        """A few lines to read."""
+        """Return a few lines for the user."""
         chunks = "chunks without end" if math.isinf(self.chunks) else counted(self.chunks, "chunk")
         disk = f"{format_bytes(self.disk_bytes)}, {format_bytes(self.free_bytes)} are free"
         if self.disk_bytes > self.free_bytes:
@@ -88,25 +87,25 @@ class Forecast:
             [
                 "dry run: nothing was trained, nothing is kept",
                 f"  a batch       {self.batch}, {format_bytes(self.batch_bytes)}",
-                f"  a step        {in_time(self.step_seconds)}, of which "
-                f"{in_time(self.waited_seconds)} waiting for its batch",
+                f"  a step        {format_duration(self.step_seconds)}, of which "
+                f"{format_duration(self.waited_seconds)} waiting for its batch",
                 f"  a chunk       {counted(self.chunk_batches, 'step')} and "
                 f"{counted(self.validation_batches, 'batch')} of validation, "
-                f"{in_time(self.chunk_seconds)}",
-                f"  the run       {chunks}, {in_time(self.run_seconds)}",
+                f"{format_duration(self.chunk_seconds)}",
+                f"  the run       {chunks}, {format_duration(self.run_seconds)}",
                 f"  a checkpoint  {format_bytes(self.checkpoint_bytes)}; all that are kept {disk}",
             ]
         )
 
 
-class Enough(BaseException):
-    """All was measured."""
+class MeasuredEnough(BaseException):
+    """Ends the dry run when everything is measured."""
 
 
-class Watch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
-    """Times steps and batches of validation, writes a checkpoint elsewhere, and ends it.
+class Stopwatch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
+    """Times steps and validation batches, writes one checkpoint, and ends training.
 
-    A checkpoint callback, so that Lightning adds none of its own.
+    It is a checkpoint callback, so that Lightning adds none of its own.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
@@ -117,21 +116,21 @@ class Watch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         self._began = self._last = 0.0
 
     def on_validation_batch_start(self, *_: Any) -> None:
-        """Begin to time it."""
+        """Start timing."""
         self._last = self._clock()
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        """It took so long."""
+        """Record the time."""
         self.validation.append(self._clock() - self._last)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
+        """Start timing."""
         self._began = self._last = self._clock()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A step is done, its batch read; leave when there are enough."""
+        """Record the time of a step; end when there are enough."""
         now = self._clock()
         self.steps.append(now - self._last)
         self._last = now
@@ -140,32 +139,36 @@ class Watch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
             self._leave(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """A dataset of fewer batches than that: leave with what there is."""
+        """End with fewer steps, where the dataset has fewer batches."""
         self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:
         trainer.save_checkpoint(self._file, weights_only=False)
         self.checkpoint_bytes = self._file.stat().st_size
-        raise Enough
+        raise MeasuredEnough
 
     @property
     def step_seconds(self) -> float:
-        """A step; the first, which warms up, counts only where it is alone."""
+        """Median time of a step, without the first, which warms up."""
         return median(self.steps[1:] or self.steps)
 
     @property
     def validation_seconds(self) -> float:
-        """A batch of validation."""
+        """Median time of a validation batch."""
         return median(self.validation) if self.validation else 0.0
 
 
-def rehearse(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Forecast:
-    """Build everything, take a few steps in one process, throw it all away, and tell."""
+def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Forecast:
+    """Build everything, take a few steps in one process, and return the estimate."""
     with tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as folder:
-        job, chunked, watch = build(settings), ChunkedTraining(settings), Watch(Path(folder), clock)
+        job, chunked, watch = (
+            build(settings),
+            ChunkedTraining(settings),
+            Stopwatch(Path(folder), clock),
+        )
         kwargs = dict(job.trainer_kwargs) | {
             "callbacks": [chunked, watch],
-            "plugins": [*as_list(job.trainer_kwargs.get("plugins")), WholeFiles()],
+            "plugins": [*as_list(job.trainer_kwargs.get("plugins")), AtomicCheckpointIO()],
             "logger": dummies.DummyLogger(),
             "default_root_dir": folder,
             "num_sanity_val_steps": VALIDATION_BATCHES,
@@ -175,14 +178,14 @@ def rehearse(settings: Settings, clock: Callable[[], float] = time.monotonic) ->
             "num_nodes": 1,
             "strategy": "auto",
         }
-        trainer = make_trainer(kwargs | passes_alone(kwargs, chunked))
-        with suppress(Enough):
+        trainer = make_trainer(kwargs | unlimited_epochs(kwargs, chunked))
+        with suppress(MeasuredEnough):
             trainer.fit(job.module, datamodule=job.data)
         return forecast_of(settings, trainer, chunked, watch)
 
 
-def forecast_of(settings: Settings, trainer: Any, chunked: Any, watch: Watch) -> Forecast:
-    """What was measured, for the whole of the run."""
+def forecast_of(settings: Settings, trainer: Any, chunked: Any, watch: Stopwatch) -> Forecast:
+    """Return the estimate for the whole run."""
     loader = chunked._loader
     steps = None if loader is None else steps_of(loader)
     batches = trainer.num_training_batches if steps is None else (steps.chunk or steps.count)
@@ -202,7 +205,7 @@ def forecast_of(settings: Settings, trainer: Any, chunked: Any, watch: Watch) ->
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest directory that is there."""
+    """Return the nearest directory above ``path`` that exists."""
     path = path.absolute()
     while not path.is_dir():
         path = path.parent
