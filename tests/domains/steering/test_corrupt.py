@@ -181,11 +181,11 @@ def test_one_bad_value_is_found_by_file_row_and_value(directory, name):
     [
         ([[0]] * 59 + [[999]], "pair_keyword_ids references keyword 999, but only 30 keywords"),
         ([[0]] * 59 + [[-1]], "pair_keyword_ids references keyword -1, but only 30 keywords"),
-        ([[0]] * 59, "must have 60 lists, one a pair, found 59"),
+        ([[0]] * 59, "must have 60 lists, one for each pair, found 59"),
         ([[0]] * 59 + ["a"], "row 59 must be a list of integers"),
         ([[0]] * 59 + [[0.5]], "row 59 must be a list of integers"),
         ("abc", "must hold a list of lists, found str"),
-        ((torch.tensor([0, 2, 1]), torch.tensor([3])), "offsets that fall"),
+        ((torch.tensor([0, 2, 1]), torch.tensor([3])), "offsets that decrease"),
         ((torch.tensor([0, 2]), torch.tensor([3])), "offsets from 0 to the number of values"),
     ],
 )

@@ -233,7 +233,7 @@ def test_other_devices_hold_every_field(plain):
     for forced in ("zero", "centroid"):
         data.force_steering(forced)
         assert {v.device.type for v in data.__getbatch__(np.arange(3)).values()} == {"meta"}
-    with pytest.raises(ValueError, match="use_mmap=True keeps tables on disk"):
+    with pytest.raises(ValueError, match="use_mmap=True needs tables on the CPU"):
         JASPERSteeringDataset(plain, "train", device="meta", use_mmap=True)
 
 

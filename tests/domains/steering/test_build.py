@@ -15,8 +15,7 @@ from penstock.domains.steering import (
     build_steering_directory,
     validate_dataset,
 )
-from penstock.domains.steering.building import steering_tables
-from penstock.domains.steering.negatives import Corpus, mine_negatives, tier_counts
+from penstock.domains.steering.build import Corpus, mine_negatives, steering_tables, tier_counts
 from penstock.errors import PlanError
 
 
