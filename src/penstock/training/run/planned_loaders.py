@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
-from penstock.integrations.lightning.source import knows_its_place
+from penstock.integrations.lightning.loaders import (
+    as_training_loader,
+    as_validation_loader,
+    has_position,
+)
 from penstock.loaders import Loader
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.order import Topology
@@ -45,8 +48,8 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
     with ExitStack() as opened:
         train = data.train_dataloader()
         if settings.sized:
-            train = training_loader(train, settings, name="train_dataloader")
-        if not knows_its_place(train):
+            train = as_training_loader(train, settings, name="train_dataloader")
+        if not has_position(train):
             raise ConfigError(
                 f"what is read cannot be planned: training goes by a {type(train).__name__} of its "
                 "own, whose order nobody knows; give a chunk size"
@@ -55,7 +58,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
         if limit is not None and limit != 1.0 and train.position.chunk is None:
             train.position.use(limit=limit)
         validation = tuple(
-            scoring_loader(each, settings, name="val_dataloader") if settings.sized else each
+            as_validation_loader(each, settings, name="val_dataloader") if settings.sized else each
             for each in several(data.val_dataloader())
         )
         for loader in (train, *validation):
@@ -67,7 +70,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
 
 def place(loader: Loader, rank: int, world: int) -> None:
     """Have a loader plan for a rank of a run that is not started."""
-    if knows_its_place(loader):
+    if has_position(loader):
         loader.position.use(topology=Topology(rank, world))
 
 
