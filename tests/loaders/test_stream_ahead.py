@@ -8,8 +8,7 @@ import torch
 
 from penstock.keyed import current_reading, keyed_generator, sample_keys
 from penstock.loaders.stream import StreamLoader
-from penstock.testing import same_batch
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource, same_batch
 
 ARRAY = np.arange(600)
 GEOMETRY = {"block_samples": 10, "window_blocks": 5}
@@ -65,9 +64,9 @@ def test_reading_ahead_waits_for_room_and_not_for_ever_more():
     with StreamLoader(source, 10, **GEOMETRY) as loader:
         next(iter(loader))
         deadline = time.monotonic() + 20
-        while not loader._stream._pipeline._queue.wanted and time.monotonic() < deadline:
+        while not loader._stream._pipeline._slots.wanted and time.monotonic() < deadline:
             time.sleep(0.01)  # until the readers wait for room
-        assert loader._stream._pipeline._queue.wanted
+        assert loader._stream._pipeline._slots.wanted
     assert len(source.reads) <= 5 * 5
 
 

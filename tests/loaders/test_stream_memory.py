@@ -11,8 +11,8 @@ import torch
 
 from penstock.loaders.stream import StreamLoader
 from penstock.sources import scratch
-from penstock.streaming import memory
-from penstock.testing.watched import WatchedSource
+from penstock.streaming import buffers
+from penstock.testing import WatchedSource
 
 zarr = pytest.importorskip("zarr")
 
@@ -49,7 +49,7 @@ def ledger(monkeypatch):
         return array
 
     noted = {name: getattr(mmap, name) for name in dir(mmap) if name.isupper()}
-    monkeypatch.setattr(memory, "mmap", types.SimpleNamespace(mmap=Pages, **noted))
+    monkeypatch.setattr(buffers, "mmap", types.SimpleNamespace(mmap=Pages, **noted))
     names = {name: getattr(np, name) for name in ("uint8", "prod", "int64", "ndarray", "dtype")}
     monkeypatch.setattr(scratch, "np", types.SimpleNamespace(empty=empty, **names))
     return found

@@ -17,7 +17,7 @@ from penstock.order import (
 from penstock.order.state import check_identity, cursor_of, to_state
 
 seeds = st.integers(0, 2**64 - 1)
-small = st.integers(1, 400)
+small = st.integers(1, 250)
 geometry = st.tuples(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
 
 
@@ -63,7 +63,7 @@ def test_a_walk_in_strides_is_the_batches_one_by_one(order, batch, world, drop, 
     steps = Steps(order.size, batch, world, order.lanes, drop)
     plan = Plan(order, steps, rank=world - 1)
     cursor = Cursor(2, at % order.size).normal(steps)
-    for planned in plan.walk(cursor, steps=steps.count + 9):
+    for planned in plan.walk(cursor, steps=min(steps.count, 40) + 9):
         assert planned.epoch == cursor.epoch
         assert np.array_equal(planned.samples, plan.samples(cursor))
         cursor = cursor.advance(steps)

@@ -46,16 +46,16 @@ def test_each_position_once_over_all_ranks_and_no_rank_empty(n, batch, world, la
 
 
 @given(small, batches, worlds, lane_counts, st.booleans(), st.integers(0, 700))
-def test_places_are_the_inverse_of_rank_positions(n, batch, world, lanes, drop, at):
+def test_indices_in_a_step_are_the_inverse_of_rank_positions(n, batch, world, lanes, drop, at):
     assume(possible(n, batch, world, drop))
     steps = Steps(n, batch, world, lanes, drop)
     for p, stop in walk(steps, at % n):
         joined = np.concatenate([steps.rank_positions(p, rank) for rank in range(world)])
-        assert np.array_equal(steps.places(p, joined, stop), np.arange(stop - p))
+        assert np.array_equal(steps.indices_in_step(p, joined, stop), np.arange(stop - p))
         m = stop - p
         for rank in range(world):
-            places = steps.places(p, steps.rank_positions(p, rank), stop)
-            assert np.array_equal(places, np.arange(rank * m // world, (rank + 1) * m // world))
+            indices = steps.indices_in_step(p, steps.rank_positions(p, rank), stop)
+            assert np.array_equal(indices, np.arange(rank * m // world, (rank + 1) * m // world))
 
 
 @given(small, st.integers(1, 6), st.integers(1, 6), st.integers(1, 4))

@@ -1,17 +1,14 @@
 """Copies to an accelerator: in order, early, and never recycled too soon."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from penstock.domains.recording import RandomChunkLoader
+from penstock.domains.recording.chunk_pipeline import ChunkPipeline
 from penstock.loaders.stream import StreamLoader
-from penstock.streaming.loading import ChunkLoading
 from penstock.streaming.transfer import Transfer, transfer_to
-from penstock.testing import assert_resumes_everywhere
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource, assert_resumes_everywhere
 
 DATA = np.arange(6000, dtype="f4").reshape(1000, 6)
 
@@ -50,8 +47,8 @@ class ToHost(Transfer):
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_chunks_go_through_a_transfer_in_order(prefetch):
     transfer = ToHost()
-    host = ChunkLoading(lambda a, b: DATA[a:b], longest=50, ahead=prefetch, transfer=None)
-    loading = ChunkLoading(lambda a, b: DATA[a:b], longest=50, ahead=prefetch, transfer=None)
+    host = ChunkPipeline(lambda a, b: DATA[a:b], longest=50, ahead=prefetch, transfer=None)
+    loading = ChunkPipeline(lambda a, b: DATA[a:b], longest=50, ahead=prefetch, transfer=None)
     loading._transfer = transfer
     spans = [(start, start + 50) for start in range(0, 1000, 50)]
     for (one,), (other,) in zip(host.chunks(spans), loading.chunks(spans), strict=True):
@@ -67,7 +64,7 @@ def test_chunks_go_through_a_transfer_in_order(prefetch):
 def test_a_batch_that_is_there_is_sent_before_the_one_before_it_is_used(ready):
     transfer = ToHost()
     batches = ({"x": torch.tensor(i)} for i in range(100))
-    there = transfer.ahead(batches, SimpleNamespace(is_ready=ready))
+    there = transfer.ahead(batches, lambda: ready)
     for i in range(20):
         assert int(next(there)["x"]) == i
         assert transfer.sent == i + 1 + ready  # where it is not there, nobody waits for it
@@ -79,7 +76,7 @@ def test_an_error_before_the_transfer_arrives_after_it():
             raise OSError("broken")
         return DATA[start:end]
 
-    loading = ChunkLoading(load, longest=50, ahead=1, transfer=None)
+    loading = ChunkPipeline(load, longest=50, ahead=1, transfer=None)
     loading._transfer = ToHost()
     chunks = loading.chunks([(start, start + 50) for start in range(0, 1000, 50)])
     for _ in range(3):
@@ -147,13 +144,13 @@ class TestChunksOnAnAccelerator:
             peak = torch.accelerator.max_memory_allocated() - before
         assert peak <= 2 * (4 << 20) + (1 << 20)
 
-    def test_host_memory_is_page_locked_and_held_until_copied(self):
+    def test_host_memory_is_page_locked_and_copying_until_copied(self):
         transfer = Transfer(device())
         host = {"x": torch.arange(1 << 22, dtype=torch.float32).pin_memory()}
         sent = transfer.send(host)
-        assert len(transfer._held) == 1
+        assert len(transfer._copying) == 1
         moved = transfer.receive(sent)["x"]
         torch.accelerator.synchronize()
-        transfer._let_go()
-        assert not transfer._held
+        transfer._drop_copied()
+        assert not transfer._copying
         assert torch.equal(moved.cpu(), host["x"])

@@ -16,7 +16,7 @@ from penstock.collate import AudioCollator, TaskSpec, TextCollator, VisionCollat
 from penstock.domains.audio import AudioDataset, AudioFile, index_files
 from penstock.domains.folds import author_folds, author_split
 from penstock.errors import PenstockError
-from penstock.transforms.quantize import Quantize
+from penstock.transforms.audio import Quantize
 
 NOTHING = object()
 WRONG = {

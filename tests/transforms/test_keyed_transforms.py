@@ -19,7 +19,7 @@ from penstock.transforms import (
     Standardize,
     recommended_augmentation,
 )
-from penstock.transforms.draws import integers, uniforms
+from penstock.transforms.base import integers, uniforms
 
 TRANSFORMS = [
     SpecAugment(time_mask_param=8, freq_mask_param=5, num_time_masks=2, p=0.7),

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock import PlanError
-from penstock.transforms.quantize import Quantize
+from penstock.transforms.audio import Quantize
 
 WAVE = torch.tensor([-1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1])
 GOLDEN = {

@@ -1,8 +1,7 @@
-"""Checks: what a batch or a dataset should be, said once, and what was found instead."""
+"""Checks of batches against a schema, and reports of what is wrong with a dataset."""
 
 from penstock.checks.findings import Finding, InvalidDataError, Report
-from penstock.checks.sampling import Checked, checked
-from penstock.checks.schema import BatchSchema, TensorSpec
+from penstock.checks.schema import BatchSchema, Checked, TensorSpec, checked
 
 __all__ = [
     "BatchSchema",

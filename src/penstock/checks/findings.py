@@ -1,4 +1,4 @@
-"""What a validation found: file, row and value of each fault, for people and for machines."""
+"""The result of a validation: file, row and value of each fault, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ SHOWN = 10  # findings in an error message; the report has all of them
 
 
 class InvalidDataError(SourceError, ValueError):
-    """Data on disk that is missing, unreadable, or not what it should be."""
+    """Data on disk that is missing, unreadable or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of fault in one file: the first row that has it, and how many do.
+    """One kind of fault in one file.
+
+    Args:
+        file: Name of the file.
+        problem: What is wrong.
+        row: The first row that has the fault.
+        value: The value found there.
+        rows: Number of rows that have the fault.
 
     >>> str(Finding("relevance.pt", "pair_relevance out of range [0, 1]: 1.5", 3, 1.5, rows=2))
     'relevance.pt row 3 (and 1 more): pair_relevance out of range [0, 1]: 1.5'
@@ -40,11 +47,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of a validation; none when all is well.
+    """The findings of a validation; none if the data are valid.
 
     Args:
-        subject: What was looked at.
-        facts: Its sizes, for the record.
+        subject: What was validated.
+        findings: What is wrong.
+        facts: Sizes of the data.
     """
 
     subject: str
@@ -53,16 +61,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Is there nothing to report?"""
+        """Whether there are no findings."""
         return not self.findings
 
     def raise_if_any(self) -> None:
-        """Raise what was found, if anything was."""
+        """Raise an `InvalidDataError` if there are findings."""
         if self.findings:
             raise InvalidDataError(str(self))
 
     def to_json(self) -> str:
-        """The report for machines.
+        """Return the report as JSON.
 
         >>> Report("data", ()).to_json()
         '{"subject": "data", "ok": true, "facts": {}, "findings": []}'
@@ -85,7 +93,7 @@ class Report:
 
 
 def _plain(value: Value) -> Value:
-    """JSON has no NaN and no infinity: they go as text."""
+    """Return NaN and infinity as strings, since JSON has neither."""
     if isinstance(value, float) and value not in (float("inf"), float("-inf")) and value == value:
         return value
     return str(value) if isinstance(value, float) else value

@@ -1,9 +1,10 @@
-"""What a batch should be, declared field by field; a check reads it and changes nothing."""
+"""Schemas of batches: shapes, dtypes and ranges of values, checked without changing anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
@@ -13,19 +14,21 @@ from penstock.errors import BatchError, ConfigError
 
 Dimension: TypeAlias = int | str | None
 
+SHARE = 0.01  # of the time for checks: negligible, and thousands of batches in hours of training
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one tensor should be; whatever is not said is not checked.
+    """The expected shape, dtype and values of a tensor; what is None is not checked.
 
     Args:
-        shape: A number for each dimension, a name for one that must be equal wherever the name
-            appears, or None for any.
-        dtype: Its dtype.
+        shape: For each dimension a number, None for any size, or a name: dimensions of the same
+            name must have the same size.
+        dtype: The expected dtype.
         low: Smallest value allowed.
         high: Largest value allowed.
         labels: The only values allowed.
-        finite: No NaN and no infinity.
+        finite: Whether NaN and infinity are errors.
 
     >>> TensorSpec(("batch", 3), torch.float32, low=0, high=1).faults("x", torch.tensor([0, 2.0]))
     ['x must have shape (batch, 3), found (2,)', 'x out of range [0, 1]: 2.0 at row 1']
@@ -59,7 +62,13 @@ class TensorSpec:
         flag("finite", self.finite, error=ConfigError)
 
     def faults(self, name: str, value: Any, sizes: dict[str, int] | None = None) -> list[str]:
-        """What is wrong with ``value``, in words; ``sizes`` of named dimensions are added to."""
+        """Return a message for each thing that is wrong with ``value``.
+
+        Args:
+            name: The tensor's name, for the messages.
+            value: What should be such a tensor.
+            sizes: Sizes of named dimensions; those of ``value`` are added.
+        """
         name = name or "the batch"
         if not isinstance(value, torch.Tensor):
             return [f"{name} must be a tensor, found {type(value).__name__}"]
@@ -111,16 +120,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchSchema:
-    """What every batch of a loader should be: a spec for each field.
+    """The expected fields of a batch.
 
-    Fields of a mapping go by their keys, of a tuple or list by their place ("0", "1", ...), and a
-    batch that is one tensor has the field "". A check draws no random number, moves no data and
-    changes nothing.
+    The fields of a mapping are named by its keys, those of a tuple or list by their index ("0",
+    "1", ...), and a batch that is a single tensor has the field "". A check draws no random
+    numbers, moves no data and changes nothing.
 
     Args:
-        fields: Spec of each field that must be there.
-        sizes: Numbers for named dimensions.
-        exact: No other fields.
+        fields: The expected tensor of each required field.
+        sizes: Sizes of named dimensions.
+        exact: Whether other fields are errors.
 
     >>> schema = BatchSchema({
     ...     "x": TensorSpec(("batch", "features"), torch.float32),
@@ -144,7 +153,7 @@ class BatchSchema:
         flag("exact", self.exact, error=ConfigError)
 
     def faults(self, batch: Any) -> list[str]:
-        """Everything that is wrong with a batch, in words."""
+        """Return a message for each thing that is wrong with a batch."""
         values, sizes, found = fields_of(batch), dict(self.sizes), []
         for name, spec in self.fields.items():
             if name in values:
@@ -158,27 +167,102 @@ class BatchSchema:
         return found
 
     def check(self, batch: Any) -> None:
-        """Raise a `BatchError` (an ``AssertionError``) that says what is wrong, if anything is."""
+        """Raise a `BatchError` (an ``AssertionError``) if anything is wrong with a batch."""
         found = self.faults(batch)
         if found:
             raise BatchError("; ".join(found))
 
 
+class Checked:
+    """The batches of any loader; the first is checked, then as many as the time budget allows.
+
+    Which batches are checked depends on the clock only: no random number is drawn, and batches are
+    passed on unchanged. It may be iterated any number of times.
+
+    Args:
+        loader: Iterable of batches.
+        schema: What each batch must look like.
+        share: Fraction of the time since the first batch that checks may take; 1 checks all.
+        clock: Returns the time in seconds.
+
+    >>> import torch
+    >>> from penstock.checks import TensorSpec
+    >>> schema = BatchSchema({"": TensorSpec(("batch",), torch.int64, low=0)})
+    >>> batches = checked([torch.tensor([1, 2]), torch.tensor([3])], schema)
+    >>> [batch.tolist() for batch in batches], batches.seen
+    ([[1, 2], [3]], 2)
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        schema: BatchSchema,
+        *,
+        share: float = SHARE,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        if not isinstance(schema, BatchSchema):
+            raise ConfigError(f"schema must be a BatchSchema, got {shown(schema)}")
+        if not isinstance(loader, Iterable):
+            raise ConfigError(f"loader must be iterable, got {shown(loader)}")
+        self.share = real_number("share", share, minimum=0, maximum=1, error=ConfigError)
+        self.loader, self.schema = loader, schema
+        self.seen = self.checks = 0
+        self.spent_seconds = 0.0
+        self._clock = clock
+        self._began: float | None = None
+        self._longest_seconds = 0.0  # the longest check so far: the estimate for the next one
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.look(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def look(self, batch: Any) -> None:
+        """Check this batch if the budget allows; raise a `BatchError` if it is wrong."""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        self.seen += 1
+        allowed = self.share * (now - self._began)
+        if self.checks and self.share < 1 and self.spent_seconds + self._longest_seconds > allowed:
+            return
+        self.checks += 1
+        self.schema.check(batch)
+        took = self._clock() - now
+        self.spent_seconds += took
+        self._longest_seconds = max(self._longest_seconds, took)
+
+
+def checked(loader: Iterable[Any], schema: BatchSchema, *, share: float = SHARE) -> Checked:
+    """Return the batches of ``loader``, some of them checked.
+
+    Args:
+        loader: Iterable of batches.
+        schema: What each batch must look like.
+        share: Fraction of the time since the first batch that checks may take; 1 checks all.
+    """
+    return Checked(loader, schema, share=share)
+
+
 def extremes(value: torch.Tensor) -> tuple[float, float]:
-    """The smallest and the largest element; NaN where there is one.
+    """Return the smallest and the largest element; NaN if the tensor contains one.
 
     >>> extremes(torch.tensor([3, 1, 2]))
     (1.0, 3.0)
     """
     if value.device.type == "cpu" and value.dtype != torch.bfloat16:
-        array = value.numpy()  # in this thread: torch's own threads stall where cores are busy
+        array = value.numpy()  # in this thread: torch's thread pool stalls when all cores are busy
         return float(array.min()), float(array.max())
     smallest, largest = torch.aminmax(value)
     return float(smallest), float(largest)
 
 
 def fields_of(batch: Any) -> Mapping[str, Any]:
-    """The named parts of a batch, whatever form it has.
+    """Return the parts of a batch by name.
 
     >>> list(fields_of([1, 2])), list(fields_of(torch.zeros(1)))
     (['0', '1'], [''])
@@ -209,12 +293,12 @@ def _finite(*values: float) -> bool:
 
 
 def _first(value: torch.Tensor, where: torch.Tensor) -> str:
-    """Value and place of the first element that is so."""
+    """Return value and index of the first element for which ``where`` is true."""
     if value.ndim == 0:
         return f"{value.item()}"
-    place = where.nonzero()[0].tolist()
-    inside = f", element {place[1:] if len(place) > 2 else place[1]}" if place[1:] else ""
-    return f"{value[tuple(place)].item()} at row {place[0]}{inside}"
+    index = where.nonzero()[0].tolist()
+    inside = f", element {index[1:] if len(index) > 2 else index[1]}" if index[1:] else ""
+    return f"{value[tuple(index)].item()} at row {index[0]}{inside}"
 
 
 def _checked_dimension(part: Any) -> Dimension:

@@ -1,13 +1,11 @@
-"""The spine: order as arithmetic. Pure integers and numpy; no I/O, threads, clock or torch."""
+"""Which sample comes when, as arithmetic: integers and numpy, without I/O, threads or torch."""
 
-from penstock.order.blocks import BlockOrder, Span
-from penstock.order.cursor import Cursor
+from penstock.order.blocks import BlockOrder, Span, StoredOrder
 from penstock.order.keys import derive_key
-from penstock.order.orders import Order, SequentialOrder, ShuffledOrder
+from penstock.order.orders import Order, SequentialOrder, ShuffledOrder, tiles
 from penstock.order.permutation import LARGEST, Indices, Permutation
 from penstock.order.plan import Plan, PlannedBatch
-from penstock.order.steps import Steps, Topology
-from penstock.order.tiles import tiles
+from penstock.order.steps import Cursor, Steps, Topology
 
 __all__ = [
     "LARGEST",
@@ -22,6 +20,7 @@ __all__ = [
     "ShuffledOrder",
     "Span",
     "Steps",
+    "StoredOrder",
     "Topology",
     "derive_key",
     "tiles",

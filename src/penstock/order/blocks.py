@@ -1,4 +1,4 @@
-"""An order for storage that is read in blocks."""
+"""Orders for storage that is read in blocks: shuffled (`BlockOrder`) and in sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.arguments import whole_number
 from penstock.order.keys import derive_key
-from penstock.order.orders import check_positions, check_seed, check_size
+from penstock.order.orders import SequentialOrder, check_positions, check_seed, check_size
 from penstock.order.permutation import Indices, Permutation, permutation
 
 Number = TypeVar("Number", int, Indices)
@@ -17,16 +17,16 @@ Number = TypeVar("Number", int, Indices)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Samples ``start : start + count``, consecutive in storage, inside one block."""
+    """Samples ``start`` to ``start + count``, consecutive in storage, within one block."""
 
     start: int
     count: int
 
 
 class BlockOrder:
-    """An order for storage read in blocks, dealt to ``lanes`` readers.
+    """A shuffled order for storage that is read in blocks by ``lanes`` readers.
 
-    Geometry, fixed for all epochs (n samples, B a block, L lanes, W rows a window)::
+    Geometry, fixed for all epochs (n samples, B per block, L lanes, W rows per window)::
 
         full   = n // B                 whole blocks; the short last one is not among them
         rows   = full // L              whole blocks that every lane reads in an epoch
@@ -34,14 +34,21 @@ class BlockOrder:
         rounds = max(1, ceil(rows / W)) of balanced size: rows // rounds rows, or one more
 
     Per epoch the whole blocks are permuted; row i of the permuted list holds entries
-    ``i*L .. i*L+L-1``, one for each lane. One keyed round, the extra one, takes the leftover
-    too, cut into L contiguous slices, each less than a block long. A lane's window is its column
-    of the round's rows (and its slice), permuted by a key of its own. The positions of a round
-    deal the windows of all lanes sample by sample.
+    ``i*L .. i*L+L-1``, one for each lane. One keyed round, the extra one, also takes the leftover,
+    cut into L contiguous slices of less than a block each. A lane's window is its column of the
+    round's rows (and its slice), permuted by a key of its own. The positions of a round take one
+    sample from the window of each lane in turn.
 
-    Hence ``lane = position % lanes`` everywhere; a lane holds at most ``(W + 1) * B`` samples;
-    every whole block but a leftover one belongs to one lane; windows are never tiny; and neither
-    the short block nor anything else is always last, or always dropped.
+    Therefore ``lane = position % lanes`` everywhere; a lane holds at most ``(W + 1) * B`` samples;
+    every whole block except for leftover ones is read by one lane; windows are never tiny; and
+    neither the short block nor any other sample is always last, or always dropped.
+
+    Args:
+        size: Samples of the order.
+        seed: Of the shuffles, in [0, 2**64).
+        block: Samples per block.
+        window: Blocks per window, the unit that is held in memory and shuffled.
+        lanes: Readers with separate blocks; a multiple of the number of ranks.
 
     >>> order = BlockOrder(23, seed=42, block=3, window=2, lanes=2)
     >>> order.at(1, np.arange(6))
@@ -58,13 +65,13 @@ class BlockOrder:
         self.full = self.size // self.block
         self.rows = self.full // self.lanes
         self.left = self.size - self.rows * self.lanes * self.block
-        self._unit = min(self.lanes * self.block, self.size)  # of a row; without rows any will do
+        self._unit = min(self.lanes * self.block, self.size)  # samples per row; unused without rows
         self.rounds = max(1, -(-self.rows // self.window))
         self._each, self._more = divmod(self.rows, self.rounds)
         self._slice_each, self._slice_more = divmod(self.left, self.lanes)
 
     def identity(self) -> dict[str, int | str]:
-        """Kind, size, seed and the geometry: other blocks are another order."""
+        """Return kind, size, seed and geometry: other blocks give another order."""
         return {
             "order": self.kind,
             "samples": self.size,
@@ -77,9 +84,9 @@ class BlockOrder:
     # -- the order itself
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The samples at these positions of this epoch."""
-        k, column, place, length = self.locate(epoch, positions)
-        i = self._shuffle_windows(epoch, k, column, length, place, backwards=False)
+        """Return the samples at these positions of this epoch."""
+        k, column, index, length = self.locate(epoch, positions)
+        i = self._shuffle_windows(epoch, k, column, length, index, backwards=False)
         whole = self._round_rows(k) * self.block
         sliced = i >= whole
         slot = self._slice_start(column) + (i - whole)  # within the leftover
@@ -91,7 +98,7 @@ class BlockOrder:
         return self._block_at(epoch, entry) * self.block + offset
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """The positions of these samples: the inverse of `at`."""
+        """Return the positions of these samples: the inverse of `at`."""
         samples = check_positions(samples, self.size)
         entry, offset = self._entry_of(epoch, samples // self.block), samples % self.block
         sliced = entry >= self.rows * self.lanes
@@ -106,11 +113,11 @@ class BlockOrder:
             (row - self._first_row(k)) * self.block + offset,
         )
         length = whole + np.where(k == self.extra_round(epoch), self._slice_length(column), 0)
-        place = self._shuffle_windows(epoch, k, column, length, i, backwards=True)
-        return self._round_starts(epoch, k) + place * self.lanes + column
+        index = self._shuffle_windows(epoch, k, column, length, i, backwards=True)
+        return self._round_starts(epoch, k) + index * self.lanes + column
 
     def locate(self, epoch: int, positions: Indices) -> tuple[Indices, Indices, Indices, Indices]:
-        """Round, column, place in the window and length of the window of each position."""
+        """Return round, column, index in the window and length of the window of each position."""
         p = check_positions(positions, self.size)
         extra = self.extra_round(epoch)
         begin = self._first_row(extra) * self._unit  # where the extra round begins, and ends
@@ -119,27 +126,27 @@ class BlockOrder:
         row = np.where(inside, 0, np.where(p >= end, p - self.left, p)) // self._unit
         k = np.where(inside, extra, self._round_of_row(row))
         q = p - self._round_starts(epoch, k)
-        column, place = q % self.lanes, q // self.lanes
+        column, index = q % self.lanes, q // self.lanes
         length = self._round_rows(k) * self.block
-        return k, column, place, length + np.where(k == extra, self._slice_length(column), 0)
+        return k, column, index, length + np.where(k == extra, self._slice_length(column), 0)
 
     # -- what a reader needs: one lane's window
 
     def extra_round(self, epoch: int) -> int:
-        """The round that takes the leftover too."""
+        """Return the round that also takes the leftover."""
         return derive_key(self.seed, "extra", epoch) % self.rounds
 
     def round_start(self, epoch: int, k: int) -> int:
-        """First position of round ``k``; of round ``rounds``: the end of the epoch."""
+        """Return the first position of round ``k``; for ``k = rounds``, the end of the epoch."""
         left = self.left if k > self.extra_round(epoch) else 0
         return self._first_row(k) * self._unit + left
 
     def round_of(self, epoch: int, position: int) -> int:
-        """The round a position is in."""
+        """Return the round that contains a position."""
         return int(self.locate(epoch, np.array([position]))[0][0])
 
     def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
-        """One lane's window: its whole blocks, then the parts of leftover ones."""
+        """Return what a lane reads for a window: whole blocks, then parts of leftover ones."""
         rows = np.arange(self._first_row(k), self._first_row(k + 1))
         blocks = self._block_at(epoch, rows * self.lanes + column)
         reads = [Span(b * self.block, self.block) for b in blocks.tolist()]
@@ -156,14 +163,14 @@ class BlockOrder:
     def window_positions(
         self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
     ) -> Indices:
-        """Position of each sample of the window, in the order of `window_reads`.
+        """Return the position of each sample of the window, in the order of `window_reads`.
 
         Args:
             epoch: The epoch.
             k: The round.
             column: The lane, counted from the one that the round begins with.
-            begin: The first sample of the window that is asked for.
-            end: One past the last of them; None for all to the end of the window.
+            begin: The first sample of the window to return.
+            end: One past the last one; None for the end of the window.
         """
         length = self._round_rows(k) * self.block
         if k == self.extra_round(epoch):
@@ -172,14 +179,14 @@ class BlockOrder:
             return np.empty(0, np.int64)
         key = derive_key(derive_key(self.seed, "window", epoch), k, column)
         asked = np.arange(begin, length if end is None else end)
-        place = Permutation(length, key).inverse(asked)
-        place *= self.lanes
-        place += self.round_start(epoch, k) + column
-        return place
+        index = Permutation(length, key).inverse(asked)
+        index *= self.lanes
+        index += self.round_start(epoch, k) + column
+        return index
 
     @property
     def window_samples(self) -> int:
-        """Samples a lane holds at most in one window."""
+        """The most samples that a lane holds in one window."""
         each = self._each + bool(self._more)
         return each * self.block + self._slice_each + bool(self._slice_more)
 
@@ -220,7 +227,7 @@ class BlockOrder:
         return permutation(self.full, derive_key(self.seed, "blocks", epoch))
 
     def _block_at(self, epoch: int, entry: Indices) -> Indices:
-        """Block at an entry of the permuted list; the short block is always the last entry."""
+        """Return the block at an entry of the permuted list; the short block is its last entry."""
         whole = entry < self.full
         if whole.all() and entry.size:
             return self._blocks(epoch)(entry)
@@ -245,7 +252,7 @@ class BlockOrder:
         *,
         backwards: bool,
     ) -> Indices:
-        """Each index through its own window's permutation."""
+        """Return each index permuted within its own window."""
         out = np.empty_like(index)
         base = derive_key(self.seed, "window", epoch)
         windows, first, of = np.unique(
@@ -262,3 +269,46 @@ class BlockOrder:
             shuffle = Permutation(int(length[at]), derive_key(base, int(k[at]), int(column[at])))
             out[here] = shuffle.inverse(index[here]) if backwards else shuffle(index[here])
         return out
+
+
+class StoredOrder(SequentialOrder):
+    """A sequential order that is read in blocks, ``window`` of them at a time.
+
+    It has the identity of a `SequentialOrder`: how it is read is not part of its state.
+
+    Args:
+        size: Samples of the order.
+        seed: Not used by the order, but by what is keyed by it.
+        block: Samples per block.
+        window: Blocks that are read together.
+
+    >>> order = StoredOrder(10, block=2, window=2)
+    >>> order.rounds, order.window_reads(0, 2, 0)
+    (3, [Span(start=8, count=2)])
+    """
+
+    def __init__(self, size: int, seed: int = 0, *, block: int, window: int) -> None:
+        super().__init__(size, seed)
+        self.block, self.window = block, window
+        self.window_samples = min(block * window, self.size)
+        self.rounds = -(-self.size // self.window_samples)
+
+    def round_of(self, epoch: int, position: int) -> int:
+        """Return the round that contains a position."""
+        return position // self.window_samples
+
+    def round_start(self, epoch: int, k: int) -> int:
+        """Return the first position of round ``k``; for ``k = rounds``, the end of the epoch."""
+        return min(k * self.window_samples, self.size)
+
+    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
+        """Return the blocks of the round."""
+        begin, end = self.round_start(epoch, k), self.round_start(epoch, k + 1)
+        return [Span(at, min(self.block, end - at)) for at in range(begin, end, self.block)]
+
+    def window_positions(
+        self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
+    ) -> Indices:
+        """Return the positions of samples ``begin`` to ``end`` of the round: the samples."""
+        first, stop = self.round_start(epoch, k), self.round_start(epoch, k + 1)
+        return np.arange(first + begin, stop if end is None else first + end)

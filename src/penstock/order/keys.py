@@ -1,7 +1,7 @@
-"""64-bit keys: the only source of randomness there is.
+"""64-bit keys: the only source of randomness in the library.
 
-A key is a pure function of a seed and a path of integers and names. Changing one bit of what
-this file returns changes every order and augmentation: it is a new state format.
+A key is a pure function of a seed and a path of integers and names. A change of any key returned
+here changes every order and augmentation, and therefore needs a new state format.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(x: int) -> int:
-    """splitmix64's finaliser: every input bit reaches every output bit."""
+    """Return splitmix64's finaliser of ``x``: every input bit affects every output bit."""
     x = (x ^ (x >> 30)) * MULTIPLIERS[0] & MASK
     x = (x ^ (x >> 27)) * MULTIPLIERS[1] & MASK
     return x ^ (x >> 31)
 
 
 def mix_array(x: Keys) -> Keys:
-    """`mix` of every element; arrays of uint64 wrap around silently."""
+    """Return `mix` of every element; arrays of uint64 wrap around without a warning."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
     return x ^ (x >> np.uint64(31))
@@ -43,9 +43,9 @@ def _name(name: str) -> int:
 
 
 def _integer(part: int | np.integer | str) -> int:
-    if isinstance(part, str):  # names keep purposes apart: "order", "augment", ...
+    if isinstance(part, str):  # names separate purposes: "order", "augment", ...
         return _name(part)
-    if type(part) is int and 0 <= part <= MASK:  # keys are derived for every sample
+    if type(part) is int and 0 <= part <= MASK:  # the fast case: keys are derived for every sample
         return part
     return whole_number("a part of a key (seed, path or purpose)", part, minimum=0, maximum=MASK)
 
@@ -55,7 +55,11 @@ def derive_key(seed: int, *path: int | str) -> int: ...
 @overload
 def derive_key(seed: int | Keys, *path: Part) -> int | Keys: ...
 def derive_key(seed: int | Keys, *path: Part) -> int | Keys:
-    """The 64-bit key of ``(seed, *path)``; an array among the parts gives an array of keys.
+    """Return the 64-bit key of ``(seed, *path)``; an array of keys if a part is an array.
+
+    Args:
+        seed: A number in [0, 2**64), or an array of keys.
+        path: What the key is for: names and numbers.
 
     >>> derive_key(42, "order", 0)
     14118440112556768869

@@ -1,4 +1,4 @@
-"""A shuffle that is computed, not stored."""
+"""Permutations that are computed, not stored."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 LARGEST: Final = 1 << 62
 ROUNDS: Final = 8
-MANY: Final = 2048  # indices that it pays for to work out every value of a half first
-STRIDE: Final = 1 << 14  # elements whose temporaries stay in the first two cache levels
+MANY: Final = 2048  # from this many indices on, tables of a round's values are faster
+STRIDE: Final = 1 << 14  # elements per pass: temporaries stay in the first two cache levels
 FORWARD: Final = range(ROUNDS)
 BACKWARD: Final = range(ROUNDS - 1, -1, -1)
 
@@ -25,13 +25,16 @@ _C1, _C2, _29, _32 = (np.array(c, np.uint64) for c in (*MULTIPLIERS, 29, 32))  #
 
 
 class Permutation:
-    """A keyed bijection of ``range(length)``, computed one place at a time.
+    """A keyed bijection of ``range(length)``, computed one index at a time.
 
-    Memory is constant: a trillion samples cost the same two integers as ten. ``key`` may be an
-    array: then there is one permutation per index, and the object takes arrays of that length.
+    Memory is constant: a trillion samples need as little as ten. The algorithm is an alternating
+    Feistel network over the bits of ``length - 1``, in halves of unequal width so that its domain
+    is less than twice the length, with cycle walking back into the range.
 
-    An alternating Feistel network over the bits of ``length - 1``, in halves of unequal width so
-    that its domain is less than twice the length, and cycle walking back into the range.
+    Args:
+        length: Size of the range, from 1 to 2**62.
+        key: Of the permutation. An array of keys gives one permutation per index; the object then
+            takes arrays of that length.
 
     >>> order = Permutation(10, key=7)
     >>> sorted(order)
@@ -66,7 +69,7 @@ class Permutation:
     @overload
     def __call__(self, index: Indices) -> Indices: ...
     def __call__(self, index: int | Indices) -> int | Indices:
-        """The values at these places."""
+        """Return the values at these indices."""
         return self._walk(index, FORWARD)
 
     @overload
@@ -74,7 +77,7 @@ class Permutation:
     @overload
     def inverse(self, value: Indices) -> Indices: ...
     def inverse(self, value: int | Indices) -> int | Indices:
-        """The places of these values: the rounds backwards, along the same cycle."""
+        """Return the indices of these values: the rounds backwards, along the same cycle."""
         return self._walk(value, BACKWARD)
 
     # -- one index, in plain integers
@@ -105,19 +108,19 @@ class Permutation:
         if not isinstance(index, np.ndarray):
             return self._walk_one(index, rounds)
         x = index.astype(np.uint64).ravel()
-        if x.size and x.max() >= self.length:  # what was negative is large
+        if x.size and x.max() >= self.length:  # a negative index wrapped around to a large one
             raise IndexError(f"index out of range({self.length})")
         keys = [k if isinstance(k, np.ndarray) else np.array(k, np.uint64) for k in self._keys]
         self._scramble(x, keys, rounds)
         length = np.uint64(self.length)
         outside = np.flatnonzero(x >= length)
         y, keys = x[outside], [k[outside] if k.ndim else k for k in keys]
-        while outside.size:  # all strays of all strides together: a pass costs the same for few
+        while outside.size:  # those of all passes together: a pass costs as much for few
             self._scramble(y, keys, rounds)
             x[outside] = y
-            stray = y >= length
-            outside, y = outside[stray], y[stray]
-            keys = [k[stray] if k.ndim else k for k in keys]
+            still = y >= length
+            outside, y = outside[still], y[still]
+            keys = [k[still] if k.ndim else k for k in keys]
         return x.view(np.int64).reshape(index.shape)
 
     def _scramble(self, x: Keys, keys: list[Keys], rounds: range) -> None:
@@ -144,7 +147,7 @@ class Permutation:
         np.bitwise_or(high, low, out=x)
 
     def _scramble_bytes(self, x: Keys, keys: list[Keys], rounds: range) -> None:
-        """The same where halves are bytes: what each round makes of 256 values is looked up."""
+        """The same for halves of at most 8 bits: each round is a table of 256 values."""
         f = np.arange(256, dtype=np.uint64) ^ np.array(keys)[:, None]
         _mix_half(f, np.empty_like(f))
         f[0::2] &= np.uint64((1 << self._high) - 1)
@@ -162,7 +165,7 @@ class Permutation:
 
 
 def _mix_half(f: Keys, spare: Keys) -> None:
-    """What a round makes of a half that met its key, in place."""
+    """Apply the round function to halves combined with their key, in place."""
     np.multiply(f, _C1, out=f)
     np.right_shift(f, _29, out=spare)
     np.bitwise_xor(f, spare, out=f)
@@ -172,5 +175,5 @@ def _mix_half(f: Keys, spare: Keys) -> None:
 
 @lru_cache(maxsize=1024)
 def permutation(length: int, key: int) -> Permutation:
-    """The permutation of this length and key, made once: orders ask for the same few again."""
+    """Return a cached permutation: orders ask for the same few again and again."""
     return Permutation(length, key)

@@ -1,4 +1,4 @@
-"""The plan: everything decided before the first byte is read."""
+"""The plan: everything that is decided before the first byte is read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.cursor import Cursor
 from penstock.order.orders import Order
 from penstock.order.permutation import STRIDE, Indices
-from penstock.order.steps import Steps
+from penstock.order.steps import Cursor, Steps
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One rank's batch: the samples, the epoch they belong to, and the cursor after it."""
+    """One rank's batch: its samples, their epoch, and the cursor after it."""
 
     epoch: int
     samples: Indices
@@ -27,6 +26,11 @@ class PlannedBatch:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An order, cut into one rank's batches.
+
+    Args:
+        order: Which sample is at which position.
+        steps: Which positions make up a step.
+        rank: Whose batches these are.
 
     >>> from penstock.order.orders import SequentialOrder
     >>> plan = Plan(SequentialOrder(10), Steps(10, batch=2, world=2, drop_last=False), rank=1)
@@ -47,14 +51,14 @@ class Plan:
             raise PlanError(f"rank must be in [0, {self.steps.world}), got {self.rank!r}")
 
     def samples(self, cursor: Cursor) -> Indices:
-        """What this rank gets in the step at ``cursor``."""
+        """Return the samples of this rank in the step at ``cursor``."""
         return self.order.at(cursor.epoch, self.steps.rank_positions(cursor.position, self.rank))
 
     def walk(self, cursor: Cursor, steps: int) -> Iterator[PlannedBatch]:
-        """The next ``steps`` batches, on through the ends of epochs.
+        """Yield the next ``steps`` batches, also across the ends of epochs.
 
-        Samples are computed in strides that grow, so that the first batch costs one batch and
-        the later ones a fraction of it.
+        Samples are computed for a growing number of batches at once: the first batch is there
+        soon, and later ones cost a fraction of it.
         """
         stride = 1
         while steps > 0:
@@ -67,7 +71,7 @@ class Plan:
             stride = min(2 * stride, max(1, STRIDE // self.steps.batch))
 
     def _stride(self, cursor: Cursor, count: int) -> list[PlannedBatch]:
-        """``count`` steps of one epoch, their samples computed together."""
+        """Return ``count`` steps of one epoch, with their samples computed together."""
         cursors, positions = [cursor], []
         for _ in range(count):
             positions.append(self.steps.rank_positions(cursors[-1].position, self.rank))

@@ -1,14 +1,14 @@
-"""State: small, flat, absolute, versioned; refused loudly where it does not fit."""
+"""States of loaders: small, flat and versioned; an error says why one does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.arguments import LARGEST_INTEGER, whole_number
+from penstock.arguments import LARGEST_INTEGER, LARGEST_SEED, whole_number
 from penstock.errors import StateError
-from penstock.order.cursor import Cursor
 from penstock.order.orders import Order
+from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"
 
@@ -21,8 +21,7 @@ WORDS: Final = {
     "lanes": "{} lanes",
 }
 
-
-SMALLEST: Final = {  # of each number that a state may have
+SMALLEST: Final = {  # value of each number that a state may have
     "epoch": 0,
     "position": 0,
     "samples": 1,
@@ -38,7 +37,7 @@ TEXTS: Final = ("order", "fingerprint")
 
 
 def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> dict[str, Any]:
-    """The state of a loader: the cursor, the identity of its order and of its data.
+    """Return the state of a loader: its cursor, and the identity of its order and data.
 
     >>> from penstock.order.orders import ShuffledOrder
     >>> to_state(Cursor(3, 480), ShuffledOrder(1000, seed=7))  # doctest: +NORMALIZE_WHITESPACE
@@ -53,12 +52,12 @@ def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> di
 
 
 def check_format(state: Mapping[str, Any]) -> None:
-    """Refuse what is not a state of this format, or has a field of another type or range."""
+    """Raise a `StateError` if this is no state, or one of its fields has a wrong type or range."""
     found = state.get("format") if isinstance(state, Mapping) else None
     if found is None:
         raise StateError(
             f"this is not a loader state: it has no 'format' field, got {_brief(state)}; "
-            "give load_state_dict what state_dict returned"
+            "pass load_state_dict what state_dict returned"
         )
     if not isinstance(found, str) or found != FORMAT:
         raise StateError(
@@ -67,19 +66,19 @@ def check_format(state: Mapping[str, Any]) -> None:
         )
     for name in TEXTS:
         if not isinstance(state.get(name), str | None):
-            raise StateError(f"the state's {name} must be a text, got {_brief(state[name])}")
+            raise StateError(f"the state's {name} must be a string, got {_brief(state[name])}")
     for name in SMALLEST:
         if name in ("epoch", "position") or state.get(name) is not None:
             number_of(state, name)
     if state.get("skipped"):
         raise StateError(
-            f"the state skips positions {_brief(state['skipped'])}, which this release cannot do: "
-            "load it with the release of Penstock that wrote it"
+            f"the state skips positions {_brief(state['skipped'])}, which this release "
+            "does not support: load it with the release of Penstock that wrote it"
         )
 
 
 def number_of(state: Mapping[str, Any], name: str) -> int:
-    """A number of a state, refused where it has another type or is out of range.
+    """Return a number of a state; raise a `StateError` if it has a wrong type or range.
 
     >>> number_of({"epoch": 3}, "epoch")
     3
@@ -88,13 +87,13 @@ def number_of(state: Mapping[str, Any], name: str) -> int:
         f"the state's {name}",
         state.get(name),
         minimum=SMALLEST[name],
-        maximum=2**64 - 1 if name == "seed" else LARGEST_INTEGER,
+        maximum=LARGEST_SEED if name == "seed" else LARGEST_INTEGER,
         error=StateError,
     )
 
 
 def cursor_of(state: Mapping[str, Any]) -> Cursor:
-    """The place a state was taken at."""
+    """Return the cursor of a state."""
     epoch, position = number_of(state, "epoch"), number_of(state, "position")
     samples = number_of(state, "samples")
     if position > samples:
@@ -103,7 +102,7 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
 
 
 def check_identity(state: Mapping[str, Any], order: Order) -> None:
-    """Refuse a state of another order, saying what differs."""
+    """Raise a `StateError` that says what differs if a state belongs to another order."""
     ours = order.identity()
     theirs = {name: state.get(name) for name in ours}
     if theirs == ours:
@@ -116,7 +115,7 @@ def check_identity(state: Mapping[str, Any], order: Order) -> None:
 
 
 def check_data(state: Mapping[str, Any], fingerprint: str | None) -> None:
-    """Refuse a state of other data, where both sides know theirs."""
+    """Raise a `StateError` if the data changed; where a fingerprint is unknown, it passes."""
     theirs = state.get("fingerprint")
     if theirs is not None and fingerprint is not None and theirs != fingerprint:
         raise StateError(

@@ -1,4 +1,4 @@
-"""Steps: which positions make a step, and which of them are a rank's."""
+"""Steps: which positions make up a step, which of them each rank gets, and where training is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from penstock.order.permutation import Indices
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which of ``world`` equal ranks this is.
+    """The rank of this process among ``world`` equal ranks.
+
+    Args:
+        rank: From 0 to ``world - 1``.
+        world: Number of ranks that share the data.
 
     >>> Topology(rank=1, world=4)
     Topology(rank=1, world=4)
@@ -27,30 +31,34 @@ class Topology:
         rank = whole_number("rank", self.rank, minimum=0)
         if rank >= world:
             raise PlanError(f"rank must be in [0, {world}), got {rank!r}")
-        object.__setattr__(self, "rank", rank)  # int: positions of states are made of these
+        object.__setattr__(self, "rank", rank)  # a plain int: positions in states derive from it
         object.__setattr__(self, "world", world)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Cuts an order's positions into steps and chunks, and a step into what each rank gets.
+    """The division of an order's positions into steps and chunks, and of a step into ranks.
 
-    A step is ``[p, stop(p))``: ``batch * world`` positions, but at the end of an epoch:
+    A step is ``[p, stop(p))``: ``batch * world`` positions, except at the end of an epoch:
 
-    - ``drop_last``: nothing is left when fewer than a whole step remain;
-    - otherwise the last step has the rest, and where the rest is smaller than the world, the
-      step before leaves enough that every rank gets one sample. (Only a resume on more ranks
-      than samples are left in the epoch gives some up, fewer than ``world``.)
+    - with ``drop_last``, the epoch ends when less than a whole step remains;
+    - otherwise the last step has the rest. If the rest is smaller than the world, the step before
+      it is shortened so that every rank gets at least one sample. (Only a resume on more ranks
+      than samples are left in the epoch drops some, fewer than ``world``.)
 
-    Within a step positions are sorted by (lane, position); rank r gets the r-th equal part. So
-    the ranks' batches, joined, are one sequence for every world with this ``batch * world``; and
-    where world divides lanes and lanes divide the step, a rank keeps to its own lanes.
+    Within a step, positions are sorted by (lane, position) and rank r gets the r-th equal part.
+    Therefore the concatenated batches of all ranks are the same sequence for every world with this
+    ``batch * world``. Where world divides lanes and lanes divide the step, a rank reads only its
+    own lanes.
 
     Args:
         size: Samples of the order.
         batch: Samples of a rank's batch.
-        limit: Batches an epoch, the first ones; None for all.
-        chunk: Batches a chunk; None for the whole epoch.
+        world: Number of ranks.
+        lanes: Lanes of the order.
+        drop_last: Whether an incomplete last step is left out.
+        limit: Batches per epoch, the first ones; None for all.
+        chunk: Batches per chunk; None for the whole epoch.
 
     >>> steps = Steps(size=10, batch=2, world=2, drop_last=False)
     >>> steps.count, steps.rank_positions(4, rank=1)
@@ -77,9 +85,9 @@ class Steps:
         if self.limit is not None:
             whole_number("limit_batches", self.limit, minimum=0)
         flag("drop_last", self.drop_last)
-        self._refuse_what_cannot_be()
+        self._check_sizes()
 
-    def _refuse_what_cannot_be(self) -> None:
+    def _check_sizes(self) -> None:
         n, world = self.size, self.world
         if self.drop_last and n < self.whole:
             raise PlanError(
@@ -98,16 +106,16 @@ class Steps:
 
     @property
     def whole(self) -> int:
-        """Positions of a whole step."""
+        """Positions in a whole step."""
         return self.batch * self.world
 
     @property
     def count(self) -> int:
-        """Steps of an epoch."""
+        """Steps per epoch."""
         return self.steps_from(0)
 
     def stop(self, p: int) -> int:
-        """Where the step that begins at ``p`` ends; ``p`` itself when the epoch is over."""
+        """Return the end of the step that begins at ``p``; ``p`` itself when the epoch is over."""
         rest = self.size - p
         if self.limit is not None and self.step_of(p) >= self.limit:
             return p
@@ -115,26 +123,30 @@ class Steps:
             return p
         spread = not self.drop_last and self.batch > 1
         if spread and self.whole < rest < self.whole + self.world:
-            return self.size - self.world  # else the next step would leave some rank empty
+            return self.size - self.world  # or some rank would get nothing in the next step
         return p + min(rest, self.whole)
 
     def steps_from(self, p: int) -> int:
-        """Steps left in the epoch at ``p``."""
+        """Return the number of steps left in the epoch at ``p``."""
         n, rest = divmod(self.size - p, self.whole)
         if not self.drop_last and (rest >= self.world or (rest and n and self.batch > 1)):
             n += 1
         return n if self.limit is None else max(0, min(n, self.limit - self.step_of(p)))
 
     def start(self, step: int) -> int:
-        """Where step number ``step`` of an epoch begins."""
+        """Return the position at which step number ``step`` of an epoch begins."""
         return self.span(step)[0]
 
     def span(self, step: int, origin: int = 0) -> tuple[int, int]:
-        """Where a step begins and ends, of the steps counted from ``origin``.
+        """Return the begin and end of a step, of the steps counted from ``origin``.
 
-        An epoch that is resumed at ``origin`` with another size of step is read in steps from
-        there on. The step there has number `step_of` ``(origin)``; before it the same steps are
-        counted backwards, so that the first one may be short.
+        An epoch that is resumed at ``origin`` with another step size is cut into steps from there.
+        The step at ``origin`` has number ``step_of(origin)``. Steps before it are counted
+        backwards, so that the first one may be short.
+
+        Args:
+            step: Number of the step in the epoch.
+            origin: A position at which a step begins.
 
         >>> [Steps(size=20, batch=6, drop_last=False).span(step, 8) for step in range(4)]
         [(0, 2), (2, 8), (8, 14), (14, 20)]
@@ -147,33 +159,33 @@ class Steps:
         if step < first:
             return max(0, begin), begin + self.whole
         if step > first and 0 < self.size - begin < self.world and not self.drop_last:
-            begin = self.size - self.world  # the step before left enough for every rank
+            begin = self.size - self.world  # the step before it was shortened
         return begin, self.stop(begin)
 
     def step_of(self, p: int) -> int:
-        """Number of the step at ``p``."""
+        """Return the number of the step at ``p``."""
         return -(-p // self.whole)
 
     # -- chunks
 
     @property
     def total_chunks(self) -> int:
-        """Chunks of an epoch; the last may be short."""
+        """Chunks per epoch; the last may be short."""
         return 1 if self.chunk is None else -(-self.count // self.chunk)
 
     def chunk_of(self, p: int) -> int:
-        """Number of the chunk ``p`` is in."""
+        """Return the number of the chunk that contains ``p``."""
         return 0 if self.chunk is None else self.step_of(p) // self.chunk
 
     def left_in_chunk(self, p: int) -> int:
-        """Batches from ``p`` to the end of its chunk."""
+        """Return the number of batches from ``p`` to the end of its chunk."""
         left = self.steps_from(p)
         return left if self.chunk is None else min(left, self.chunk - self.step_of(p) % self.chunk)
 
     def chunk_length(self, p: int) -> int:
-        """Batches of the chunk ``p`` is in, the same all through it.
+        """Return the number of batches of the chunk that contains ``p``, done or not.
 
-        A trainer that resumes in its middle counts the batches done before by itself.
+        A trainer that resumes in the middle of a chunk adds the batches done before by itself.
         """
         done = self.step_of(p) if self.chunk is None else self.step_of(p) % self.chunk
         return done + self.left_in_chunk(p)
@@ -181,29 +193,30 @@ class Steps:
     # -- ranks
 
     def rank_positions(self, p: int, rank: int, stop: int | None = None) -> Indices:
-        """Positions of a rank's batch in the step at ``p``, in delivery order: O(batch)."""
+        """Return the positions of a rank's batch in the step at ``p``, in delivery order."""
         m = (self.stop(p) if stop is None else stop) - p
         t = np.arange(rank * m // self.world, (rank + 1) * m // self.world, dtype=np.int64)
         if self.lanes == 1:
             return t + p
         q, h = divmod(m, self.lanes)  # h lanes, from p % lanes on, have q + 1 positions
         s = p % self.lanes
-        wrap = max(0, s + h - self.lanes)  # so many of them are the first lanes
+        wrap = max(0, s + h - self.lanes)  # how many of them wrap around to the first lanes
         runs = ((wrap, q + 1), (s - wrap, q), (h - wrap, q + 1), (self.lanes - s - h + wrap, q))
-        lane, place = np.zeros_like(t), np.zeros_like(t)
+        lane, row = np.zeros_like(t), np.zeros_like(t)
         begin = lane_begin = 0
         for lanes, each in runs:
             if each:
                 here = (t >= begin) & (t < begin + lanes * each)
                 lane[here] = lane_begin + (t[here] - begin) // each
-                place[here] = (t[here] - begin) % each
+                row[here] = (t[here] - begin) % each
             begin, lane_begin = begin + lanes * each, lane_begin + lanes
-        return p + (lane - p) % self.lanes + place * self.lanes
+        return p + (lane - p) % self.lanes + row * self.lanes
 
-    def places(self, p: int | Indices, positions: Indices, stop: int | Indices) -> Indices:
-        """Place of each position in its step ``[p, stop)``, counted over all ranks: the inverse.
+    def indices_in_step(self, p: int | Indices, positions: Indices, stop: int | Indices) -> Indices:
+        """Return the index of each position in its step ``[p, stop)``, counted over all ranks.
 
-        Rank r has the places ``r * m // world`` to ``(r + 1) * m // world`` of the step's m.
+        The inverse of `rank_positions`: of the m positions of a step, rank r has the indices
+        ``r * m // world`` to ``(r + 1) * m // world``.
         """
         if self.lanes == 1:
             return positions - p
@@ -216,5 +229,41 @@ class Steps:
         return lane * q + longer + (positions - p) // self.lanes
 
     def lanes_of(self, rank: int) -> range:
-        """Lanes a rank reads where lanes divide the step (else one more on either side)."""
+        """Return the lanes that a rank reads.
+
+        Exact where lanes divide the step; otherwise the rank also reads one more on either side.
+        """
         return range(rank * self.lanes // self.world, -(-(rank + 1) * self.lanes // self.world))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """The position of the next step, counted over all ranks: the whole state of an order.
+
+    A normalised cursor has at least one step left at ``position``: the end of an epoch is the start
+    of the next one.
+
+    Args:
+        epoch: Number of the epoch.
+        position: Position in the epoch at which the next step begins.
+
+    >>> steps = Steps(size=10, batch=4, drop_last=False)
+    >>> Cursor(0, 4).advance(steps), Cursor(0, 8).advance(steps)
+    (Cursor(epoch=0, position=8), Cursor(epoch=1, position=0))
+    """
+
+    epoch: int = 0
+    position: int = 0
+
+    def normal(self, steps: Steps) -> Cursor:
+        """Return this cursor, or the next epoch if no step is left (a larger batch)."""
+        over = steps.count and not steps.steps_from(self.position)  # limit=0: an epoch never ends
+        return Cursor(self.epoch + 1) if over else self
+
+    def advance(self, steps: Steps) -> Cursor:
+        """Return the cursor after this step; after the last step, the start of the next epoch."""
+        return Cursor(self.epoch, steps.stop(self.position)).normal(steps)
+
+    def set_epoch(self, epoch: int) -> Cursor:
+        """Return the start of an epoch; this cursor itself where it is already in that epoch."""
+        return self if epoch == self.epoch else Cursor(epoch)

@@ -1,1 +1,1 @@
-"""Streaming: read ahead in threads, place rows while they are in cache, hand out views."""
+"""Streaming: read blocks ahead in threads, write rows into batches, hand out views."""

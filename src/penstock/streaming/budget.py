@@ -1,39 +1,56 @@
-"""How much memory a stream may use, and what that allows. Arithmetic."""
+"""How much memory a stream may use, and the blocks, windows and lanes that fit into it.
+
+Pure arithmetic: nothing here reads data or allocates buffers.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
-LENT_BATCHES = 4  # that the user may look at at once before further ones are copies
-ROUNDS_HELD = 2  # the one in use and the one being read
-SLOT_OBJECT_BYTES = 200  # the Python objects that say where a batch is
-BLOCK_OBJECT_BYTES = 160  # and which block is read next
-TARGET_BYTES = 8  # where a row of a block goes
-UNCOUNTED = 64  # bookkeeping is counted from this part of the buffers on: less is within tolerance
+from penstock.arguments import whole_number
+from penstock.errors import PlanError
+from penstock.order import BlockOrder
+from penstock.sizes import format_bytes, parse_bytes, size_text
+
+log = logging.getLogger("penstock")
+
+LENT_BATCHES = 4  # batches that the user can hold without a copy
+ROUNDS_HELD = 2  # the round in use and the round being read
+SLOT_OBJECT_BYTES = 200  # Python objects that describe one batch in memory
+BLOCK_OBJECT_BYTES = 160  # Python objects that describe one planned read
+TARGET_BYTES = 8  # destination of one row of a block
+UNCOUNTED = 64  # bookkeeping below 1/64 of the buffers is within the tolerance of the budget
+
+REREAD_CHUNKS = 4  # preferred block size for rollouts, in multiples of the rows read twice
+MIXED_BLOCKS = 8  # a window should mix this many blocks before blocks may become larger
+NARROW_BYTES = 64  # a sample smaller than this takes longer to shuffle than to read
+MIXED_NARROW = 1 << 24  # most narrow samples in a window: the first batch waits for all of them
+ARGUMENTS = {"block": "block_samples", "window": "window_blocks", "lanes": "lanes"}
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a stream holds in memory, from its geometry: buffers, and bookkeeping.
+    """The memory that a stream needs: buffers for rows, and bookkeeping of their destinations.
 
-    Buffers are what rows are read into. Bookkeeping is what says where they go: it is tiny beside
-    wide rows, and more than the data where rows are a few bytes. Not counted is what does not
-    grow with the data: some 30 MB of temporary arrays at most.
+    Bookkeeping is negligible for wide rows, but larger than the data for rows of a few bytes.
+    Temporary arrays of constant size (about 30 MB at most) are not counted.
 
     Args:
-        row_bytes: Of one stored row, all fields.
-        steps: Rows a sample is made of.
-        batch: Samples of a rank's batch.
-        whole: Samples of a step over all ranks.
-        threads: Reader threads; each has a block of scratch memory.
-        chunk_rows: Rows that are decoded together, in memory of each thread's own; 0 where
-            storage is looked at in place.
+        row_bytes: Bytes of one stored row, all fields together.
+        steps: Consecutive rows in a sample.
+        batch: Samples in one rank's batch.
+        whole: Samples in a step over all ranks.
+        threads: Reader threads; each has its own scratch block.
+        chunk_rows: Rows that a thread decodes together; 0 if storage is memory-mapped.
     """
 
     row_bytes: int
@@ -44,38 +61,37 @@ class Demand:
     chunk_rows: int
 
     def slots(self, round_samples: int) -> int:
-        """Batches held for rounds of that many samples over all lanes.
+        """Return the number of batches in memory for rounds of ``round_samples`` samples.
 
-        A round touches as many batches as that, one more at either end, and one that ends an
-        epoch early.
+        A round can touch one extra batch at each end, and one that ends an epoch early.
         """
         return ROUNDS_HELD * (-(-round_samples // self.whole) + 3) + LENT_BATCHES
 
     def nbytes(self, *, block: int, round_samples: int) -> int:
-        """Buffers and bookkeeping together."""
+        """Return the bytes of buffers and bookkeeping together."""
         slots, buffers = self.slots(round_samples), self.buffers(block, round_samples)
         blocks = -(-round_samples * self.batch // self.whole // block)
         bookkeeping = slots * SLOT_OBJECT_BYTES + blocks * BLOCK_OBJECT_BYTES
-        bookkeeping += (self.threads + 2) * block * TARGET_BYTES  # being read, and planned ahead
+        bookkeeping += (self.threads + 2) * block * TARGET_BYTES  # in reads, and planned ahead
         return buffers + max(0, bookkeeping - buffers // UNCOUNTED)
 
     def buffers(self, block: int, round_samples: int) -> int:
-        """Batches, and each thread's scratch memory."""
+        """Return the bytes of all batches and of each thread's scratch memory."""
         batches = self.slots(round_samples) * self.batch * self.sample_bytes
         return batches + self.threads * self._thread_bytes(block)
 
     @property
     def sample_bytes(self) -> int:
-        """Of one sample, all fields."""
+        """Bytes of one sample, all fields together."""
         return self.steps * self.row_bytes
 
     def _thread_bytes(self, block: int) -> int:
-        """The block as it is read, a chunk's stored bytes, and a chunk that is decoded in part."""
+        # A source needs two chunks of its own: one as stored, one decoded only in part.
         scratch = (block + self.steps - 1) * self.row_bytes
         return scratch + 2 * decoding_bytes(self.chunk_rows * self.row_bytes)
 
     def largest_window(self, budget: int, *, size: int, block: int, lanes: int) -> int:
-        """Most blocks a lane's window may have within a budget; 0 where not even one fits."""
+        """Return the most blocks a lane's window can have in ``budget`` bytes; 0 if none fits."""
         low, high = 0, max(1, size // block // lanes)
         while low < high:
             middle = (low + high + 1) // 2
@@ -86,7 +102,7 @@ class Demand:
 
 
 def decoding_bytes(chunk_bytes: int) -> int:
-    """What a source's scratch memory takes for a chunk: some more than it, for headers and reuse.
+    """Return the bytes a source allocates to decode a chunk, including headers and spare room.
 
     >>> decoding_bytes(0), decoding_bytes(80_000), decoding_bytes(2_000_000)
     (0, 94096, 4194304)
@@ -95,3 +111,176 @@ def decoding_bytes(chunk_bytes: int) -> int:
         return 0
     roomy = chunk_bytes + chunk_bytes // 8 + 4096
     return roomy if roomy < 1 << 20 else max(roomy, 4 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Block, window and lanes as passed by the user or restored from a state; None if neither."""
+
+    block: int | None = None
+    window: int | None = None
+    lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                whole_number(ARGUMENTS[field.name], value, minimum=1)
+
+
+class ExplainedValue(NamedTuple):
+    """A number and the reason for it."""
+
+    value: int
+    why: str
+
+
+class Resolved(NamedTuple):
+    """The geometry of a stream, with a reason for each value."""
+
+    block: ExplainedValue
+    window: ExplainedValue
+    lanes: ExplainedValue
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Chooses blocks, windows and lanes that fit into a memory budget.
+
+    Args:
+        demand: The memory that a geometry needs.
+        samples: Samples in the dataset.
+        natural: Samples in a chunk of the storage.
+        budget: Bytes for all buffers together.
+        in_order: The stream is not shuffled; windows only need to keep the readers busy.
+    """
+
+    demand: Demand
+    samples: int
+    natural: int
+    budget: int
+    in_order: bool
+
+    def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
+        """Return the geometry: as asked, else from a state, else from storage and budget."""
+        lanes = self._given(asked.lanes, adopted.lanes) or ExplainedValue(ranks, "one a rank")
+        if self.in_order:
+            lanes = ExplainedValue(1, "in order")
+        block = self._given(asked.block, adopted.block) or self._block(lanes.value)
+        window = self._given(asked.window, adopted.window) or self._window(block.value, lanes.value)
+        return Resolved(block, window, lanes)
+
+    def round_samples(self, resolved: Resolved) -> int:
+        """Return the samples in a round of windows, over all lanes."""
+        block, window, lanes = (choice.value for choice in resolved)
+        if self.in_order:
+            return min(block * window, self.samples)
+        return BlockOrder(self.samples, 0, block, window, lanes).window_samples * lanes
+
+    def needed(self, resolved: Resolved) -> int:
+        """Return the bytes of memory for a geometry."""
+        block = min(resolved.block.value, self.samples)
+        return self.demand.nbytes(block=block, round_samples=self.round_samples(resolved))
+
+    def check(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
+        """Return what `resolve` returns, if it fits into the budget.
+
+        Raises:
+            PlanError: It does not fit. The message names arguments that would.
+        """
+        resolved = self.resolve(asked, adopted, ranks=ranks)
+        needed = self.needed(resolved)
+        if needed <= self.budget:
+            return resolved
+        block, samples = min(resolved.block.value, self.samples), self.round_samples(resolved)
+        if adopted != Geometry() and self.demand.buffers(block, samples) <= self.budget:
+            log.warning(
+                "the geometry of this state needs %s, more than memory_budget=%s: it was saved "
+                "when bookkeeping was not counted",
+                *(format_bytes(needed), format_bytes(self.budget)),
+            )
+            return resolved
+        window = resolved.window.value
+        what = "one block" if window == 1 else f"a window of {window:,} blocks"
+        what += f" of {block:,} sample{'' if block == 1 else 's'}"
+        raise PlanError(
+            f"memory_budget={format_bytes(self.budget)} is too small: {what} "
+            f"needs {format_bytes(needed)} of buffers; pass "
+            + " or ".join(self._advice(needed, asked, adopted, resolved, ranks=ranks))
+        )
+
+    def _advice(
+        self, needed: int, asked: Geometry, adopted: Geometry, found: Resolved, *, ranks: int
+    ) -> list[str]:
+        """Return arguments of which each one alone would fit into the budget."""
+
+        def needs(resolver: Resolver, asked: Geometry) -> int:
+            return resolver.needed(resolver.resolve(asked, adopted, ranks=ranks))
+
+        def fits(resolver: Resolver, asked: Geometry) -> bool:
+            return needs(resolver, asked) <= self.budget
+
+        while (more := needs(replace(self, budget=parse_bytes(size_text(needed))), asked)) > needed:
+            needed = more  # a larger budget may choose larger blocks, which need more memory again
+        advice = [f'memory_budget="{size_text(needed)}"']
+        if adopted.window is None and asked.window is not None:
+            for window in _halves(asked.window):
+                if fits(self, replace(asked, window=window)):
+                    return [*advice, f"window_blocks={window}"]
+        if adopted.block is None:
+            for block in _halves(min(found.block.value, self.samples)):
+                if fits(self, replace(asked, block=block)):
+                    return [*advice, f"block_samples={block}"]
+        for batch in _halves(self.demand.batch):
+            demand = replace(self.demand, batch=batch, whole=batch * ranks)
+            if fits(replace(self, demand=demand), asked):
+                return [*advice, f"batch_size={batch}"]
+        return advice
+
+    def _given(self, asked: int | None, adopted: int | None) -> ExplainedValue | None:
+        if asked is not None:
+            return ExplainedValue(asked, "given")
+        return None if adopted is None else ExplainedValue(adopted, "adopted from a state")
+
+    def _block(self, lanes: int) -> ExplainedValue:
+        """Return the block size: a storage chunk, or several if samples overlap chunk borders."""
+        natural = min(self.natural, self.samples)
+        again = -(-(self.demand.steps - 1) // natural)  # chunks that a block reads beyond its own
+        for chunks in (again * REREAD_CHUNKS, again * REREAD_CHUNKS // 2, again):
+            block = chunks * natural
+            if 1 < chunks <= self.samples // natural and self._mixes(block, lanes):
+                return ExplainedValue(block, f"{chunks} storage chunks, to read less of them twice")
+        if self.demand.chunk_rows or self._mixes(natural, lanes):
+            return ExplainedValue(natural, "the storage's chunking")
+        while natural > 1 and not self._mixes(natural, lanes):
+            natural = -(-natural // 2)  # memory-mapped: no chunk would be decoded twice
+        return ExplainedValue(natural, "so that the budget allows several a window")
+
+    def _mixes(self, block: int, lanes: int) -> bool:
+        """Return whether a window can mix several blocks of this size, or all there are."""
+        enough = min(MIXED_BLOCKS, max(1, self.samples // block // lanes))
+        return self._largest(block, lanes) >= enough
+
+    def _window(self, block: int, lanes: int) -> ExplainedValue:
+        largest = max(1, self._largest(block, lanes))
+        if self.in_order:
+            busy = self.demand.threads + -(-self.demand.whole // block)
+            return ExplainedValue(min(largest, busy), "enough to keep the readers busy")
+        blocks_of_all = max(1, self.samples // min(block, self.samples) // lanes)
+        most = MIXED_NARROW * (self.demand.whole // self.demand.batch) // (block * lanes)
+        if self.demand.sample_bytes < NARROW_BYTES and most < min(largest, blocks_of_all):
+            return ExplainedValue(max(1, most), "enough for a shuffle of samples this small")
+        everything = largest >= self.samples // min(block, self.samples) // lanes
+        return ExplainedValue(largest, "all there is" if everything else "the budget")
+
+    def _largest(self, block: int, lanes: int) -> int:
+        return self.demand.largest_window(
+            self.budget, size=self.samples, block=min(block, self.samples), lanes=lanes
+        )
+
+
+def _halves(number: int) -> Iterator[int]:
+    """Yield half of a number, half of that, and so on down to 1."""
+    while number > 1:
+        number //= 2
+        yield number

@@ -1,9 +1,9 @@
-/* Rows copied to their places past the processor's cache.
+/* Copy rows to their targets past the processor's cache.
  *
  * An ordinary store first reads the line it is about to overwrite, and keeps it in the cache.
  * Batches are written once, far more of them than a cache holds, and read much later: neither
- * helps. These stores do without, where a whole line is written; the ends of a row that share
- * their lines with other rows are stored as usual.
+ * helps. The stores used here avoid both where a whole line is written; the ends of a row that
+ * share a line with other rows are stored in the usual way.
  */
 #include <emmintrin.h>
 #include <stddef.h>

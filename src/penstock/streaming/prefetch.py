@@ -1,4 +1,4 @@
-"""One thread that works a bounded number of items ahead."""
+"""A background thread that computes a bounded number of results ahead."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ Result = TypeVar("Result")
 
 
 class Prefetched(Iterator[Result], Generic[Result]):
-    """``work(item)`` of each item, in order, at most ``ahead`` of them done early by a thread.
+    """An iterator over ``work(item)`` for each item, computed up to ``ahead`` results early.
 
-    The thread ends when this is closed, dropped or exhausted. An error in it is raised where its
-    result is asked for; the results before come out first.
+    The thread ends when the iterator is closed, garbage-collected or exhausted. An error in the
+    thread is raised when its result is requested; the results before it are delivered first.
 
     Args:
-        items: What is worked on.
-        work: Makes a result of an item.
-        ahead: Results that are made before they are asked for.
-        name: Of the thread.
-        parts: The objects a result is made of. While the caller still holds those of two results,
-            the next one is not begun: with the one in use, ``ahead + 1`` are there at most. A
-            caller that keeps more than one on purpose is not held up a second time.
+        items: The items.
+        work: Computes the result of an item.
+        ahead: Results to compute before they are requested.
+        name: Name of the thread.
+        parts: Returns the objects of a result that hold memory. While the caller holds those of
+            two results, the next one is not started, so at most ``ahead + 1`` exist. A caller
+            that requests a result while it holds two is assumed to do so on purpose, and is not
+            delayed again.
 
     >>> with Prefetched(range(3), lambda x: x * x, ahead=2, name="squares") as early:
     ...     list(early)
@@ -61,7 +62,7 @@ class Prefetched(Iterator[Result], Generic[Result]):
         weakref.finalize(self, request_stop_all, self._threads).atexit = False
 
     def __next__(self) -> Result:
-        check_process(self._threads)  # before a lock is taken: nobody may release it in a child
+        check_process(self._threads)  # before a lock is taken, which a child could never release
         queue = self._queue
         queue.before_wait()
         found = wait_for(queue.news, queue.poll, threads=self._threads, timeout=0)
@@ -70,7 +71,7 @@ class Prefetched(Iterator[Result], Generic[Result]):
         return queue.lend(found.pop())
 
     def close(self) -> None:
-        """End the thread, as soon as the work it is at returns; see `threads.STOP_SECONDS`."""
+        """Stop the thread when its current work returns; see `threads.STOP_SECONDS`."""
         stop_or_warn(self._threads)
 
     def __enter__(self) -> Self:
@@ -82,38 +83,38 @@ class Prefetched(Iterator[Result], Generic[Result]):
 
 @dataclass(slots=True, eq=False)
 class _ResultQueue(Generic[Result]):
-    """Where the thread and the consumer meet; the thread holds only this.
+    """Results between the thread and the consumer; the thread refers only to this.
 
-    The lock is taken by ``with`` directly, not through its condition: in between, an interrupt
-    could leave it taken for ever.
+    The lock is taken by ``with lock``, never by ``with room``: an interrupt inside of
+    `threading.Condition` can leave its lock locked for ever.
     """
 
     ahead: int
     parts: Callable[[Result], Iterable[object]]
     lock: threading.RLock = field(default_factory=threading.RLock)
-    room: threading.Condition = field(init=False)  # for the thread: there may be some, or the end
+    room: threading.Condition = field(init=False)  # for the thread: it may go on
     news: SimpleQueue[None] = field(default_factory=SimpleQueue)  # for the consumer
     results: deque[Result] = field(default_factory=deque)
     closed: bool = False
     ended: bool = False
     error: BaseException | None = None
-    _lent: list[dict[int, weakref.ref[Any]]] = field(default_factory=list)  # results still held
-    _kept: bool = False  # by a caller that means to
+    _lent: list[dict[int, weakref.ref[Any]]] = field(default_factory=list)  # held by the caller
+    _holds_many: bool = False  # the caller holds more than one on purpose
 
     def __post_init__(self) -> None:
         self.room = threading.Condition(self.lock)
 
-    # -- the thread
+    # -- called by the thread
 
     def wait_for_room(self) -> bool:
-        """May the next item be begun? False when nobody wants it any more."""
+        """Wait until the next item may be started; return False if the queue was closed."""
         with self.lock:
             while not self.closed and not self._has_room():
                 self.room.wait()
             return not self.closed
 
     def _has_room(self) -> bool:
-        return len(self.results) < self.ahead and (self._kept or len(self._lent) < 2)
+        return len(self.results) < self.ahead and (self._holds_many or len(self._lent) < 2)
 
     def put(self, result: Result) -> None:
         with self.lock:
@@ -126,17 +127,17 @@ class _ResultQueue(Generic[Result]):
             self.ended, self.error = True, error
             self.news.put(None)
 
-    # -- the consumer
+    # -- called by the consumer
 
     def before_wait(self) -> None:
-        """A caller that asks for a result while it holds two keeps them on purpose."""
+        """Note that the caller requests another result while it holds two."""
         with self.lock:
             if len(self._lent) > 1:
-                self._kept = True
+                self._holds_many = True
                 self.room.notify_all()
 
     def poll(self) -> list[Result] | None:
-        """The next result, in a list; an empty one at the end; None while it is being made."""
+        """Return a list with the next result, an empty list at the end, or None to wait."""
         with self.lock:
             if self.results:
                 return [self.results.popleft()]
@@ -149,10 +150,10 @@ class _ResultQueue(Generic[Result]):
             return None
 
     def lend(self, result: Result) -> Result:
-        """Hand a result over, and note when its parts are no longer held."""
+        """Return the result, and watch when its parts are deleted."""
         held: dict[int, weakref.ref[Any]] = {}
         for part in self.parts(result):
-            ref = weakref.ref(part, partial(self._gone, held))
+            ref = weakref.ref(part, partial(self._part_deleted, held))
             held[id(ref)] = ref
         with self.lock:
             if held:
@@ -160,8 +161,8 @@ class _ResultQueue(Generic[Result]):
             self.room.notify_all()
         return result
 
-    def _gone(self, held: dict[int, weakref.ref[Any]], ref: weakref.ref[Any]) -> None:
-        """A part of a result is no longer held by anybody; may run in any thread."""
+    def _part_deleted(self, held: dict[int, weakref.ref[Any]], ref: weakref.ref[Any]) -> None:
+        """Note that a part of a result was deleted; may run in any thread."""
         with self.lock:
             held.pop(id(ref), None)
             if not held:
@@ -169,7 +170,7 @@ class _ResultQueue(Generic[Result]):
                 self.room.notify_all()
 
     def close(self) -> None:
-        """Nobody wants a result any more; may be called by any thread, at any moment."""
+        """Ask the thread to end; may be called from any thread, at any time."""
         with self.lock:
             self.closed = True
             self.results.clear()
@@ -188,17 +189,17 @@ def _run(
                 thread.activity = _Activity(work, item)
                 queue.put(work(item))
                 thread.activity = None
-                del item  # nor what it holds: it may be a result of another thread
+                del item  # it may hold the memory of another thread's result
                 break
             else:
                 return queue.end(None)
-    except BaseException as error:  # noqa: BLE001 - re-raised where its result is asked for
+    except BaseException as error:  # noqa: BLE001 - raised when its result is requested
         error.add_note(f"in thread {thread.name}")
         queue.end(error)
 
 
 class _Activity(NamedTuple):
-    """What a thread works on; put into words only for a message."""
+    """What a thread works on; converted to text only for a message."""
 
     work: Callable[..., object]
     item: object

@@ -1,7 +1,7 @@
 """Background threads with a defined lifetime.
 
 A thread stops when its owner is closed, garbage-collected, or the interpreter exits. None of these
-waits for ever: a thread that does not come back from a read is abandoned after a few seconds.
+waits for ever: a thread that does not return from a read is abandoned after a few seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.errors import WorkerError
 log = logging.getLogger("penstock")
 
 NICENESS = 5  # lower priority: about a quarter of a core that the training loop also wants
-STOP_SECONDS = 5.0  # that close() and the exit of the interpreter wait for reads under way
-WARN_SECONDS = 30.0  # of waiting for a batch before a warning says what is waited for
+STOP_SECONDS = 5.0  # close() and interpreter exit wait this long for reads to return
+WARN_SECONDS = 30.0  # waiting for a batch this long logs a warning that names the read
 
 Result = TypeVar("Result")
 
 
 class BatchTimeoutError(WorkerError):
-    """A batch that did not arrive within the loader's ``timeout``."""
+    """No batch arrived within the loader's ``timeout``."""
 
 
 class BackgroundThread(threading.Thread):
@@ -59,11 +59,11 @@ class BackgroundThread(threading.Thread):
         self, name: str, target: Callable[[], object], request_stop: Callable[[], None]
     ) -> None:
         super().__init__(name=f"penstock-{name}", target=target, daemon=True)
-        self.activity: object = None  # what it reads now; its str() is shown in messages
+        self.activity: object = None  # what it reads now; str() of it is shown in messages
         self.process = os.getpid()
         self._request_stop = request_stop
-        # join() is not used to wait: Python 3.11 takes a running thread for ended after a
-        # KeyboardInterrupt in it.
+        # join() is not used to wait: in Python 3.11, after a KeyboardInterrupt inside of join(),
+        # a running thread counts as ended.
         self._finished, self._news = True, SimpleQueue[None]()
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class BackgroundThread(threading.Thread):
         self._finished = False
         try:
             super().start()
-        except RuntimeError:  # the system has no more threads
+        except RuntimeError:  # the system cannot start another thread
             self._finished = True
             raise
 
@@ -82,11 +82,11 @@ class BackgroundThread(threading.Thread):
                 os.nice(NICENESS)
             super().run()
         finally:
-            self._finished = True  # before the news: who takes them finds it so
+            self._finished = True  # before the news, so that a thread woken by it sees the change
             self._news.put(None)
 
     def request_stop(self) -> None:
-        """Ask the thread to end. In a forked child there is no such thread, and nothing to do."""
+        """Ask the thread to end; does nothing in a forked child, where it does not exist."""
         if os.getpid() == self.process:
             self._request_stop()
 
@@ -103,13 +103,13 @@ class BackgroundThread(threading.Thread):
                 return
             with suppress(Empty):
                 self._news.get(timeout=left)
-                self._news.put(None)  # for another thread that waits too
+                self._news.put(None)  # for other threads that wait too
         if self is not threading.current_thread() and self.ident is not None:
-            self.join(1.0)  # its last steps, after the work
+            self.join(1.0)  # the interpreter's own clean-up, after the work
 
 
-_running: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()  # threading holds those that live
-os.register_at_fork(after_in_child=_running.clear)  # a child has none of them
+_running: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()  # to be stopped at exit
+os.register_at_fork(after_in_child=_running.clear)  # threads do not exist in a forked child
 
 
 def start_all(threads: Iterable[BackgroundThread]) -> None:
@@ -133,16 +133,16 @@ def request_stop_all(threads: Iterable[BackgroundThread]) -> None:
 def stop_all(threads: Iterable[BackgroundThread], timeout: float | None = None) -> None:
     """Request a stop and wait for the threads to finish.
 
-    An interrupt that arrives meanwhile (Ctrl-C, or what another signal handler raises) does not
-    end the waiting; it is raised afterwards.
+    Ctrl-C, or an exception from another signal handler, does not end the wait; it is raised
+    afterwards, so that no thread is left running.
 
     Args:
-        threads: Those to stop; the calling thread may be among them, and is not waited for.
+        threads: The threads to stop. If the calling thread is one of them, it is skipped.
         timeout: Seconds to wait at most; None waits until the last one has finished.
 
     Raises:
         WorkerError: A thread is still running after ``timeout`` seconds. The message names the
-            read it is in. It is not waited for again, at the exit of the interpreter neither.
+            read it is in. The thread is not waited for again, also not at interpreter exit.
     """
     threads = [thread for thread in threads if thread is not threading.current_thread()]
     deadline = None if timeout is None else monotonic() + timeout
@@ -162,16 +162,19 @@ def stop_all(threads: Iterable[BackgroundThread], timeout: float | None = None) 
         raise interrupt
     if late:
         raise WorkerError(
-            f"gave up waiting after {timeout:g} s for {doing(late)}: the thread is abandoned, and "
-            "ends when its read returns, or with the process"
+            f"gave up waiting after {timeout:g} s for {describe_activity(late)}: the thread is "
+            "abandoned, and ends when its read returns, or with the process"
         )
 
 
 def stop_or_warn(threads: Iterable[BackgroundThread], timeout: float | None = None) -> bool:
-    """Stop the threads as `stop_all` does, with a warning for what does not end.
+    """Stop the threads as `stop_all` does, but log a warning if one does not end.
 
-    For ``close()``, which often runs while another exception is on its way to the user: that one
-    must not be replaced. Returns whether all threads have finished.
+    For ``close()``, which often runs while another exception is being raised. That exception must
+    not be replaced.
+
+    Returns:
+        Whether all threads have finished.
     """
     threads = list(threads)
     try:
@@ -186,14 +189,14 @@ def _stop_at_exit() -> None:
     stop_or_warn(_running)
 
 
-def doing(threads: Iterable[BackgroundThread]) -> str:
-    """What the threads are busy with, for a message."""
+def describe_activity(threads: Iterable[BackgroundThread]) -> str:
+    """Return what the threads are reading, for a message."""
     busy = [f"{thread.activity} in thread {thread.name}" for thread in threads if thread.activity]
     return ", ".join(busy) or "the next batch to be planned"
 
 
 def check_process(threads: Sequence[BackgroundThread]) -> None:
-    """Refuse to wait for threads of a parent process: after a fork the child has none of them."""
+    """Raise an error in a forked child process, where the threads do not exist."""
     if threads[0].process != os.getpid():
         raise WorkerError(
             f"this iterator belongs to process {threads[0].process}, and its reader threads do "
@@ -209,31 +212,31 @@ def wait_for(
     threads: Sequence[BackgroundThread],
     timeout: float,
 ) -> Result:
-    """Return the first result of ``poll`` that is not None, asked again at every piece of news.
+    """Return the first result of ``poll`` that is not None; poll again after each piece of news.
 
-    A queue, not a condition, because an interrupt inside of `threading.Condition` may leave its
-    lock taken for ever.
+    Uses a queue instead of a condition, because an interrupt inside of `threading.Condition` can
+    leave its lock locked for ever.
 
     Args:
-        news: Whatever may change the result puts None here.
-        poll: Gives the result, or None where it is not there yet; may raise.
-        threads: Those that work on it, for messages.
+        news: Receives None whenever the result of ``poll`` may have changed.
+        poll: Returns the result, or None if it is not available yet; may raise.
+        threads: The threads that work on it, for messages.
         timeout: Seconds to wait at most; 0 for no limit.
 
     Raises:
-        BatchTimeoutError: Nothing came within ``timeout`` seconds.
+        BatchTimeoutError: There was no result within ``timeout`` seconds.
     """
     begin, warn = monotonic(), WARN_SECONDS
     while (result := poll()) is None:
         waited = monotonic() - begin
         if 0 < timeout <= waited:
             raise BatchTimeoutError(
-                f"no batch within timeout={timeout:g} s: waiting for {doing(threads)}; pass a "
-                "larger timeout, or timeout=0 to wait without limit"
+                f"no batch within timeout={timeout:g} s: waiting for {describe_activity(threads)}; "
+                "pass a larger timeout, or timeout=0 to wait without limit"
             )
         if waited >= warn:
-            log.warning("no batch for %.0f s: waiting for %s", waited, doing(threads))
-            warn = 2 * waited  # sparsely: 30 s, 1 min, 2 min, ...
+            log.warning("no batch for %.0f s: waiting for %s", waited, describe_activity(threads))
+            warn = 2 * waited  # after 30 s, 1 min, 2 min, ...
         with suppress(Empty):
             news.get(timeout=min(warn, timeout or warn) - waited)
     return result

@@ -1,7 +1,8 @@
-"""Standardisation: mean 0, deviation 1, by statistics that were computed before."""
+"""Standardisation by statistics that were computed before, and sequences of transforms."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -10,20 +11,21 @@ import torch
 
 from penstock.arguments import shown
 from penstock.errors import BatchError, PlanError
-from penstock.order.keys import Keys
+from penstock.order.keys import Keys, derive_key
+from penstock.transforms.augmentation import GaussianNoise
 from penstock.transforms.base import Transform
 
 Statistic: TypeAlias = float | npt.NDArray[np.float64]
 
-EPSILON: Final = 1e-8  # added to the deviation here and nowhere else: constant data stays finite
+EPSILON: Final = 1e-8  # added to the deviation, only here: constant data stays finite
 
 
 class Standardize(Transform):
-    """``(x - mean) / (std + 1e-8)``; scalars, or one value for each channel (the first axis).
+    """``(x - mean) / (std + 1e-8)``, with scalars or one value per channel (the first axis).
 
     Args:
         mean: A number, or one for each channel.
-        std: Likewise, at least 0.
+        std: A number, or one for each channel; at least 0.
 
     >>> Standardize(mean=2.0, std=4.0)(torch.tensor([2.0, 10.0]))
     tensor([0., 2.])
@@ -41,13 +43,13 @@ class Standardize(Transform):
             )
 
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
-        """Every sample standardised; keys decide nothing here."""
+        """Return the samples, standardised; ``keys`` are not used."""
         if not batch.is_floating_point():
             batch = batch.to(torch.float32)
         return (batch - self._like(self.mean, batch)).div_(self._like(self.std, batch))
 
     def __call__(self, sample: torch.Tensor, rng: torch.Generator | None = None) -> torch.Tensor:
-        """One sample, standardised; nothing is drawn."""
+        """Return one sample, standardised; ``rng`` is not used."""
         return self.batch(sample.unsqueeze(0), np.zeros(1, np.uint64)).squeeze(0)
 
     def _like(self, statistic: Statistic, batch: torch.Tensor) -> float | torch.Tensor:
@@ -75,3 +77,50 @@ def _statistic(name: str, value: npt.ArrayLike) -> Statistic:
             f"{name} must be a finite number, or one for each channel, got {shown(value)}"
         )
     return array.item() if array.size == 1 else array.copy()  # one channel: one for all
+
+
+class Compose(Transform):
+    """Several transforms in sequence: augment raw samples, then standardise.
+
+    Each transform has keys of its own, by its index. Noise with a clamp after standardisation
+    would make half of the values equal, and raises a `PlanError`.
+
+    Args:
+        transforms: The transforms, in the order in which they are applied.
+
+    >>> from penstock.transforms import SpecAugment
+    >>> Compose([SpecAugment(), GaussianNoise(clamp=(0, 1)), Standardize(0.4, 0.2)])
+    Compose([SpecAugment(...), GaussianNoise(...), Standardize(...)])
+    """
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        if not isinstance(transforms, list | tuple):
+            raise PlanError(f"transforms must be a list of Transform, got {shown(transforms)}")
+        for each in transforms:
+            if not isinstance(each, Transform):
+                raise PlanError(f"transforms must be a list of Transform, got one {shown(each)}")
+        self.transforms: tuple[Transform, ...] = tuple(transforms)
+        standardized = False
+        for transform in self.transforms:
+            standardized = standardized or isinstance(transform, Standardize)
+            if standardized:
+                refuse_clamp(transform)
+
+    def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
+        """Return the samples after all transforms."""
+        for index, transform in enumerate(self.transforms):
+            batch = transform.batch(batch, derive_key(keys, index))  # type: ignore[arg-type]
+        return batch
+
+    def __repr__(self) -> str:
+        return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def refuse_clamp(transform: Transform) -> None:
+    """Raise a `PlanError` for noise with a clamp, which does not suit standardised data."""
+    for part in getattr(transform, "transforms", (transform,)):
+        if isinstance(part, GaussianNoise) and part.clamp is not None:
+            raise PlanError(
+                f"GaussianNoise(clamp={part.clamp!r}) after standardisation would saturate the "
+                "data: augment raw samples and standardise afterwards, or leave out clamp"
+            )

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
-from penstock.datasets.samples import first_field
+from penstock.datasets.gather import first_field
 from penstock.loaders import Loader
 from penstock.order import Indices, derive_key
 from penstock.transforms import recommended_augmentation

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.arguments import a_path, mapping, shown
 from penstock.atomic_files import remove_unfinished, replace_text
 from penstock.errors import ConfigError, StateError
+from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.training.checkpoint_files import (
     DamagedCheckpointError,
@@ -95,10 +95,7 @@ class RunDirectory:
 
 def digest_of(parts: Iterable[Indices]) -> str:
     """Identity of some lists of samples, in order."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(f"{len(part)}:".encode() + part.tobytes())
-    return digest.hexdigest()
+    return short_digest(f"{len(part)}:".encode() + part.tobytes() for part in parts)
 
 
 def _described(file: Path) -> Mapping[str, Any]:

@@ -1,20 +1,26 @@
-"""Recordings of the simulated fly visual system: columns over time, neurons, splits."""
+"""Recordings of the simulated fly visual system: columns over time, neurons, chunks, rollouts."""
 
-from penstock.domains.recording.chunk_loader import RandomChunkLoader
-from penstock.domains.recording.columns import FlyVisSim, StaticColumnError
-from penstock.domains.recording.latency import ChunkLatencyStats
-from penstock.domains.recording.layout import find_recording, recording_at
-from penstock.domains.recording.loading import (
+from penstock.domains.recording.chunk_loader import ChunkLatencyStats, RandomChunkLoader
+from penstock.domains.recording.layout import (
+    FlyVisSim,
+    StaticColumnError,
+    find_recording,
+    recording_at,
+)
+from penstock.domains.recording.neurons import TYPE_NAMES, NeuronData
+from penstock.domains.recording.sampling import (
+    DataSplit,
+    calculate_chunk_params,
+    sample_batch_within_chunk,
+)
+from penstock.domains.recording.source import (
     ColumnLoader,
+    RecordingSource,
     create_zarr_loader,
     load_column_slice,
     load_metadata,
 )
-from penstock.domains.recording.neurons import TYPE_NAMES, NeuronData
-from penstock.domains.recording.rollouts import calculate_chunk_params, sample_batch_within_chunk
-from penstock.domains.recording.source import RecordingSource
-from penstock.domains.recording.splits import DataSplit
-from penstock.domains.recording.writing import write_recording
+from penstock.domains.recording.writer import write_recording
 
 __all__ = [
     "TYPE_NAMES",

@@ -1,4 +1,4 @@
-"""Chunks of a recording, read and copied to the device while the one before is trained on."""
+"""A loader of chunks of a recording, and statistics of how long they take."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Self
 
 import torch
 
-from penstock.arguments import whole_number
-from penstock.domains.recording.chunk_plan import ChunkPlan
+from penstock.arguments import real_number, whole_number
+from penstock.domains.recording.chunk_pipeline import ChunkPipeline, LoadFunction
+from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
 from penstock.order.state import FORMAT, check_format, number_of
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes
-from penstock.streaming.loading import ChunkLoading, LoadFn
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -26,31 +27,31 @@ ARGUMENTS = {"order": "sampling", "samples": "total_timesteps", "chunk": "chunk_
 
 
 class RandomChunkLoader:
-    """One chunk of timesteps after another, loaded in the background.
+    """Loads chunks of timesteps in the background, one ahead of training.
 
-    The epoch's chunks are planned from (seed, epoch) before the first is read, so an early
-    ``break`` changes nothing that comes later. By default they cover the recording once per pass.
-    At most ``prefetch`` chunks wait in host memory beside the one in use; on an accelerator the
-    next one's copy overlaps training, so that two are there.
+    An epoch's chunks are planned from (seed, epoch) before the first one is read, so an early
+    ``break`` does not change later epochs. By default the chunks cover the recording once per
+    pass. At most ``prefetch`` chunks wait in host memory in addition to the one in use. On an
+    accelerator, the next chunk is copied during training, so two chunks are in its memory.
 
-    Ranks share one plan: its chunks are dealt to them in turn, so that together they cover the
-    recording. Pass the same ``seed`` on all of them.
+    All ranks share one plan. Its chunks are assigned round-robin, so that together the ranks
+    cover the recording. Pass the same ``seed`` on all ranks.
 
     Args:
-        load_fn: ``load_fn(start, end)`` gives an array or several; where it also takes ``out=``
-            (a tuple of arrays), it is given reused buffers to fill (page-locked ones for an
-            accelerator).
-        total_timesteps: Timesteps of the recording.
-        chunk_size: Timesteps a chunk, at most.
-        device: Where chunks go; None is the CPU.
-        prefetch: Chunks read ahead.
-        seed: Of the plan; None draws one, the same for all ranks, and logs it.
+        load_fn: ``load_fn(start, end)`` returns one array or several. If it also has a parameter
+            ``out`` (a tuple of arrays), it receives reused buffers to write to (page-locked ones
+            for an accelerator).
+        total_timesteps: Timesteps in the recording.
+        chunk_size: Most timesteps in a chunk.
+        device: Device of the chunks; None for the CPU.
+        prefetch: Chunks to read ahead.
+        seed: Seed of the plan; None draws one, the same for all ranks, and logs it.
         sampling: ``"cover"``: each pass tiles the recording once. ``"uniform"``: independent
             random starts.
-        align: Starts are multiples of it: of the storage's chunking, or of time units.
-        overlap: Timesteps a chunk reads beyond its end, so that no window is lost at a border.
-        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
-        world_size: How many ranks share the chunks.
+        align: Starts are multiples of this, such as the chunk size of the storage.
+        overlap: Timesteps that a chunk reads beyond its end, so that no window is lost.
+        rank: This rank; defaults to that of ``torch.distributed``, else 0.
+        world_size: Number of ranks; defaults to that of ``torch.distributed``, else 1.
 
     >>> data = torch.arange(10.0).numpy()
     >>> with RandomChunkLoader(lambda a, b: data[a:b], 10, chunk_size=5, seed=1) as loader:
@@ -62,7 +63,7 @@ class RandomChunkLoader:
 
     def __init__(
         self,
-        load_fn: LoadFn,
+        load_fn: LoadFunction,
         total_timesteps: int,
         chunk_size: int,
         device: torch.device | str | None = None,
@@ -86,18 +87,18 @@ class RandomChunkLoader:
         self.total_timesteps, self.chunk_size = self._plan.total, self._plan.chunk
         self.device = device = check_device(device)
         self.prefetch = prefetch = whole_number("prefetch", prefetch, minimum=1, unit="chunk")
-        self._loading = ChunkLoading(
+        self._pipeline = ChunkPipeline(
             load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
         )
         self._epoch, self._taken, self._planned = -1, 0, 0  # chunks are counted over all ranks
-        self._world = 1  # of the epoch that was started
+        self._world = 1  # of the current epoch
         self._resume: tuple[int, int] | None = None
-        self._arrays = 2  # of a chunk; the seed's (data, stimulus) until one was seen
+        self._arrays = 2  # in a chunk; (data, stimulus) until the first one was loaded
         self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
 
     @property
     def plan(self) -> ChunkPlan:
-        """Which chunks an epoch has over all ranks, the same on each of them."""
+        """The chunks of each epoch over all ranks; the same on every rank."""
         if self._plan.seed != self._seed.for_ranks(self._topology().world):
             self._plan = replace(self._plan, seed=self._seed.value)
         return self._plan
@@ -110,14 +111,14 @@ class RandomChunkLoader:
     # -- an epoch
 
     def start_epoch(self, num_chunks: int) -> None:
-        """Begin to load an epoch's chunks; after a loaded state: those not yet got of its epoch.
+        """Start to load the chunks of the next epoch, or the rest of a restored state's epoch.
 
-        An epoch has ``num_chunks * world_size`` chunks. Where a state of another number of ranks
-        leaves chunks that these ranks cannot share equally, the last ones, fewer than
-        ``world_size``, are dropped with a warning.
+        An epoch has ``num_chunks * world_size`` chunks. If a state of another number of ranks
+        leaves a number of chunks that is not a multiple of ``world_size``, the last ones are
+        dropped with a warning.
 
         Args:
-            num_chunks: Chunks of the whole epoch on this rank, the same on every rank.
+            num_chunks: Chunks of the whole epoch on this rank; the same on every rank.
         """
         if self._resume is None:
             epoch, taken = self._epoch + 1, 0
@@ -137,12 +138,12 @@ class RandomChunkLoader:
                 *(count - self._planned, epoch, world),
             )
         self._resume, self._world = None, world
-        self._chunks = self._loading.chunks(spans)
+        self._chunks = self._pipeline.chunks(spans)
 
     def get_next_chunk(self) -> tuple[torch.Tensor | None, ...]:
-        """The next chunk's tensors on the device; as many None at the end of the epoch.
+        """Return the tensors of the next chunk, or as many None at the end of the epoch.
 
-        Blocks until it is there; raises what ``load_fn`` raised.
+        Waits until the chunk is on the device, and raises an error of ``load_fn``.
         """
         if self._chunks is None:
             raise PenstockError("no epoch was started: call start_epoch(num_chunks) first")
@@ -154,8 +155,8 @@ class RandomChunkLoader:
         return chunk
 
     def cleanup(self) -> None:
-        """Stop loading; chunks that were handed out stay valid."""
-        self._loading.close()
+        """Stop loading; chunks that were returned stay valid."""
+        self._pipeline.close()
         self._chunks = iter(()) if self._chunks is not None else None
 
     close = cleanup
@@ -169,27 +170,32 @@ class RandomChunkLoader:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The chunks got so far, as a small flat dict, the same on ranks that got equally many."""
+        """Return the position as a small flat dict, the same on all ranks after equal steps."""
         epoch, taken = self._resume or (max(self._epoch, 0), self._taken)
         if self._resume is None and self._planned and taken == self._planned:
             epoch, taken = epoch + 1, 0
         return {"format": FORMAT, "epoch": epoch, "position": taken, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the last chunk got, with the next `start_epoch`, on any number of ranks.
+        """Continue after the last returned chunk, from the next `start_epoch` on.
+
+        The number of ranks may differ.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: A result of `state_dict`.
+
+        Raises:
+            StateError: The state is not of a loader with the same plan.
         """
         check_format(state_dict)
         epoch, taken = number_of(state_dict, "epoch"), number_of(state_dict, "position")
         ours = self._identity()
         if not self._seed.given:
-            ours["seed"] = number_of(state_dict, "seed")  # a drawn one is not insisted on
+            ours["seed"] = number_of(state_dict, "seed")  # a seed drawn at random is replaced
         for name, value in ours.items():
             if state_dict.get(name) != value:
                 raise StateError(
-                    f"the state belongs to {name} {state_dict.get(name)!r}, this loader has "
+                    f"the state has {name} {state_dict.get(name)!r}, this loader has "
                     f"{value!r}: build it with the same {ARGUMENTS.get(name, name)}"
                 )
         self.cleanup()
@@ -208,14 +214,14 @@ class RandomChunkLoader:
             "overlap": plan.overlap,
         }
 
-    # -- what happened
+    # -- reports
 
     def get_stats(self) -> dict[str, int]:
-        """Chunks loaded and moved so far, and the bytes held at most in host and device memory."""
-        return self._loading.stats()
+        """Return counts of loaded and transferred chunks, and the most bytes in memory."""
+        return self._pipeline.stats()
 
     def describe(self) -> str:
-        """One readable page: the plan, and what is held in memory."""
+        """Return a readable summary of the plan and of the memory in use."""
         plan, stats, topology = self.plan, self.get_stats(), self._topology()
         ranks = f", rank {topology.rank} of {topology.world}" if topology.world > 1 else ""
         return "\n".join(
@@ -228,3 +234,63 @@ class RandomChunkLoader:
                 f"  device    {self.device or 'cpu'}, {format_bytes(stats['device_bytes'])} seen",
             ]
         )
+
+
+class ChunkLatencyStats:
+    """How long a program waits for chunks, and how long the parts of a training step take.
+
+    >>> stats = ChunkLatencyStats()
+    >>> stats.record_chunk_get(0.004)
+    >>> stats.record_batch_times(forward=0.01, backward=0.02, step=0.001)
+    >>> summary = stats.get_summary()
+    >>> summary["chunk_get_mean_ms"], summary["num_batches_sampled"]
+    (4.0, 1)
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Delete all records; call it at the start of an epoch to measure that epoch."""
+        self._chunks: list[float] = []
+        self._batches: list[list[float]] = []
+
+    def record_chunk_get(self, seconds: float) -> None:
+        """Record the time of one `RandomChunkLoader.get_next_chunk` call.
+
+        Args:
+            seconds: 0 or more.
+        """
+        self._chunks.append(real_number("seconds", seconds, minimum=0))
+
+    def record_batch_times(self, forward: float, backward: float, step: float) -> None:
+        """Record the times of the parts of a training step.
+
+        Args:
+            forward: Seconds of the forward pass.
+            backward: Seconds of the backward pass.
+            step: Seconds of the optimizer step.
+        """
+        parts = {"forward": forward, "backward": backward, "step": step}
+        self._batches.append([real_number(name, parts[name], minimum=0) for name in parts])
+
+    def get_summary(self) -> dict[str, float]:
+        """Return means and extremes in milliseconds; zeros if nothing was recorded."""
+        chunks = [1e3 * seconds for seconds in self._chunks] or [0.0]
+        parts = [[1e3 * seconds for seconds in part] for part in zip(*self._batches, strict=True)]
+        forward, backward, step = (fmean(part) for part in parts or [[0.0]] * 3)
+        return {
+            "chunk_get_mean_ms": fmean(chunks),
+            "chunk_get_max_ms": max(chunks),
+            "chunk_get_min_ms": min(chunks),
+            "batch_forward_mean_ms": forward,
+            "batch_backward_mean_ms": backward,
+            "batch_step_mean_ms": step,
+            "num_chunks": len(self._chunks),
+            "num_batches_sampled": len(self._batches),
+        }
+
+    def print_summary(self) -> None:
+        """Print the summary, one line per value."""
+        for name, value in self.get_summary().items():
+            print(f"{name:24} {value:10.3f}" if name.endswith("ms") else f"{name:24} {value:10}")

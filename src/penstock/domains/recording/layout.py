@@ -1,9 +1,14 @@
-"""The three ways a recording is stored, and which of them is at a path."""
+"""Recordings on disk: their columns, the three layouts they are stored in, and one column's rows.
+
+The newest layout, ``zarr_v2``, stores columns that change with time apart from those that do not.
+The older ones, ``zarr_v1`` and ``npy``, store one array of shape (timesteps, neurons, 9).
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
@@ -11,68 +16,141 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import whole_number
-from penstock.domains.recording.columns import DYNAMIC, STATIC, FlyVisSim
-from penstock.domains.recording.npy_column import NpyColumn
-from penstock.domains.recording.zarr_column import ZarrColumn
 from penstock.errors import PlanError, SourceError
-from penstock.sources.base import Source
+from penstock.fingerprints import digest
+from penstock.registry import did_you_mean
+from penstock.sources.base import Field, Source
 from penstock.sources.npy import NpySource
-from penstock.sources.readers import ArrayReader
+from penstock.sources.readers import ArrayReader, Rows
 from penstock.sources.requests import checked_path
+from penstock.sources.zarr.grid import Crop
+from penstock.sources.zarr.opening import open_cropped
 from penstock.sources.zarr.source import ZarrSource
+from penstock.sources.zarr.stored import Directory
 
 LayoutName = Literal["zarr_v2", "zarr_v1", "npy"]
 
 
+class FlyVisSim(IntEnum):
+    """Columns of a recording; dynamic ones change with time, static ones describe a neuron.
+
+    >>> FlyVisSim["VOLTAGE"].value, FlyVisSim.TYPE.is_static
+    (3, True)
+    """
+
+    INDEX = 0
+    XPOS = 1
+    YPOS = 2
+    VOLTAGE = 3
+    STIMULUS = 4
+    GROUP_TYPE = 5
+    TYPE = 6
+    CALCIUM = 7
+    FLUORESCENCE = 8
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the column is the same at all timesteps."""
+        return self in STATIC
+
+
+STATIC = (
+    FlyVisSim.INDEX,
+    FlyVisSim.XPOS,
+    FlyVisSim.YPOS,
+    FlyVisSim.GROUP_TYPE,
+    FlyVisSim.TYPE,
+)
+DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
+
+
+class StaticColumnError(PlanError, AssertionError):
+    """Timesteps were requested of a column that does not change with time."""
+
+
+def dynamic_column(column: FlyVisSim | int | str) -> FlyVisSim:
+    """Return the column of a number or name, if it changes with time.
+
+    >>> dynamic_column("VOLTAGE"), dynamic_column(4)
+    (<FlyVisSim.VOLTAGE: 3>, <FlyVisSim.STIMULUS: 4>)
+    """
+    chosen = _named(column) if isinstance(column, str) else _numbered(column)
+    if chosen.is_static:
+        raise StaticColumnError(
+            f"column {chosen.name} is static, it has no timesteps: read it with load_metadata(path)"
+        )
+    return chosen
+
+
+def _named(name: str) -> FlyVisSim:
+    if name not in FlyVisSim.__members__:
+        known = [column.name for column in FlyVisSim]
+        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name, known)}")
+    return FlyVisSim[name]
+
+
+def _numbered(number: int) -> FlyVisSim:
+    try:
+        return FlyVisSim(whole_number("column", number))
+    except PlanError:
+        raise
+    except ValueError as error:
+        raise PlanError(f"a recording has columns 0 to 8, got {number!r}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingFiles:
-    """A recording on disk: ``zarr_v2`` keeps the columns that change apart from those that do not.
+    """A recording on disk.
 
-    The older layouts hold one array of shape (timesteps, neurons, 9).
+    Args:
+        layout: How it is stored.
+        path: The directory or file.
     """
 
     layout: LayoutName
     path: Path
 
-    def array(self) -> ZarrSource | NpySource:
-        """The array over time, whole."""
-        if self.layout == "npy":
-            return NpySource(self.path)
-        return ZarrSource(self.path / "timeseries.zarr" if self.layout == "zarr_v2" else self.path)
+    @property
+    def series_path(self) -> Path:
+        """The array over time."""
+        return self.path / "timeseries.zarr" if self.layout == "zarr_v2" else self.path
 
-    def position(self, column: FlyVisSim) -> int:
-        """Where the array over time keeps that column on its last axis."""
-        return DYNAMIC.index(column) if self.layout == "zarr_v2" else int(column)
+    def series(self) -> ZarrSource | NpySource:
+        """Return the whole array over time."""
+        return (NpySource if self.layout == "npy" else ZarrSource)(self.series_path)
 
     def reader(self, column: FlyVisSim, neurons: int | None) -> ArrayReader:
-        """One column over time, of the first ``neurons`` neurons (all of them if None)."""
-        shape = self.shape()
-        limit = checked_neurons(shape[1], neurons)
-        crop = (0, shape[0]), (0, limit), (self.position(column), self.position(column) + 1)
+        """Return a reader of one column, for the first ``neurons`` neurons (None for all)."""
+        timesteps, available = self.shape()
+        limit = checked_neurons(available, neurons)
         if self.layout == "npy":
             return NpyColumn(NpySource(self.path), limit, int(column))
-        folder = self.path / "timeseries.zarr" if self.layout == "zarr_v2" else self.path
-        return ZarrColumn(folder, crop)
+        index = DYNAMIC.index(column) if self.layout == "zarr_v2" else int(column)
+        return ZarrColumn(self.series_path, ((0, timesteps), (0, limit), (index, index + 1)))
 
     def shape(self) -> tuple[int, int]:
-        """Timesteps and neurons, once the array is known to be a recording's."""
-        array = self.array()
+        """Return the number of timesteps and neurons.
+
+        Raises:
+            SourceError: The array does not have the shape of a recording.
+        """
+        array = self.series()
         field = array.fields.get("")
         columns = len(DYNAMIC) if self.layout == "zarr_v2" else len(FlyVisSim)
         if field is None or len(field.shape) != 2 or field.shape[1] != columns:
             found = None if field is None else (len(array), *field.shape)
             raise SourceError(
-                f"{self.path} is no recording: its array must have shape (timesteps, neurons, "
+                f"{self.path} is not a recording: its array must have shape (timesteps, neurons, "
                 f"{columns}), found {found}"
             )
         return len(array), field.shape[0]
 
     def metadata(self) -> npt.NDArray[np.float32]:
-        """The static columns, (neurons, 5) of float32."""
+        """Return the static columns as float32 of shape (neurons, 5)."""
         if self.layout == "zarr_v2":
             static = ZarrSource(self.path / "metadata.zarr")
             return np.ascontiguousarray(_first_rows(static, len(static)), np.float32)
-        first = _first_rows(self.array(), 1)[0]
+        first = _first_rows(self.series(), 1)[0]
         return np.ascontiguousarray(first[:, [int(column) for column in STATIC]], np.float32)
 
 
@@ -84,7 +162,7 @@ def _first_rows(source: Source, count: int) -> npt.NDArray[np.generic]:
 
 
 def checked_neurons(available: int, wanted: int | None) -> int:
-    """How many neurons to read: all of them if None, none of them if 0.
+    """Return the number of neurons to read; None means all of them.
 
     >>> checked_neurons(100, None), checked_neurons(100, 0)
     (100, 0)
@@ -97,19 +175,30 @@ def checked_neurons(available: int, wanted: int | None) -> int:
 
 
 def find_recording(path: str | os.PathLike[str]) -> RecordingFiles:
-    """The recording at ``path``, whose ``.zarr`` or ``.npy`` suffix may be left out."""
+    """Return the recording at ``path``; its ``.zarr`` or ``.npy`` suffix may be left out.
+
+    Args:
+        path: The directory or file.
+
+    Raises:
+        SourceError: There is no recording.
+    """
     found = recording_at(checked_path(path))
     if found is None:
         base = _without_suffix(Path(path))
         raise SourceError(
-            f"there is no recording at {base}: looked for a directory with timeseries.zarr and "
+            f"no recording at {base}: looked for a directory with timeseries.zarr and "
             f"metadata.zarr, for {base.name}.zarr/.zarray and for {base.name}.npy"
         )
     return found
 
 
 def recording_at(path: str | os.PathLike[str]) -> RecordingFiles | None:
-    """The recording at ``path`` if there is one, in the order newest layout first."""
+    """Return the recording at ``path``, newest layout first; None if there is none.
+
+    Args:
+        path: The directory or file.
+    """
     base = _without_suffix(Path(path))
     if (base / "metadata.zarr").exists() and (base / "timeseries.zarr").exists():
         return RecordingFiles("zarr_v2", base)
@@ -124,3 +213,65 @@ def recording_at(path: str | os.PathLike[str]) -> RecordingFiles | None:
 
 def _without_suffix(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in (".npy", ".zarr") else path
+
+
+class ZarrColumn:
+    """One column of a Zarr array of shape (timesteps, neurons, columns).
+
+    Args:
+        folder: The array.
+        crop: The part to read, one column wide.
+    """
+
+    def __init__(self, folder: Path, crop: Crop) -> None:
+        self._array = open_cropped(Directory(folder), axis=0, crop=crop)
+        self.samples = self._array.samples
+        self.field = Field(self._array.field.shape[:1], self._array.field.dtype)
+        self.chunk_samples = self._array.chunk_samples
+
+    def read(self, start: int, stop: int, out: Rows) -> None:
+        """Fill ``out`` with timesteps ``start:stop``."""
+        self._array.read(start, stop, out[..., None])
+
+    def view(self, start: int, stop: int) -> Rows | None:
+        """Return timesteps ``start:stop`` without a copy, if the chunks are not compressed."""
+        rows = self._array.view(start, stop)
+        return None if rows is None else rows[..., 0]
+
+    def fingerprint(self) -> str:
+        """Return the identity of the data."""
+        return self._array.fingerprint()
+
+
+class NpyColumn:
+    """One column of an ``.npy`` array of shape (timesteps, neurons, 9).
+
+    Args:
+        source: The array.
+        neurons: Neurons to read, the first ones.
+        column: Index on the last axis.
+    """
+
+    def __init__(self, source: NpySource, neurons: int, column: int) -> None:
+        self._source, self._neurons, self._column = source, neurons, column
+        self.samples = len(source)
+        self.field = Field((neurons,), source.fields[""].dtype)
+        self.chunk_samples = source.block_samples
+
+    def read(self, start: int, stop: int, out: Rows) -> None:
+        """Fill ``out`` with timesteps ``start:stop``."""
+        rows = self.view(start, stop)
+        if rows is None:  # another byte order
+            whole = np.empty((stop - start, *self._source.fields[""].shape), self.field.dtype)
+            self._source.read(start, stop, {"": whole})
+            rows = whole[:, : self._neurons, self._column]
+        np.copyto(out, rows)
+
+    def view(self, start: int, stop: int) -> Rows | None:
+        """Return timesteps ``start:stop`` as a strided view of mapped pages."""
+        whole = self._source.view(start, stop)
+        return None if whole is None else whole[""][:, : self._neurons, self._column]
+
+    def fingerprint(self) -> str:
+        """Return the identity of the data: the file and the part of it."""
+        return digest([self._source.fingerprint(), self._neurons, self._column], [])

@@ -1,4 +1,4 @@
-"""What is known about each neuron of a recording: where it is and of which type."""
+"""The neurons of a recording: their positions and types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domains.recording.columns import STATIC, FlyVisSim
+from penstock.domains.recording.layout import STATIC, FlyVisSim
 from penstock.errors import SourceError
 
 Whole = TypeVar("Whole", bound=np.integer[Any])
@@ -25,7 +25,14 @@ TYPE_NAMES = tuple(_NAMES.split())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronData:
-    """Neurons of a recording, one row each, and the neurons of each type.
+    """The neurons of a recording, one row each, and the indices of each type's neurons.
+
+    Args:
+        ix: Index of each neuron.
+        pos: Position of each neuron, (neurons, 2).
+        group_type: Number of each neuron's group of types.
+        type: Number of each neuron's type; see ``TYPE_NAMES``.
+        indices_per_type: For each type, the rows of its neurons.
 
     >>> metadata = np.array([[0, 0.5, 1.5, 2, 1], [1, 0.25, 0, 2, 0]], np.float32)
     >>> neurons = NeuronData.from_metadata(metadata)
@@ -41,7 +48,14 @@ class NeuronData:
 
     @classmethod
     def from_metadata(cls, metadata: npt.NDArray[np.float32]) -> NeuronData:
-        """From the (neurons, 5) array of ``load_metadata``; types must be exactly 0 to K-1."""
+        """Return the neurons described by an array of `load_metadata`.
+
+        Args:
+            metadata: Static columns, (neurons, 5).
+
+        Raises:
+            SourceError: The shape is wrong, or types are not exactly 0 to K-1.
+        """
         if not isinstance(metadata, np.ndarray) or metadata.dtype.kind not in "fiu":
             raise SourceError(
                 f"metadata must be an array of numbers, got {type(metadata).__name__}"
@@ -68,7 +82,7 @@ class NeuronData:
 def _whole(
     metadata: npt.NDArray[np.float32], column: FlyVisSim, dtype: type[Whole]
 ) -> npt.NDArray[Whole]:
-    """A column of whole numbers as ``dtype``, refused where it would change a value."""
+    """Return a column as integers; raise an error if that would change a value."""
     values = metadata[:, STATIC.index(column)]
     limits = np.iinfo(dtype)
     fits = (values == np.floor(values)) & (values >= limits.min) & (values <= limits.max)
@@ -76,6 +90,6 @@ def _whole(
         row = int(np.flatnonzero(~fits)[0])
         raise SourceError(
             f"column {column.name} of neuron {row} is {values[row]!r}: "
-            f"a whole number from {limits.min} to {limits.max} is needed"
+            f"expected a whole number from {limits.min} to {limits.max}"
         )
     return values.astype(dtype)

@@ -1,29 +1,50 @@
-"""A fly-visual-system recording as a source: a sample is a timestep, a field is a column."""
+"""Reading a recording: as a source for `StreamLoader`, as whole slices, or chunk by chunk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from penstock.domains.recording.columns import DYNAMIC, FlyVisSim, dynamic_column
-from penstock.domains.recording.layout import find_recording, recording_at
-from penstock.sources.readers import ReaderSource
-from penstock.sources.requests import checked_names
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import whole_number
+from penstock.domains.recording.layout import (
+    DYNAMIC,
+    FlyVisSim,
+    dynamic_column,
+    find_recording,
+    recording_at,
+)
+from penstock.errors import PlanError
+from penstock.sources.base import Field
+from penstock.sources.readers import ArrayReader, ReaderSource
+from penstock.sources.requests import check_range, checked_names, destinations
+from penstock.sources.scratch import Bytes, Reused, borrowed
+
+MOST_THREADS = 1024
+
+FloatRows = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.generic]
+Buffers = tuple[Rows, ...]
 
 
 class RecordingSource(ReaderSource):
-    """Columns of a recording over time, by name; each sample holds one value for each neuron.
+    """A recording as a source: a sample is a timestep, a field is a column over all neurons.
 
     Args:
-        path: The recording, in any of its layouts; a ``.zarr`` or ``.npy`` suffix may be left out.
-        columns: Columns that change with time, by name or number; all four of them if None.
-        neurons: How many neurons to read of a column, the first ones: ``{"STIMULUS": 1736}``.
+        path: The recording, in any layout; its ``.zarr`` or ``.npy`` suffix may be left out.
+        columns: Columns that change with time, by name or number; None for all four.
+        neurons: Number of neurons to read of a column, the first ones: ``{"STIMULUS": 1736}``.
     """
 
     @staticmethod
     def accepts(path: Path) -> bool:
-        """Tell whether ``path`` is a recording, in any of its layouts."""
+        """Return whether ``path`` is a recording, in any layout."""
         return recording_at(path) is not None
 
     def __init__(
@@ -44,3 +65,145 @@ class RecordingSource(ReaderSource):
     def __repr__(self) -> str:
         columns = list(self.fields)
         return f"RecordingSource({str(self._path)!r}, {len(self)} timesteps of {columns})"
+
+
+def load_column_slice(
+    path: str | os.PathLike[str],
+    column: FlyVisSim | int,
+    start: int,
+    end: int,
+    neuron_limit: int | None = None,
+) -> FloatRows:
+    """Return timesteps ``start:end`` of one column, contiguous float32 (timesteps, neurons).
+
+    Args:
+        path: The recording, in any layout.
+        column: A column that changes with time.
+        start: The first timestep.
+        end: The end of the range.
+        neuron_limit: Neurons to read, the first ones; None for all, 0 for none.
+
+    Raises:
+        StaticColumnError: The column does not change with time (also an ``AssertionError``).
+        PlanError: The range is not within the recording (also a ``ValueError``).
+    """
+    reader = find_recording(path).reader(dynamic_column(column), neuron_limit)
+    check_range(reader.samples, start, end)
+    rows = np.empty((end - start, *reader.field.shape), reader.field.dtype)
+    reader.read(start, end, rows)
+    return rows.astype(np.float32, copy=False)
+
+
+def load_metadata(path: str | os.PathLike[str]) -> FloatRows:
+    """Return the static columns (INDEX, XPOS, YPOS, GROUP_TYPE, TYPE), float32 (neurons, 5).
+
+    Args:
+        path: The recording, in any layout.
+    """
+    return find_recording(path).metadata()
+
+
+class ColumnLoader:
+    """A function that reads two columns: ``loader(start, end) -> (data, stimulus)``.
+
+    The store is opened once. The loader can be called from several threads and can be pickled.
+
+    With ``out=(data, stimulus)`` the rows are written to these buffers, and views of the written
+    parts are returned. Otherwise the memory of arrays that were deleted is reused, because new
+    memory can cost more time than decoding; the memory of one chunk stays with the loader.
+
+    Args:
+        readers: One for each column.
+        threads: Threads that decode one range.
+    """
+
+    def __init__(self, readers: tuple[ArrayReader, ...], threads: int) -> None:
+        self._columns, self._threads = tuple(_Column(reader) for reader in readers), threads
+        self.total_timesteps = readers[0].samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(column.reader for column in self._columns), self._threads)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Shape and dtype of one timestep of each array."""
+        return tuple(column.reader.field for column in self._columns)
+
+    @property
+    def chunk_timesteps(self) -> int:
+        """Timesteps in a chunk of the storage. Ranges aligned to it decode no chunk twice."""
+        return max(column.reader.chunk_samples for column in self._columns)
+
+    def __call__(self, start: int, end: int, out: Buffers | None = None) -> Buffers:
+        """Return rows ``start:end`` of each column, in new memory or in ``out``."""
+        check_range(self.total_timesteps, start, end)
+        rows = self._buffers(end - start, out)
+        pairs = zip(self._columns, rows, strict=True)
+        parts = [part for column, into in pairs for part in column.parts(start, end, into)]
+        if len(parts) < 2 or self._threads < 2:
+            for part in parts:
+                part()
+            return rows
+        with ThreadPoolExecutor(self._threads, "penstock-decode") as pool:
+            for done in [pool.submit(part) for part in parts]:
+                done.result()
+        return rows
+
+    def _buffers(self, timesteps: int, out: Buffers | None) -> Buffers:
+        if out is None:
+            return tuple(column.empty(timesteps) for column in self._columns)
+        if len(out) != len(self._columns):
+            raise PlanError(f"out must hold {len(self._columns)} buffers, got {len(out)}")
+        fields = {str(number): field for number, field in enumerate(self.fields)}
+        named = {str(number): buffer for number, buffer in enumerate(out)}
+        return tuple(rows for _, rows in destinations(fields, named, timesteps))
+
+
+class _Column:
+    """The reader of a column, and memory that it can reuse."""
+
+    def __init__(self, reader: ArrayReader) -> None:
+        self.reader = reader
+        self._memory = Reused()
+        self._spare: list[dict[str, Bytes]] = []  # threads end with each call, their buffers do not
+
+    def empty(self, timesteps: int) -> Rows:
+        field = self.reader.field
+        return self._memory.empty((timesteps, *field.shape), field.dtype)
+
+    def parts(self, start: int, end: int, rows: Rows) -> Iterator[Callable[[], None]]:
+        """Yield one read for each chunk of the storage, so that threads share the decoding."""
+        first = start
+        while first < end:
+            size = self.reader.chunk_samples
+            last = min(end, (first // size + 1) * size)
+            yield partial(self._read, first, last, rows[first - start : last - start])
+            first = last
+
+    def _read(self, first: int, last: int, into: Rows) -> None:
+        with borrowed(self._spare):
+            self.reader.read(first, last, into)
+
+
+def create_zarr_loader(
+    data_path: str | os.PathLike[str],
+    column_idx: FlyVisSim | int,
+    stim_column_idx: FlyVisSim | int,
+    num_stim_dims: int | None,
+    *,
+    threads: int = 2,
+) -> ColumnLoader:
+    """Return a function that reads timesteps of a column and of the stimulus.
+
+    Args:
+        data_path: The recording, in any layout.
+        column_idx: The column to model, read for all neurons.
+        stim_column_idx: The column of the stimulus.
+        num_stim_dims: Neurons to read the stimulus of, the first ones; None for all.
+        threads: Threads that decode one range; two are fast enough for most training.
+    """
+    whole_number("threads", threads, minimum=1, maximum=MOST_THREADS)
+    files = find_recording(data_path)
+    data = files.reader(dynamic_column(column_idx), None)
+    stimulus = files.reader(dynamic_column(stim_column_idx), num_stim_dims)
+    return ColumnLoader((data, stimulus), threads)

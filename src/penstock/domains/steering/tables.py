@@ -18,8 +18,8 @@ from penstock.domains.steering.config import SteeringConfig
 from penstock.domains.steering.integrity import first_of, reference_faults, shape_faults
 from penstock.domains.steering.layout import HDF5, KEYWORDS, NEGATIVES, SPLIT_TABLES, TABLES
 from penstock.domains.steering.reading import reading
+from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
-from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 Key: TypeAlias = tuple[Path, str, bool, str]

@@ -35,7 +35,7 @@ NO_POSITION: Final = (
 )
 
 
-class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc, name-defined]
+class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     """Makes every chunk of a loader an epoch of Lightning, and every checkpoint resume exactly.
 
     A ``Trainer`` with it validates after every chunk, and ``max_epochs`` counts chunks. Chunk sizes

@@ -227,7 +227,8 @@ def whole_batches(loader: Any) -> int | None:
         length: int | None = compat.sized_len(loader)
         return length
     steps = loader.plan.steps
-    samples = len(loader.dataset) if isinstance(loader, ChunkedDataLoader) else steps.size
+    sized: Any = loader.dataset if isinstance(loader, ChunkedDataLoader) else None
+    samples = steps.size if sized is None else len(sized)
     return partition_batches(samples, steps.batch, steps.world)
 
 

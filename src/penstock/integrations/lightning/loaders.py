@@ -61,7 +61,7 @@ class RestOfChunk:
         return getattr(self._loader, name)
 
 
-class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc, name-defined]
+class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
     """Where Lightning gets its loaders: calls the user's hook once, however often it reloads.
 
     Lightning has to reload before every chunk to read its length. A hook that builds a loader on

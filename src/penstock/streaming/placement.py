@@ -1,0 +1,269 @@
+"""From storage to a batch: read a block, and copy each of its samples to its row.
+
+A block that cannot be read may be replaced by another one, see `BlockReplacement`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import SourceError
+from penstock.order import BlockOrder, Indices, derive_key
+from penstock.order.blocks import StoredOrder
+from penstock.quarantine import append_entry, read_entries
+from penstock.sources.base import Arrays, MappedSource, Source
+from penstock.streaming.buffers import BatchBuffers, allocate
+from penstock.streaming.planner import BlockRead
+
+log = logging.getLogger("penstock")
+
+GIL_ITEMS = 500  # numpy keeps the interpreter's lock while it copies up to this many items
+LONG_BYTES = 1 << 16  # a copy of this size should not be made under the interpreter's lock
+SELECTED_BYTES = 1 << 20  # samples selected from a block are copied in pieces of this size
+LINE_BYTES = 64  # of the processor's cache
+LONG_ROW_BYTES = 512  # for longer rows, cache lines shared by two rows do not matter
+CACHE_BYTES = 16 << 20  # larger memory is not in the cache any more when it is read
+REPLACEMENTS = 3  # blocks to try for one that cannot be read
+
+
+class BlockReader:
+    """Reads a block and writes its samples to the batches; each reader thread has its own.
+
+    Memory-mapped storage is copied once, from the mapped page to the batch. Any other source
+    fills a scratch block, which stays in the processor's cache until it is scattered from there.
+
+    Args:
+        source: Where samples are read.
+        buffers: Memory of the batches.
+        block: Samples in the largest block.
+        steps: Consecutive rows in a sample.
+        replacement: Replaces blocks that cannot be read; None raises the source's error.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        buffers: BatchBuffers,
+        *,
+        block: int,
+        steps: int,
+        replacement: BlockReplacement | None = None,
+    ) -> None:
+        self._source, self._rows, self._steps = source, buffers.rows, steps
+        self._replacement = replacement
+        self._mapped = source if isinstance(source, MappedSource) else None
+        self._scratch_rows = block + steps - 1
+        self._scratch: dict[str, npt.NDArray[np.generic]] | None = None
+
+    def read(self, read: BlockRead, targets: Indices) -> None:
+        """Read a block and write its selected samples.
+
+        Args:
+            read: The block.
+            targets: Rows of the buffers for all reads of the same part; see `BlockRead.first`.
+        """
+        try:
+            arrays = self._samples(read.start, read.start + read.count)
+        except SourceError as error:
+            if self._replacement is None:
+                raise
+            arrays = self._replacement.read(read, error, self._samples)
+        for name, array in arrays.items():
+            rows = self._rows[name]
+            samples = as_items(array, read.count, rows.dtype)
+            if read.keep is None:
+                scatter(samples, rows, targets[read.first : read.first + read.count])
+                continue
+            selected = np.flatnonzero(read.keep)
+            step = max(1, SELECTED_BYTES // rows.itemsize)
+            for at in range(0, len(selected), step):  # the selection is a copy: bound its size
+                some = samples[selected[at : at + step]]
+                scatter(some, rows, targets[read.first + at : read.first + at + len(some)])
+
+    def _samples(self, start: int, stop: int) -> Arrays:
+        stop += self._steps - 1
+        view = None if self._mapped is None else self._mapped.view(start, stop)
+        if view is not None:
+            return view
+        if self._scratch is None:
+            count = self._scratch_rows
+            self._scratch = {
+                name: allocate(count * each.nbytes).view(each.dtype).reshape(count, *each.shape)
+                for name, each in self._source.fields.items()
+            }
+        self._source.read(start, stop, self._scratch)
+        return {name: array[: stop - start] for name, array in self._scratch.items()}
+
+
+# -- copying rows
+
+
+def as_items(
+    array: npt.NDArray[np.generic], count: int, item: np.dtype[np.void]
+) -> npt.NDArray[np.void]:
+    r"""Return ``count`` overlapping items: item i has as many rows as fit into it, from row i on.
+
+    >>> as_items(np.arange(4, dtype=np.int8), count=3, item=np.dtype("V2")).tolist()
+    [b'\x00\x01', b'\x01\x02', b'\x02\x03']
+    """
+    stored = np.ascontiguousarray(array)
+    return np.ndarray((count,), item, stored, 0, (array.nbytes // len(array),))
+
+
+def scatter(items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: Indices) -> None:
+    """Do ``rows[targets] = items``, without the interpreter's lock if it takes long."""
+    if bypasses_cache(rows):
+        scatter_past_cache(items, rows, targets)
+    elif len(items) > GIL_ITEMS or items.nbytes < LONG_BYTES:
+        rows[targets] = items
+    else:  # few large items: numpy releases the lock for rows of bytes
+        rows[:, None].view(np.uint8)[targets] = items[:, None].view(np.uint8)
+
+
+def _load_compiled() -> Callable[..., int] | None:
+    try:
+        library = ctypes.CDLL(str(Path(__file__).with_name("libpast_cache.so")))
+    except OSError:
+        return None
+    function = library.penstock_scatter
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [address, number, address, address, number, number, number]
+    function.restype = number
+    return function
+
+
+_scatter = _load_compiled()
+COMPILED = _scatter is not None  # by hatch_build.py, if there was a C compiler
+
+
+def bypasses_cache(rows: npt.NDArray[np.void]) -> bool:
+    """Return whether writing past the cache is faster: much memory, in rows of whole lines."""
+    size = rows.itemsize
+    return (
+        COMPILED
+        and rows.nbytes >= CACHE_BYTES
+        and (size % LINE_BYTES == 0 or size >= LONG_ROW_BYTES)
+    )
+
+
+def scatter_past_cache(
+    items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: Indices
+) -> None:
+    """Do ``rows[targets] = items`` in C, without the interpreter's lock and past the cache.
+
+    Raises:
+        IndexError: A target is not a row; the items before it are written.
+    """
+    assert _scatter is not None and rows.flags.c_contiguous
+    assert items.dtype == rows.dtype and items.shape == targets.shape
+    targets = np.ascontiguousarray(targets, np.int64)
+    done = _scatter(
+        rows.ctypes.data, len(rows), targets.ctypes.data, items.ctypes.data,
+        items.strides[0], len(items), rows.itemsize,
+    )  # fmt: skip
+    if done < len(items):
+        raise IndexError(f"row {targets[done]} is out of range: there are {len(rows)} rows")
+
+
+# -- blocks that cannot be read
+
+
+@dataclass(slots=True)
+class BadBlocks:
+    """The blocks a loader could not read. Each is logged once, and listed once in a file.
+
+    Args:
+        quarantine: The file; None for no file.
+    """
+
+    quarantine: Path | None = None
+    _known: dict[tuple[int, int], object] = field(default_factory=dict)
+
+    def report(self, start: int, stop: int, error: SourceError, **details: int) -> None:
+        """Log a block and list it, unless that was done; may be called from any thread.
+
+        Args:
+            start: The first sample of the block.
+            stop: The end of the block.
+            error: Why it cannot be read.
+            details: Further entries of its line.
+        """
+        mine = object()
+        if self._known.setdefault((start, stop), mine) is not mine:  # atomic: no lock is needed
+            return
+        log.warning("samples %d:%d are replaced by those of other blocks: %s", start, stop, error)
+        if self.quarantine is None:
+            return
+        listed = [(each.get("sample"), each.get("stop")) for each in read_entries(self.quarantine)]
+        if (start, stop) not in listed:  # by another rank, or before a resume
+            reason = f"{type(error).__name__}: {error}"
+            entry = {"sample": start, "stop": stop, **details, "error": reason}
+            append_entry(self.quarantine, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReplacement:
+    """Another block for one that cannot be read, so that all ranks have the same steps.
+
+    The choice depends only on (seed, epoch, start of the block): it is the same on every rank,
+    in every run and after a resume.
+
+    Args:
+        order: Defines the blocks.
+        bad: Where bad blocks are reported.
+    """
+
+    order: BlockOrder | StoredOrder
+    bad: BadBlocks
+
+    def candidates(self, read: BlockRead) -> list[int]:
+        """Return the starts of the blocks to try, in this order.
+
+        >>> order = BlockOrder(100, seed=1, block=10, window=2)
+        >>> read = BlockRead(0, 40, 10, 0, None)
+        >>> starts = BlockReplacement(order, BadBlocks()).candidates(read)
+        >>> len(starts), {start % 10 for start in starts}, 40 in starts
+        (3, {0}, False)
+        """
+        block, own = self.order.block, read.start // self.order.block
+        blocks = (self.order.size - read.count) // block + 1  # with at least as many samples
+        if blocks == 1:
+            return []
+        key = derive_key(self.order.seed, "replacement", read.epoch, read.start)
+        ahead = [1 + derive_key(key, i) % (blocks - 1) for i in range(REPLACEMENTS)]
+        return [(own + each) % blocks * block for each in ahead]
+
+    def read(
+        self, read: BlockRead, error: SourceError, samples: Callable[[int, int], Arrays]
+    ) -> Arrays:
+        """Return the samples of another block.
+
+        Args:
+            read: The block that cannot be read.
+            error: Why it cannot be read.
+            samples: Reads samples ``start:stop``.
+        """
+        candidates = self.candidates(read)
+        for other in candidates:
+            try:
+                found = samples(other, other + read.count)
+            except SourceError:  # try the next one
+                continue
+            start = read.start // self.order.block * self.order.block
+            stop = min(start + self.order.block, self.order.size)
+            self.bad.report(start, stop, error, replaced_by=other, epoch=read.epoch)
+            return found
+        tried = (
+            f"neither can {REPLACEMENTS} other blocks" if candidates else "there is no other block"
+        )
+        raise SourceError(
+            f"cannot read samples {read.start}:{read.start + read.count}, and {tried}: check the "
+            f"storage ({error})"
+        ) from error

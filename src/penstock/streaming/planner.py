@@ -1,0 +1,324 @@
+"""What is read, and where it goes: the reads of a stream, with a destination for every row.
+
+Planning is pure arithmetic; nothing is read here. `Planner` plans one part ahead of the readers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.order import Cursor, Indices, Plan, Span, Steps
+
+PART_SAMPLES = 1 << 18  # planned together: about 10 MB of temporary arrays
+PART_BLOCKS = 1 << 12  # planned together at most: about 1 MB of Python objects
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class WindowedOrder(Protocol):
+    """An order whose samples come in rounds of windows, one window for each lane."""
+
+    def round_of(self, epoch: int, position: int) -> int:
+        """Return the round that contains a position."""
+        ...
+
+    def round_start(self, epoch: int, k: int) -> int:
+        """Return the first position of round ``k``, or the end of the epoch after the last one."""
+        ...
+
+    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
+        """Return what one lane reads for its window."""
+        ...
+
+    def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
+        """Return positions of the window's samples ``begin:end``, ordered as `window_reads`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The steps of one epoch that a stream delivers, starting at a position.
+
+    All steps are complete except possibly the last two, which end at ``last`` and at ``stop``.
+    """
+
+    epoch: int
+    start: int
+    count: int
+    last: int
+    stop: int
+
+    @classmethod
+    def of(cls, steps: Steps, cursor: Cursor, count: int) -> Segment:
+        """Return the segment of ``count`` steps that starts at a cursor."""
+        last = cursor.position
+        if count > 1:
+            last = steps.stop(cursor.position + (count - 2) * steps.whole)
+        return cls(cursor.epoch, cursor.position, count, last, steps.stop(last))
+
+    def bounds(self, i: int, whole: int) -> tuple[int, int]:
+        """Return the first position of step ``i`` of the segment, and the end of the step."""
+        begin = self.start + i * whole
+        if i < self.count - 2:
+            return begin, begin + whole
+        return (begin, self.last) if i < self.count - 1 else (self.last, self.stop)
+
+    def begins(self, whole: int) -> Iterator[int]:
+        """Return the first position of each step."""
+        return chain(range(self.start, self.start + (self.count - 1) * whole, whole), (self.last,))
+
+    def lengths(self, whole: int) -> Iterator[int]:
+        """Return the number of positions in each step."""
+        before = self.start + (self.count - 2) * whole
+        ends = (self.last - before, self.stop - self.last)
+        return chain(repeat(whole, self.count - 2), ends[-self.count :])
+
+    def steps_in(self, begin: int, end: int, whole: int) -> range:
+        """Return the steps that have a position in ``[begin, end)``."""
+        begin, end = max(begin, self.start), min(end, self.stop)
+        if begin >= end:
+            return range(0)
+        return range(self._step(begin, whole), self._step(end - 1, whole) + 1)
+
+    def _step(self, position: int, whole: int) -> int:
+        if position >= self.last:
+            return self.count - 1
+        return min((position - self.start) // whole, self.count - 2)
+
+    def batch_rows(
+        self, plan: Plan, positions: Indices, *, span: tuple[int, int], first: int
+    ) -> tuple[Indices, npt.NDArray[np.bool_] | None]:
+        """Return the row of each position, and a mask of the positions that are this rank's.
+
+        Rows are counted through the rank's batches from step ``first`` on, as if each batch were
+        complete. The mask is None if all positions are this rank's. All positions are in ``span``.
+        """
+        steps, whole = plan.steps, plan.steps.whole
+        inside = self.start <= span[0] and span[1] <= self.stop
+        if steps.world == steps.lanes == 1:  # positions and rows run in parallel
+            rows: Indices = positions - (self.start + first * whole)
+            return rows, None if inside else (positions >= self.start) & (positions < self.stop)
+        i: Indices = (positions - self.start) // whole
+        if inside and span[1] <= self.last - whole:  # only complete steps
+            begin = self.start + i * whole
+            m: int | Indices = whole
+        else:
+            i = np.where(positions >= self.last, self.count - 1, np.minimum(i, self.count - 2))
+            np.maximum(i, 0, out=i)
+            final, before = i == self.count - 1, i == self.count - 2
+            begin = np.where(final, self.last, self.start + i * whole)
+            m = np.where(final, self.stop - self.last, np.where(before, self.last - begin, whole))
+        t = steps.indices_in_step(begin, positions, begin + m)
+        low, high = plan.rank * m // steps.world, (plan.rank + 1) * m // steps.world
+        rows = (i - first) * steps.batch + (t - low)
+        if steps.world == 1 and inside:
+            return rows, None
+        mine = (t >= low) & (t < high)
+        if not inside:
+            mine &= (positions >= self.start) & (positions < self.stop)
+        return rows, mine
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """Read samples ``start : start + count``, and write those selected by ``keep``."""
+
+    epoch: int
+    start: int
+    count: int
+    first: int  # index into the part's rows: the destination of the first selected sample
+    keep: npt.NDArray[np.bool_] | None  # None selects all samples
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The batches ``first : stop`` that are written together; ``ready`` are complete after it."""
+
+    first: int
+    stop: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Reads of a round that are planned together: about `PART_SAMPLES` samples, or one block.
+
+    The i-th selected sample of its reads becomes row ``rows[i]`` of the round's batches, counted
+    as if each batch were complete. Planning in parts keeps this array small: a whole round of 50
+    million scalars would need 400 MB.
+    """
+
+    round: Round
+    reads: tuple[BlockRead, ...]
+    rows: Indices
+    begins: bool  # the first part of its round
+    ends: bool  # the last part of its round
+
+
+class _Run(NamedTuple):
+    """Consecutive blocks of one lane's window: samples ``begin : end`` of the window."""
+
+    column: int
+    begin: int
+    end: int
+    spans: list[Span]
+
+
+class Planner:
+    """The parts of a stream, one at a time, with the next one planned in advance.
+
+    All methods may be called from several threads.
+
+    Args:
+        parts: Yields the parts; see `plan_parts`.
+    """
+
+    def __init__(self, parts: Iterator[Part]) -> None:
+        self.error: BaseException | None = None  # that ended the planning
+        self._parts = parts
+        self._lock = threading.Lock()  # held by the one thread that plans
+        self._next: Part | None = None
+
+    def peek(self) -> Part | None:
+        """Return the next part; None if planning failed, in this thread or in another one."""
+        with self._lock:
+            return self._plan()
+
+    def pop(self) -> None:
+        """Remove the part that `peek` returned."""
+        with self._lock:
+            self._next = None
+
+    def plan_ahead(self) -> None:
+        """Plan the next part now, unless that is done or another thread does it."""
+        if self._next is None and self._lock.acquire(blocking=False):
+            try:
+                self._plan()
+            finally:
+                self._lock.release()
+
+    def _plan(self) -> Part | None:
+        if self._next is None and self.error is None:
+            try:
+                self._next = next(self._parts)
+            except BaseException as error:  # noqa: BLE001 - raised after the batches planned so far
+                self.error = error
+        return self._next
+
+
+def plan_parts(plan: Plan, windows: WindowedOrder, segments: Iterator[Segment]) -> Iterator[Part]:
+    """Yield the parts of a rank's stream, segment after segment; each is planned on request."""
+    done = 0
+    for segment in segments:
+        first = windows.round_of(segment.epoch, segment.start)
+        last = windows.round_of(segment.epoch, segment.stop - 1)
+        for k in range(first, last + 1):
+            yield from _plan_round(plan, windows, segment, k, done)
+        done += segment.count
+
+
+def _plan_round(
+    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, done: int
+) -> Iterator[Part]:
+    span = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
+    touched = segment.steps_in(*span, plan.steps.whole)
+    complete = (
+        touched.stop
+        if span[1] >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
+        else touched.stop - 1
+    )
+    this = Round(done + touched.start, done + touched.stop, done + complete)
+    # The first position of a round can belong to any lane, not only to lane 0.
+    columns = [(lane - span[0]) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
+    begins, following = True, _runs(windows, segment.epoch, k, columns)
+    runs = next(following, [])
+    while begins or runs:
+        after = next(following, [])
+        reads: list[BlockRead] = []
+        rows: list[Indices] = []
+        wanted = 0
+        for run in runs:
+            found, mine = _batch_rows(plan, windows, segment, k, run, span, touched.start)
+            reads += _reads(segment.epoch, run.spans, mine, wanted)
+            rows.append(found if mine is None else found[mine])
+            wanted += rows[-1].size
+        joined = rows[0] if len(rows) == 1 else np.concatenate([_NO_ROWS, *rows])
+        yield Part(this, tuple(reads), joined, begins, ends=not after)
+        begins, runs = False, after
+
+
+def _runs(windows: WindowedOrder, epoch: int, k: int, columns: list[int]) -> Iterator[list[_Run]]:
+    """Yield the blocks of a round's windows in groups of about one part."""
+    group: list[_Run] = []
+    size = 0
+    for column in columns:
+        spans: list[Span] = []
+        begin = end = 0
+        for span in windows.window_reads(epoch, k, column):
+            spans.append(span)
+            end += span.count
+            if size + end - begin >= PART_SAMPLES or len(spans) >= PART_BLOCKS:
+                yield [*group, _Run(column, begin, end, spans)]
+                group, size, spans, begin = [], 0, [], end
+        if spans:
+            group.append(_Run(column, begin, end, spans))
+            size += end - begin
+    if group:
+        yield group
+
+
+def _batch_rows(
+    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, run: _Run,
+    span: tuple[int, int], first: int,
+) -> tuple[Indices, npt.NDArray[np.bool_] | None]:  # fmt: skip
+    """Return `Segment.batch_rows` for a run, in pieces: a large block needs large temporaries."""
+    rows: Indices = np.empty(run.end - run.begin, np.int64)
+    mine: npt.NDArray[np.bool_] | None = None
+    for begin in range(run.begin, run.end, PART_SAMPLES):
+        end = min(begin + PART_SAMPLES, run.end)
+        positions = windows.window_positions(segment.epoch, k, run.column, begin, end)
+        found, selected = segment.batch_rows(plan, positions, span=span, first=first)
+        part = slice(begin - run.begin, end - run.begin)
+        if len(found) == len(rows):
+            return found, selected
+        rows[part] = found
+        if selected is not None:
+            mine = np.ones(len(rows), np.bool_) if mine is None else mine
+            mine[part] = selected
+    return rows, mine
+
+
+def _reads(
+    epoch: int, spans: list[Span], mine: npt.NDArray[np.bool_] | None, wanted: int
+) -> Iterator[BlockRead]:
+    """Yield a read for each block that has a sample of this rank."""
+    end = 0
+    for span in spans:
+        part = slice(end, end := end + span.count)
+        keep = None if mine is None or mine[part].all() else mine[part]
+        count = span.count if keep is None else int(keep.sum())
+        if count:
+            yield BlockRead(epoch, span.start, span.count, wanted, keep)
+        wanted += count
+
+
+def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:
+    """Return the lanes that have a position of this rank in these steps."""
+    steps = plan.steps
+    if steps.lanes == 1:
+        return [0]
+    regular = steps.whole % steps.lanes == 0 and steps.lanes % steps.world == 0
+    lanes = set(steps.lanes_of(plan.rank)) if regular else set()
+    irregular = range(max(touched.start, segment.count - 2), touched.stop) if regular else touched
+    for i in irregular:
+        begin, _ = segment.bounds(i, steps.whole)
+        lanes |= set((steps.rank_positions(begin, plan.rank) % steps.lanes).tolist())
+        if len(lanes) == steps.lanes:
+            break
+    return sorted(lanes)

@@ -1,0 +1,251 @@
+"""The reader pool: threads that take planned reads from a queue and fill the batches.
+
+A round is opened when its batches have memory, is read block by block, and is finished when the
+last block has been written. Rounds finish in plan order for the consumer.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from penstock.errors import WorkerError
+from penstock.order import Indices
+from penstock.streaming.buffers import SlotTable
+from penstock.streaming.placement import BlockReader
+from penstock.streaming.planner import BlockRead, Part, Planner
+from penstock.streaming.threads import (
+    BackgroundThread,
+    request_stop_all,
+    start_all,
+    stop_or_warn,
+    wait_for,
+)
+
+
+class ReaderPool:
+    """Threads that read the blocks of a queue until it is closed.
+
+    The threads refer to the queue but not to the pool, so that an unused pool is collected, and
+    its threads are asked to stop.
+
+    Args:
+        queue: What is read.
+        reader: Returns the object that reads a block; called once for each thread.
+        threads: Number of threads.
+        name: Name of the threads.
+        what: The source, for messages.
+    """
+
+    def __init__(
+        self,
+        queue: ReadQueue,
+        reader: Callable[[], BlockReader],
+        *,
+        threads: int,
+        name: str,
+        what: str,
+    ) -> None:
+        self._queue = queue
+        self.threads = [
+            BackgroundThread(f"{name}-{i}", partial(_run, queue, reader(), what), queue.close)
+            for i in range(threads)
+        ]
+        start_all(self.threads)
+        weakref.finalize(self, request_stop_all, self.threads).atexit = False
+
+    def wait_for_round(self, timeout: float) -> int:
+        """Wait until the next round is finished; return the number of complete batches."""
+        self._queue.wake_readers()  # memory may have become free in the meantime
+        return wait_for(
+            self._queue.news, self._queue.finish_round, threads=self.threads, timeout=timeout
+        )
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Stop the threads, with a warning if a read does not return.
+
+        Args:
+            timeout: Seconds to wait; None for `threads.STOP_SECONDS`.
+
+        Returns:
+            Whether all threads have ended. If not, they may still write to their batches.
+        """
+        return stop_or_warn(self.threads, timeout)
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRound:
+    """A round that is being read."""
+
+    ready: int  # batches that are complete after it
+    batch: int  # rows of a slot
+    shifts: Indices  # of each batch's slot, see `SlotTable.assign`
+    left: int = 0  # reads that are not done yet, of the parts given out so far
+    is_planned: bool = False  # all parts were given out
+    error: BaseException | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.is_planned and self.left == 0
+
+    def targets(self, rows: Indices) -> Indices:
+        """Turn rows of the round's batches into rows of the buffers, in place."""
+        rows += self.shifts[rows // self.batch]
+        return rows
+
+
+class _Task(NamedTuple):
+    """One block to read."""
+
+    round: _OpenRound
+    read: BlockRead
+    targets: Indices  # of all reads of its part
+    reads: int  # in its part
+
+
+class ReadQueue:
+    """Reads in plan order for the readers, finished rounds in plan order for the consumer.
+
+    Locks are taken by ``with lock``, never by ``with condition``: an interrupt inside of
+    `threading.Condition` can leave its lock locked for ever.
+
+    Args:
+        planner: What is read, and where it goes.
+        slots: Memory of the batches.
+        batch: Rows of a slot.
+    """
+
+    def __init__(self, planner: Planner, slots: SlotTable, batch: int) -> None:
+        self.news: SimpleQueue[None] = SimpleQueue()  # for the consumer: `finish_round` may differ
+        self._planner, self._slots, self._batch = planner, slots, batch
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)  # for readers: there may be a task, or the end
+        self._tasks: deque[_Task] = deque()
+        self._rounds: deque[_OpenRound] = deque()
+        self._error: BaseException | None = None  # of a reader, outside of a read
+        self._closed = False
+
+    # -- called by readers
+
+    def take(self) -> _Task | None:
+        """Return the next block to read, in plan order; None when there is no more."""
+        with self._lock:
+            while not self._closed:
+                if self._tasks:
+                    return self._tasks.popleft()
+                if not self._open_part():
+                    if self._planner.error is not None:
+                        self.news.put(None)
+                        break
+                    self._work.wait()
+            return None
+
+    def _open_part(self) -> bool:
+        """Make tasks of the next part; False if its round has no memory yet, or planning failed."""
+        part = self._planner.peek()
+        if part is None or (part.begins and not self._open_round(part)):
+            return False
+        self._planner.pop()
+        opened, count = self._rounds[-1], len(part.reads)
+        opened.left += count
+        opened.is_planned = part.ends
+        targets = opened.targets(part.rows)
+        self._tasks.extend(_Task(opened, read, targets, count) for read in part.reads)
+        self._work.notify_all()
+        if opened.is_finished:  # no block of it is this rank's
+            self.news.put(None)
+        return True
+
+    def _open_round(self, part: Part) -> bool:
+        shifts = self._slots.assign(range(part.round.first, part.round.stop))
+        if shifts is None:
+            return False
+        self._rounds.append(_OpenRound(part.round.ready, self._batch, shifts))
+        return True
+
+    def done(self, task: _Task, error: BaseException | None) -> None:
+        """Note that a block was written, or could not be read."""
+        opened = task.round
+        with self._lock:
+            opened.left -= 1
+            opened.error = opened.error or error
+            if error is not None or opened.is_finished:
+                self.news.put(None)
+        # Plan the next part in the middle of this one, while other threads read, so that nobody
+        # waits for it at the end. At the beginning the consumer needs the interpreter.
+        if 2 * len(self._tasks) <= task.reads:
+            self._planner.plan_ahead()
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error of a reader that is not an error of a read."""
+        with self._lock:
+            self._error = self._error or error
+            self.news.put(None)
+
+    # -- called by the consumer
+
+    def finish_round(self) -> int | None:
+        """Remove the first round if it is finished; return the number of complete batches.
+
+        Returns None while the round is being read, and raises the error that prevents it.
+        """
+        with self._lock:
+            opened = self._rounds[0] if self._rounds else None
+            if opened is not None and opened.error is not None:
+                raise opened.error
+            if opened is not None and opened.is_finished:
+                return self._rounds.popleft().ready
+            if self._error is not None:
+                raise self._error
+            if self._planner.error is not None and not (opened and opened.is_planned):
+                raise self._planner.error
+            if self._closed:
+                raise WorkerError("the stream was closed while a batch was waited for")
+            return None
+
+    def wake_readers(self) -> None:
+        """Wake the readers that wait for memory."""
+        with self._lock:
+            self._work.notify_all()
+
+    def close(self) -> None:
+        """Ask the readers to end; may be called from any thread, at any time."""
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
+            self.news.put(None)
+
+
+def _run(queue: ReadQueue, reader: BlockReader, what: str) -> None:
+    thread = threading.current_thread()
+    assert isinstance(thread, BackgroundThread)
+    try:
+        while (task := queue.take()) is not None:
+            start, count = task.read.start, task.read.count
+            thread.activity = f"samples {start}:{start + count} of {what}"
+            error = _read(reader, task, thread.name)
+            thread.activity = None
+            queue.done(task, error)
+            del task, error  # release the part's arrays before waiting for the next one
+    except BaseException as error:  # noqa: BLE001 - raised when the consumer asks for a batch
+        queue.fail(error)
+
+
+def _read(reader: BlockReader, task: _Task, name: str) -> BaseException | None:
+    read = task.read
+    try:
+        reader.read(read, task.targets)
+    except BaseException as error:  # noqa: BLE001 - raised when the consumer asks for the batch
+        error.add_note(f"reading samples {read.start}:{read.start + read.count} in {name}")
+        if isinstance(error, StopIteration):  # would end the iteration over batches
+            stopped = WorkerError(f"the source raised {error!r} instead of reading samples")
+            stopped.__cause__ = error
+            return stopped
+        return error
+    return None
