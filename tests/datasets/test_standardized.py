@@ -17,8 +17,8 @@ from penstock.datasets import (
     WorkerSafeStandardizedDataset,
     compute_standardization,
 )
-from penstock.datasets.statistics import Moments
-from penstock.domains.spectrograms import progress as progress_module
+from penstock.datasets import progress as progress_module
+from penstock.datasets.standardized import Moments
 from penstock.errors import BatchError, PlanError
 from penstock.keyed import keyed_generator
 from penstock.testing import same_batch

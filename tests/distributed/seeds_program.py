@@ -32,7 +32,7 @@ from penstock.integrations.lightning.chunk_replacing import scoring_loader, trai
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
 from penstock.sources import open_source
-from penstock.training.build.part_loaders import PartLoaders
+from penstock.training.build.data import PartLoaders
 from tests.distributed.process_groups import run_ranks
 
 SAMPLES = 120

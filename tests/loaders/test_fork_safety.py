@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from penstock.domains.recording.chunk_loader import RandomChunkLoader
 from penstock.errors import PlanError, WorkerError
-from penstock.loaders import ChunkedDataLoader, worker_context
-from penstock.loaders.processes import safe_context
+from penstock.loaders import ChunkedDataLoader, workers
 from penstock.loaders.stream import StreamLoader
+from penstock.loaders.worker_errors import safe_context
 
 
 class Squares(Dataset):
@@ -30,7 +30,7 @@ class Squares(Dataset):
 
 @pytest.fixture
 def reading():
-    """A stream whose reader threads live."""
+    """A stream whose reader threads run."""
     with StreamLoader(np.arange(1000), 10, block_samples=10, window_blocks=5) as loader:
         next(iter(loader))
         yield loader
@@ -55,7 +55,7 @@ def test_an_explicit_fork_is_refused_with_the_sentence(reading, context):
     loader = ChunkedDataLoader(
         Squares(), 8, chunk_size=4, num_workers=2, multiprocessing_context=context
     )
-    with pytest.raises(PlanError, match=r"'fork' while reader threads live .*penstock-read-0"):
+    with pytest.raises(PlanError, match=r"'fork' while reader threads run .*penstock-read-0"):
         next(iter(loader))
     loader.close()
 
@@ -113,7 +113,7 @@ def standstill(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(worker_context, "BEGIN_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "BEGIN_SECONDS", 0.5)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, WorkerError
-from penstock.loaders.gathered import BY_VALUE_BYTES
+from penstock.loaders.batch_transport import BY_VALUE_BYTES
 from penstock.testing import same_batch
 
 Pair = namedtuple("Pair", "left right")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.loaders.worker_errors import twin, unpicklable_part
 
 
 class Holder(Dataset):
@@ -66,20 +66,20 @@ def found_in(value):
     ("value", "said", "mend"),
     [
         (lambda x: x, "dataset.held (function)", "lambda"),
-        (threading.Lock(), "dataset.held (lock)", "belongs to one process"),
+        (threading.Lock(), "dataset.held (lock)", "exists in one process only"),
         ({"a": [1, (2, lambda x: x)]}, "dataset.held['a'][1][1] (function)", "lambda"),
         (partial(max, key=lambda x: x), "dataset.held.keywords['key'] (function)", "lambda"),
-        (Slotted(threading.Lock()), "dataset.held.handle (lock)", "belongs to one process"),
+        (Slotted(threading.Lock()), "dataset.held.handle (lock)", "exists in one process only"),
         (Holder(Holder(lambda: 1)), "dataset.held.held.held (function)", "lambda"),
         (local_class()(1), "dataset.held (Local)", "of a class defined inside a function"),
         (local_class(), "dataset.held (type)", "top of a module"),
-        ((i for i in ()), "dataset.held (generator)", "belongs to one process"),
+        ((i for i in ()), "dataset.held (generator)", "exists in one process only"),
     ],
 )
 def test_the_innermost_part_is_named_with_what_to_do(value, said, mend):
     culprit = found_in(value)
     assert str(culprit) == said
-    assert mend in culprit.mend
+    assert mend in culprit.fix
 
 
 def test_an_open_file_is_named_with_its_path(tmp_path):
@@ -88,8 +88,8 @@ def test_an_open_file_is_named_with_its_path(tmp_path):
     with path.open("rb") as file:
         culprit = found_in(file)
     assert str(culprit) == "dataset.held (BufferedReader)"
-    assert "open file" in culprit.mend and "samples.bin" in culprit.mend
-    assert "open it where a sample is first read" in culprit.mend
+    assert "open file" in culprit.fix and "samples.bin" in culprit.fix
+    assert "open it where a sample is first read" in culprit.fix
 
 
 def test_an_open_hdf5_handle_is_named(tmp_path):
@@ -97,13 +97,13 @@ def test_an_open_hdf5_handle_is_named(tmp_path):
         for held in (file, file.create_dataset("x", data=np.arange(3))):
             culprit = found_in(held)
             assert str(culprit).startswith("dataset.held (")
-            assert "HDF5" in culprit.mend
+            assert "HDF5" in culprit.fix
 
 
 def test_a_tensor_with_a_graph_is_named():
     culprit = found_in(torch.ones(2, requires_grad=True) * 2)
     assert str(culprit) == "dataset.held (Tensor)"
-    assert "detach" in culprit.mend
+    assert "detach" in culprit.fix
 
 
 def test_an_object_that_holds_itself_is_searched_once():

@@ -43,8 +43,8 @@ def make(data=DATA, batch=4, chunk=5, **options):
         ({"data": [], "chunk": None, "shuffle": True}, "cannot order 0 samples"),
         ({"rank": 0, "world_size": 101}, "100 samples for 101 ranks: some rank would get none"),
         ({"rank": 2, "world_size": 2}, r"rank must be in \[0, 2\), got 2"),
-        ({"rank": 1}, "give both rank and world_size, or neither: only rank was given"),
-        ({"world_size": 2}, "only world_size was given"),
+        ({"rank": 1}, "pass both rank and world_size, or neither: only rank was passed"),
+        ({"world_size": 2}, "only world_size was passed"),
         ({"batch": 1, "rank": 0, "world_size": 3}, "batches of 1 cannot split 100 samples evenly"),
         ({"batch": 101, "drop_last": True}, "100 samples make no step of 101"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
@@ -189,7 +189,7 @@ def test_reader_threads_and_fork_do_not_mix(caplog):
     thread = threading.Thread(target=done.wait, name="penstock-reader")
     thread.start()
     try:
-        with pytest.raises(PlanError, match=r"'fork' while reader threads live \(penstock-reader"):
+        with pytest.raises(PlanError, match=r"'fork' while reader threads run \(penstock-reader"):
             next(iter(make(num_workers=1, multiprocessing_context="fork")))
         with caplog.at_level(logging.INFO, "penstock"), make(num_workers=1) as loader:
             assert len(list(loader)) == 5  # another start method was chosen

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import PlanError
 from penstock.loaders.stream import StreamLoader
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ARRAY = np.zeros((4000, 8), "f4")
 
@@ -58,7 +58,7 @@ def test_the_page_says_what_rollouts_read_once_more():
     loader = StreamLoader(chunked(100), 32, steps=4)
     assert loader.block_samples == 400
     assert line(loader, "blocks").startswith("400 samples (4 storage chunks")
-    assert "reads 3 more, 0.25 of the storage's chunks are decoded once more" in line(
+    assert "reads 3 more, 0.25 of the storage's chunks are decoded twice" in line(
         loader, "rollouts"
     )
     assert "1 of the storage's chunks" in line(
@@ -102,7 +102,7 @@ def test_storage_of_one_sample_a_chunk_is_warned_of(caplog):
 def test_a_budget_for_one_block_a_window_is_warned_of(caplog):
     options = {"batch_size": 16, "memory_budget": "90kB"}
     (warning,) = warnings_of(caplog, chunked(200), **options)
-    assert "allows only one block a window" in warning and "90 kB" in warning
+    assert "allows only one block per window" in warning and "90 kB" in warning
     assert not warnings_of(caplog, chunked(200), window_blocks=1, **options)  # it was asked for
     assert not warnings_of(caplog, chunked(200), shuffle=False, **options)
     assert not warnings_of(caplog, chunked(200), 16)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, WorkerError
 from penstock.loaders import waiting
-from penstock.loaders.worker_context import END_SECONDS
+from penstock.loaders.workers import END_SECONDS
 
 ENOUGH_SECONDS = 60  # for anything bounded, on a busy machine
 LARGE = 1 << 17  # elements: such a batch goes through shared memory, in a dialogue with its worker
@@ -202,4 +202,4 @@ def test_a_long_wait_is_logged_and_goes_on(trap, monkeypatch, caplog):
     assert came == list(range(64))
     assert len(said) == 2  # twice as long after the first
     for line in said:
-        assert line.startswith("waiting since") and "to deliver samples [" in line
+        assert line.startswith("waited ") and "to deliver samples [" in line

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from penstock.loaders import worker_init
-from penstock.loaders.worker_init import seed_ambient, worker_init_fn
+from penstock.loaders import workers
+from penstock.loaders.workers import seed_ambient, worker_init_fn
 
 
 class Ambient(Dataset):
@@ -47,7 +47,7 @@ def test_workers_of_a_stock_loader_have_neighbouring_seeds_and_unrelated_draws()
 
 @pytest.fixture(autouse=True)
 def this_process_is_no_worker_after_the_test(monkeypatch):
-    monkeypatch.setattr(worker_init, "_reseeds", False)
+    monkeypatch.setattr(workers, "_reseeds", False)
 
 
 def draws_after(seed, function=seed_ambient):

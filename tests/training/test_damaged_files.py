@@ -15,7 +15,7 @@ from penstock.domains.folds.run_directory import RunDirectory
 from penstock.errors import PenstockError
 from penstock.training import CheckpointManager, TrainingConfig
 from penstock.training.checkpoint_files import write_checkpoint
-from penstock.training.git_commit import git_commit
+from penstock.training.checkpoint_registry import git_commit
 from penstock.training.run.csv_log import read_lines
 from penstock.tuning import DataLoaderConfig
 from penstock.tuning.tune import TuneCache

@@ -11,7 +11,7 @@ import torch
 from penstock.domains.folds.run_directory import RunDirectory
 from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
-from penstock.training.run.directory import KEPT, RunPaths, last_good
+from penstock.training.run.directory import KEPT, RunPaths, last_readable
 from tests.training.killing import kill_at
 from tests.training.running.forking import forked
 
@@ -35,16 +35,16 @@ class Run:
         write_checkpoint(path, {"step": step, "weights": weights(step)})
         if step % 2:
             self.paths.keep_as_best(path)
-        self.paths.forget_old()
+        self.paths.remove_old()
 
     def resumed(self):
         self.paths.clean()
         assert not [name for name in os.listdir(self.paths.checkpoints) if name.startswith(".")]
-        assert not self.paths.set_aside()
+        assert not self.paths.damaged()
         assert len(self.paths.saved()) <= KEPT + 1
         if self.paths.best.exists():
             assert read_checkpoint(self.paths.best)["step"] % 2
-        found = last_good(self.paths, first_rank=True)
+        found = last_readable(self.paths, first_rank=True)
         return None if found is None else (found.content["step"], found.content["weights"])
 
 

@@ -14,7 +14,7 @@ import typer
 import penstock
 from penstock.cli.demo import run_demo
 from penstock.errors import MissingExtraError, PenstockError
-from penstock.extensions import load_extensions
+from penstock.extras import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 

@@ -80,8 +80,8 @@ def quiet_lightning(*, debug: bool) -> Iterator[None]:
 def exit_codes(*, debug: bool) -> Iterator[None]:
     """A block that leaves with 2 for what is refused and 1 for what failed."""
     # here: training needs libraries that other commands do without
-    from penstock.training.run.failing import RunFailedError
-    from penstock.training.run.wording import in_a_line
+    from penstock.training.run.checkpoints import one_line
+    from penstock.training.run.outcome import RunFailedError
 
     try:
         yield
@@ -90,7 +90,7 @@ def exit_codes(*, debug: bool) -> Iterator[None]:
             log.exception("where it happened:")
         refused = isinstance(error, PenstockError)
         failed = isinstance(error, RunFailedError | MissingExtraError)
-        print(f"penstock: {error if refused else in_a_line(error)}", file=sys.stderr)
+        print(f"penstock: {error if refused else one_line(error)}", file=sys.stderr)
         raise SystemExit(REFUSED if refused and not failed else FAILED) from None
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)

@@ -2,8 +2,7 @@
 
 from penstock.datasets.augmented import AugmentedDataset, create_augmented_dataset_wrapper
 from penstock.datasets.replacement import ReplacingDataset
-from penstock.datasets.standardized import StandardizedDataset
-from penstock.datasets.statistics import compute_standardization
+from penstock.datasets.standardized import StandardizedDataset, compute_standardization
 
 WorkerSafeStandardizedDataset = StandardizedDataset  # every dataset here is
 WorkerSafeAugmentedDataset = AugmentedDataset

@@ -1,4 +1,4 @@
-"""A dataset whose samples are augmented, alike in any worker and anew in every epoch."""
+"""A dataset with augmented samples: the same in any worker, different in every epoch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from inspect import signature
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from penstock.arguments import LARGEST_SEED, flag, map_style, mapping, shown, whole_number
-from penstock.datasets.gather import fingerprint_of
-from penstock.datasets.samples import Reader, first_field, transform_batch, transform_samples
-from penstock.datasets.shared import SharedIntegers
+from penstock.datasets.gather import (
+    Reader,
+    fingerprint_of,
+    first_field,
+    transform_batch,
+    transform_samples,
+)
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError
 from penstock.keyed import current_epoch
@@ -208,3 +213,30 @@ def _is_standardized(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return isinstance(dataset, StandardizedDataset)
+
+
+class SharedIntegers:
+    """A few integers; worker processes see them change, however they were started.
+
+    >>> shared = SharedIntegers(0, 7)
+    >>> shared[0] = 3
+    >>> shared[0], shared[1]
+    (3, 7)
+    """
+
+    def __init__(self, *values: int) -> None:
+        self._values = _share(torch.tensor(values))
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared anew
+        self._values = _share(state["_values"])
+
+    def __getitem__(self, place: int) -> int:
+        return int(self._values[place])
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._values[place] = value
+
+
+def _share(values: torch.Tensor) -> torch.Tensor:
+    return values.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

@@ -1,18 +1,24 @@
-"""Datasets that give a whole batch in one operation per tensor, instead of sample by sample."""
+"""Read a batch of a map-style dataset in as few operations as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset, default_collate
 
+from penstock.errors import BatchError
+from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
+from penstock.order.keys import Keys
+from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
+
+SAMPLED_ROWS = 8  # of an array in memory, for its fingerprint
 
 
 def gather_of(dataset: Any) -> Gather | None:
@@ -123,24 +129,95 @@ def fingerprint_of(dataset: Any) -> str | None:
         value = own()
         return None if value is None else str(value)
     if isinstance(dataset, torch.Tensor | np.ndarray):
-        return _digest([dataset])
+        return _array_digest([dataset])
     if isinstance(dataset, TensorDataset):
-        return _digest(list(dataset.tensors))
+        return _array_digest(dataset.tensors)
     return None
 
 
-def _digest(arrays: list[Any]) -> str:
-    """Shapes, dtypes and eight rows of each, spread evenly."""
-    digest = blake2b(digest_size=8)
-    for array in arrays:
-        digest.update(repr((tuple(array.shape), str(array.dtype))).encode())
-        for row in sorted({i * (len(array) - 1) // 7 for i in range(8)} if len(array) else ()):
-            digest.update(_row_bytes(array[row]))
-    return digest.hexdigest()
+def _array_digest(arrays: Iterable[Any]) -> str:
+    """Return a digest of shapes, dtypes and a few rows of each array."""
+    return short_digest(part for array in arrays for part in _array_parts(array))
+
+
+def _array_parts(array: Any) -> Iterator[bytes]:
+    yield repr((tuple(array.shape), str(array.dtype))).encode()
+    for row in sampled_blocks(len(array), SAMPLED_ROWS):
+        yield _row_bytes(array[row])
 
 
 def _row_bytes(row: Any) -> bytes:
-    if isinstance(row, torch.Tensor):  # as bytes: numpy knows no bfloat16
+    if isinstance(row, torch.Tensor):  # viewed as bytes, because numpy has no bfloat16
         return row.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     row = np.asarray(row)
     return b"" if row.dtype.hasobject else row.tobytes()  # of objects: addresses, new every time
+
+
+class Reader:
+    """Reads any map-style dataset, in as few operations as it allows.
+
+    >>> Reader(torch.arange(10)).batch(np.array([3, 1]))
+    tensor([3, 1])
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset}  # the gather is found again in the process that gets this
+
+    @cached_property
+    def _gather(self) -> Gather | None:
+        return gather_of(self.dataset)
+
+    @property
+    def gathers(self) -> bool:
+        """Does the dataset give a batch in one go?"""
+        return self._gather is not None
+
+    def samples(self, indices: list[int]) -> list[Any]:
+        """The samples of these indices, by the dataset's ``__getitems__`` where it has one."""
+        batched = getattr(self.dataset, "__getitems__", None)
+        if batched is not None:
+            return list(batched(indices))
+        return [self.dataset[index] for index in indices]
+
+    def batch(self, indices: Indices) -> Any:
+        """The batch of these indices, as torch's default collation forms it."""
+        if self._gather is not None:
+            return self._gather(indices)
+        return default_collate(self.samples(indices.tolist()))
+
+
+def transform_batch(batch: Any, transform: Transform, keys: Keys) -> Any:
+    """A collated batch with its first field (or itself, if it is one tensor) changed."""
+    if isinstance(batch, torch.Tensor):
+        return transform.batch(batch, keys)
+    return [transform.batch(first_field(batch), keys), *batch[1:]]
+
+
+def transform_samples(samples: list[Any], transform: Transform, keys: Keys) -> list[Any]:
+    """Samples with their first field changed; in one go where they have one shape."""
+    fields = [first_field(sample) for sample in samples]
+    if len({(field.shape, field.dtype) for field in fields}) == 1:
+        changed = list(transform.batch(torch.stack(fields), keys))
+    else:
+        pairs = zip(fields, keys, strict=True)
+        changed = [transform.batch(x.unsqueeze(0), np.array([key]))[0] for x, key in pairs]
+    return [_with_first(sample, x) for sample, x in zip(samples, changed, strict=True)]
+
+
+def first_field(sample: Any) -> torch.Tensor:
+    """What is changed of a sample: its first field, or itself where it is one tensor or array."""
+    if isinstance(sample, tuple | list) and sample:
+        sample = sample[0]
+    if not isinstance(sample, torch.Tensor | np.ndarray):
+        raise BatchError(
+            "a sample must be a tensor, or a tuple whose first field is one, "
+            f"got {type(sample).__name__}: convert it in the base dataset"
+        )
+    return torch.as_tensor(sample)
+
+
+def _with_first(sample: Any, x: torch.Tensor) -> Any:
+    return (x, *sample[1:]) if isinstance(sample, tuple | list) else x

@@ -6,7 +6,7 @@ from penstock.loaders.machine import Machine
 from penstock.loaders.replay import ReplayLoader
 from penstock.loaders.sampler import ChunkedSampler
 from penstock.loaders.stream import StreamLoader
-from penstock.loaders.worker_init import worker_init_fn
+from penstock.loaders.workers import worker_init_fn
 
 __all__ = [
     "ChunkedDataLoader",

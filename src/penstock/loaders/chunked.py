@@ -1,4 +1,4 @@
-"""Map-style datasets in chunks that cycle through all of them."""
+"""Map-style datasets, delivered in chunks that together cover the dataset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from penstock.arguments import flag
 from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
-from penstock.loaders.executors import InlineStream, Read, Workers, reader
-from penstock.loaders.gathered import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
+    check_batch_size,
     check_dataset,
     check_executor,
+    check_limit,
     check_order,
     check_threads,
     check_torchs,
@@ -31,55 +33,51 @@ from penstock.loaders.pass_through import (
     preserve_random_state,
     refuse_planned_arguments,
 )
-from penstock.loaders.position import (
-    OrderFactory,
-    Position,
-    check_batch_size,
-    check_limit,
-    order_factory,
-)
-from penstock.loaders.processes import end_workers, safe_context
+from penstock.loaders.position import OrderFactory, Position, order_factory
 from penstock.loaders.sampler import RankSampler, make_order
-from penstock.loaders.threads import ThreadStream
 from penstock.loaders.torch_loader import TorchLoader
+from penstock.loaders.worker_errors import safe_context
+from penstock.loaders.workers import end_workers
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 
 
 class ChunkedDataLoader(Loader[Batch], TorchLoader):
-    """torch's ``DataLoader`` in chunks, each continuing where the last one ended; resumable.
+    """A resumable ``DataLoader`` whose chunks continue where the last one ended.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
     *whole* dataset; the last chunk of an epoch is short, then the next epoch begins. Without one
-    every ``iter()`` is an epoch. Either way `state_dict` gives the exact batch, and any number of
-    workers or ranks delivers the same samples.
+    every ``iter()`` is an epoch. In both cases `state_dict` gives the exact batch, and any number
+    of workers or ranks delivers the same samples.
 
     It is a ``DataLoader``, so trainers recognise it. Without a chunk size, ``sampler``,
     ``batch_sampler``, ``generator``, an ``IterableDataset`` and ``batch_size=None`` pass through to
     torch; such a loader has no state. ``docs/chunked.md`` lists where it differs from torch's.
 
-    The dataset is looked at again at every ``iter()``: where its size changed, the epoch that
-    begins has the new one. Persistent workers keep the copy of the dataset they started with.
+    If the size of the dataset changes, the next epoch has the new size. Persistent workers keep
+    the copy of the dataset they started with.
 
     Args:
-        dataset: Map-style. Tensors, arrays and ``TensorDataset`` are gathered batch by batch in
-            one operation; ``__getitems__`` is used where there is one.
+        dataset: A map-style dataset. Batches of tensors, arrays and ``TensorDataset`` are read in
+            one operation; ``__getitems__`` is used if the dataset has it.
         batch_size: Samples of this rank's batch.
-        chunk_size: Batches of a chunk; beats ``limit_batches``.
+        chunk_size: Batches of a chunk; None for the whole epoch. Overrides ``limit_batches``.
         limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
-        shuffle: None is True when chunked, and torch's False when not.
-        seed: For the shuffle and for what is keyed by sample; None draws one and logs it.
+        shuffle: None shuffles with a ``chunk_size``, and does not without, as torch.
+        seed: Of the shuffle and of what is keyed by sample; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
-        order: Any `Order` instead: a ``BlockOrder``, say, for data slow to read at random.
-        evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
-        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
+        order: An `Order` in place of the shuffle: a ``BlockOrder`` for data that is slow to read
+            at random. Or a factory of orders, see `penstock.loaders.position`.
+        evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
+        rank: This rank; pass it together with ``world_size``. By default both are those of
+            ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
         executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
             ``"threads"``, for datasets whose reading releases the interpreter's lock.
-        threads: Of that executor; None for one per core. Use more for storage that answers late.
-        **dataloader_kwargs: torch's own. Workers are persistent unless you pass
+        threads: Threads of that executor; None for one per core. Use more for slow storage.
+        **dataloader_kwargs: Arguments of torch's loader. Workers are persistent unless you pass
             ``persistent_workers=False``.
 
     >>> loader = ChunkedDataLoader(torch.arange(10), batch_size=2, chunk_size=2)
@@ -210,7 +208,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         )
 
     def _begin(self) -> None:
-        """Look at the dataset and the settings again, as torch's loader does."""
+        """Use the dataset and the settings as they are now, as torch's loader does."""
         self._follow_dataset()
         self._check_size()
         settings, before, position = self._settings(), self._seen, self._position
@@ -258,7 +256,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
 
     @property
     def current_chunk(self) -> int:
-        """The chunk of this epoch that the cursor is in."""
+        """The chunk of this epoch that the position is in."""
         return self.position.plan.steps.chunk_of(self.position.cursor.position)
 
     @property
@@ -329,7 +327,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         return reader(self.dataset, self._gather, self.collate_fn)
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
-        """What is read from ``cursor`` on, without end."""
+        """Return the batches from ``cursor`` on, without end."""
         return self._position.walk(plan, cursor)
 
     def peek(self) -> Batch:
@@ -341,7 +339,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
 
     @property
     def _gather(self) -> Any:
-        """The vectorised batch, where the dataset has one and the collation is torch's default."""
+        """The vectorised read, if the dataset has one and the collation is torch's default."""
         return gather_of(self.dataset) if self.collate_fn is default_collate else None
 
     @property
@@ -368,7 +366,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         )
 
     def close(self) -> None:
-        """End every worker process of this loader; it may be iterated again."""
+        """End all worker processes of this loader; it may be iterated again."""
         super().close()
         if self._workers is not None:
             self._workers.close()

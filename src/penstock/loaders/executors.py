@@ -1,17 +1,20 @@
-"""Executors: run a plan inline, or in torch's worker processes. Both deliver the same batches."""
+"""The three executors: inline, threads and worker processes. All deliver the same batches."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import signal
+import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -20,20 +23,35 @@ from torch.utils.data import DataLoader, get_worker_info
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading
-from penstock.loaders.gathered import collate_and_pack
-from penstock.loaders.processes import explain_worker_death, unpicklable
-from penstock.loaders.waiting import LOOK_SECONDS, WorkerTimeoutError, WorkerWatch, describe_wait
-from penstock.loaders.worker_context import END_SECONDS, WorkerContext, deferred_signals
-from penstock.loaders.worker_init import reseed
+from penstock.loaders.batch_transport import collate_and_pack
+from penstock.loaders.worker_errors import (
+    LOOK_SECONDS,
+    WorkerTimeoutError,
+    WorkerWatch,
+    describe_wait,
+    explain_worker_death,
+    unpicklable,
+)
+from penstock.loaders.workers import END_SECONDS, WorkerContext, deferred_signals, reseed
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
+from penstock.streaming.threads import (
+    BackgroundThread,
+    BatchTimeoutError,
+    check_process,
+    request_stop_all,
+    start_all,
+    stop_or_warn,
+    wait_for,
+)
 
 log = logging.getLogger("penstock")
+
 
 STARTS = 3  # of workers, before an error
 
 
 class IndexBatch(list[int]):
-    """A list of indices that carries its epoch: unpickling it announces what is being read."""
+    """A list of indices with its epoch; unpickling it announces what is being read."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading.samples.tolist())
@@ -51,7 +69,7 @@ def _arrive(reading: Reading) -> IndexBatch:
 
 
 class InlineStream:
-    """Batches read where they are asked for: no worker, no copy between processes."""
+    """Batches read in the calling thread: no worker, no copy between processes."""
 
     def __init__(
         self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch], read: Read
@@ -60,7 +78,7 @@ class InlineStream:
         self.read = read  # replaced at every iteration: the dataset may have changed
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
-        """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
+        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
         return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
@@ -74,14 +92,14 @@ class InlineStream:
             announce(outer)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no thread or process runs."""
 
 
 Read = Callable[[PlannedBatch], Any]
 
 
 def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], Any]) -> Read:
-    """How a batch is read in this process: in one gather, batched, or sample by sample."""
+    """Return a function that reads a batch: in one gather, batched, or sample by sample."""
     if gather is not None:
         return lambda planned: gather(planned.samples)
     batched = getattr(dataset, "__getitems__", None)
@@ -91,7 +109,7 @@ def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], A
 
 
 class Workers:
-    """One set of torch's worker processes, for all chunks and epochs of a loader.
+    """A set of torch's worker processes for all chunks and epochs of a loader.
 
     Uses torch's public interfaces: a batch sampler that continues as the plan does, a
     ``DataLoader`` whose persistent workers are kept when the plan jumps, and a multiprocessing
@@ -100,7 +118,7 @@ class Workers:
     Args:
         dataset: What the workers read.
         seed: Of torch's own seeds for workers.
-        timeout: Seconds to wait for a batch before an error; 0 waits for ever and logs that.
+        timeout: Seconds to wait for a batch before an error; 0 for no limit.
         **options: Of torch's ``DataLoader``.
     """
 
@@ -130,7 +148,7 @@ class Workers:
             options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
             options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of too many workers: the outer loader said it already
+            warnings.simplefilter("ignore")  # of too many workers: the outer loader has warned
             self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)
 
     @property
@@ -139,7 +157,7 @@ class Workers:
         return [] if self._context is None or self._context.ended else self._context.started
 
     def open(self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch]) -> WorkerStream:
-        """A stream of batches from now on; what was in flight for an earlier one is discarded."""
+        """Return a stream of batches; what was in flight for an earlier one is discarded."""
         for _ in range(STARTS):
             self._feed.follow(plan.order.seed, batches)
             stuck = self._start()
@@ -147,14 +165,14 @@ class Workers:
                 return WorkerStream(plan, cursor, self._batches, self._feed.sent, self)
             log.warning("a worker process %s: all are started again", stuck)
             batches = chain(self._feed.sent, batches)
-            self.close(seconds=0)  # it had its time
+            self.close(seconds=0)  # it already had its time
         raise WorkerError(
             f"worker processes were stuck as they were forked, {STARTS} times: "
             "use multiprocessing_context='forkserver', or num_workers=0"
         )
 
     def _start(self) -> str | None:
-        """Have workers, new or waiting ones, read what is fed; return what one is stuck in."""
+        """Start workers, or reuse waiting ones; return why one is stuck, or None."""
         if self._context is None:  # memory is pinned, without workers
             self._batches = iter(self._loader)
             return None
@@ -165,7 +183,9 @@ class Workers:
         context = self._context
         try:
             with explain_worker_death(context), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # said below, with its name
+                warnings.filterwarnings(
+                    "ignore", "Got pickle error"
+                )  # reported below, with its name
                 # an iterator that is interrupted as it is made is lost, with what it started
                 with deferred_signals(signal.SIGINT, signal.SIGTERM):
                     self._batches = context.batches = iter(self._loader)
@@ -187,12 +207,12 @@ class Workers:
         return None
 
     def receive(self, batches: Iterator[Any], count: int, sent: deque[PlannedBatch]) -> Any:
-        """The next batch, waited for as long as the timeout says.
+        """Return the next batch; wait at most ``timeout`` seconds.
 
         Args:
             batches: torch's iterator.
-            count: Batches that came from it before: torch's workers take turns.
-            sent: The batches asked for, from this one on.
+            count: Batches received before: torch's workers deliver in turn.
+            sent: The batches requested, from this one on.
         """
         context, watch = self._context, self._watch
         if context is None or watch is None:
@@ -205,11 +225,11 @@ class Workers:
 
     @property
     def alive(self) -> bool:
-        """Has none of the processes died?"""
+        """Whether no process has died."""
         return all(process.exitcode is None for process in self.processes)
 
     def leave(self) -> None:
-        """A stream is over; persistent workers wait for the next one."""
+        """End a stream; persistent workers wait for the next one."""
         if not self._persistent:
             self.close()
 
@@ -217,7 +237,7 @@ class Workers:
         """End the worker processes.
 
         Args:
-            seconds: For them to finish what they are reading; then they are killed.
+            seconds: For workers to finish what they are reading; then they are killed.
         """
         if self._context is not None:
             self._context.end(seconds)
@@ -225,7 +245,7 @@ class Workers:
 
 
 class WorkerStream:
-    """Batches that torch's workers read ahead, in plan order."""
+    """Batches that worker processes read ahead, in plan order."""
 
     def __init__(
         self,
@@ -239,7 +259,7 @@ class WorkerStream:
         self._workers, self._count = workers, 0
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
-        """Is the next batch of this stream the one at ``cursor`` of ``plan``?"""
+        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
         return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
@@ -255,13 +275,13 @@ class WorkerStream:
         return self._cursor, batch
 
     def close(self) -> None:
-        """Let go of torch's iterator, and of the workers unless they are persistent."""
+        """Drop torch's iterator, and end the workers unless they are persistent."""
         self._batches = iter(())
         self._workers.leave()
 
 
 class _Feed:
-    """The batch sampler of the workers: whatever the plan says next."""
+    """The batch sampler of the workers: the next batches of the plan."""
 
     def __init__(self, *, inline: bool) -> None:
         self._inline = inline
@@ -269,7 +289,9 @@ class _Feed:
 
     def follow(self, seed: int, batches: Iterator[PlannedBatch]) -> None:
         self._seed, self._batches = seed, batches
-        self.sent: deque[PlannedBatch] = deque()  # of this stream; an older one keeps its own
+        self.sent: deque[PlannedBatch] = (
+            deque()
+        )  # of this stream; an older stream keeps its own deque
 
     def __iter__(self) -> Iterator[IndexBatch]:
         seed, sent = self._seed, self.sent
@@ -279,3 +301,132 @@ class _Feed:
             if self._inline:
                 announce(reading)
             yield IndexBatch(reading)
+
+
+class ThreadStream:
+    """Batches read by threads, in plan order, two per thread ahead.
+
+    Args:
+        plan: The plan.
+        cursor: Where its first batch is.
+        batches: The planned batches from there on. They may end at the end of
+            an epoch: the caller may change the dataset between epochs, so nothing is read ahead.
+        read: Reads a planned batch.
+        threads: How many batches are read at once.
+        timeout: Seconds to wait for a batch; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cursor: Cursor,
+        batches: Iterator[PlannedBatch],
+        read: Read,
+        *,
+        threads: int,
+        timeout: float = 0,
+    ) -> None:
+        self._plan, self._cursor, self._batches, self._timeout = plan, cursor, batches, timeout
+        self._coming: deque[_Task] = deque()
+        self._tasks = _TaskQueue(threads)
+        work = partial(_work, self._tasks, read)
+        self._threads = [
+            BackgroundThread(f"batches-{i}", work, self._tasks.close) for i in range(threads)
+        ]
+        for _ in range(2 * threads):
+            self._send()
+        start_all(self._threads)
+        weakref.finalize(self, request_stop_all, self._threads).atexit = False
+
+    def continues(self, plan: Plan, cursor: Cursor) -> bool:
+        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
+        return bool(self._coming) and plan is self._plan and cursor == self._cursor
+
+    def __next__(self) -> tuple[Cursor, Any]:
+        check_process(self._threads)
+        task = self._coming.popleft()
+        self._cursor = task.planned.after
+        try:
+            batch = wait_for(task.news, task.poll, threads=self._threads, timeout=self._timeout)
+        except BatchTimeoutError:
+            self._batches = iter(())  # it cannot continue: the thread may never return
+            self._coming.clear()
+            raise
+        finally:
+            self._send()
+        return task.planned.after, batch[0]
+
+    def close(self) -> None:
+        """End the threads, each after its current batch."""
+        self._coming.clear()
+        stop_or_warn(self._threads)
+
+    def _send(self) -> None:
+        planned = next(self._batches, None)
+        if planned is None:
+            return
+        task = _Task(planned, Reading(self._plan.order.seed, planned.epoch, planned.samples))
+        self._coming.append(task)
+        self._tasks.queue.put(task)
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A batch to read, and its result or error."""
+
+    planned: PlannedBatch
+    reading: Reading
+    news: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    batch: tuple[Any] | None = None
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        first, count = self.planned.samples[:1].tolist(), len(self.planned.samples)
+        return f"a batch of {count} samples from sample {first[0]} on" if count else "a batch"
+
+    def poll(self) -> tuple[Any] | None:
+        """Return the batch in a tuple; None while it is being read."""
+        if self.error is not None:
+            raise self.error
+        return self.batch
+
+    def run(self, read: Read) -> None:
+        """Read the batch."""
+        announce(self.reading)
+        try:
+            self.batch = (read(self.planned),)
+        except BaseException as error:  # noqa: BLE001 - re-raised where the batch is asked for
+            self.error = error
+        finally:
+            announce(None)
+            self.news.put(None)
+
+
+@dataclass(slots=True, eq=False)
+class _TaskQueue:
+    """Batches to read. Threads hold this and not the stream, so that it can be dropped."""
+
+    threads: int
+    queue: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)  # None wakes a thread
+    closed: bool = False
+
+    def take(self) -> _Task | None:
+        """Return the next task; None after `close`."""
+        task = self.queue.get()
+        return None if self.closed else task
+
+    def close(self) -> None:
+        """End all threads; takes no lock and may be called at any moment."""
+        self.closed = True
+        for _ in range(self.threads):
+            self.queue.put(None)
+
+
+def _work(tasks: _TaskQueue, read: Read) -> None:
+    thread = threading.current_thread()
+    assert isinstance(thread, BackgroundThread)
+    while (task := tasks.take()) is not None:
+        thread.activity = task
+        task.run(read)
+        thread.activity = None
+        del task  # do not keep its batch

@@ -1,4 +1,4 @@
-"""What this machine has, as far as loading is concerned."""
+"""Cores, accelerator and memory of this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores that may be used, whether there is an accelerator to feed, and memory.
+    """The resources of a machine that matter for loading.
 
     Args:
         cores: Cores that this process may use, 1 or more.
-        accelerator: Is there one to feed?
+        accelerator: Whether there is one.
         memory_bytes: Memory that this process may use.
 
     >>> Machine(cores=32, accelerator=True).cores
@@ -42,14 +42,14 @@ class Machine:
 
 @cache
 def this_machine() -> Machine:
-    """The machine this process runs on: cores and memory under affinity and cgroup limits."""
+    """Return this machine: cores and memory within affinity and cgroup limits."""
     cores = min(usable_cores(), quota_cores(CGROUP))
     memory = min(_physical_bytes(), limit_bytes(CGROUP))
     return Machine(cores, torch.accelerator.is_available(), memory)
 
 
 def quota_cores(cgroup: Path) -> int:
-    """Cores that a container may use; no limit where there is none."""
+    """Return the cores a container may use; `UNLIMITED` without a limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return UNLIMITED if quota == "max" else max(1, int(quota) // int(period))
@@ -58,7 +58,7 @@ def quota_cores(cgroup: Path) -> int:
 
 
 def limit_bytes(cgroup: Path) -> int:
-    """Memory that a container may use; no limit where there is none."""
+    """Return the bytes a container may use; `UNLIMITED` without a limit."""
     try:
         return int((cgroup / "memory.max").read_text())
     except (OSError, ValueError):  # "max" is no number

@@ -1,4 +1,4 @@
-"""What a loader may be asked for: torch's arguments and ours, and what cannot be together."""
+"""Checks of loader arguments: torch's and ours, and combinations that are invalid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 from os import PathLike
 from typing import Any, Final
 
-from torch.utils.data import IterableDataset
+import numpy as np
 
 from penstock.arguments import choice, flag, function, real_number, whole_number
 from penstock.errors import PlanError
@@ -21,42 +21,14 @@ MOST_WORKERS: Final = 1024  # more would fill the process table before the first
 EXECUTORS: Final = ("inline", "threads", "processes")
 
 
-def torchs_own(
-    dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool, chunked: bool
-) -> str | None:
-    """What makes this torch's own loader, in words; None for a loader with our order."""
-    for name in ("sampler", "batch_sampler", "generator"):
-        if options.get(name) is not None:
-            return name
-    if isinstance(dataset, IterableDataset):
-        return "an IterableDataset"
-    if batch_size is None:
-        return "batch_size=None"
-    if not (shuffle or chunked) and size_of(dataset) == 0:
-        return "an empty dataset"
-    if options.get("in_order") is False:
-        return "in_order=False"
-    return None
-
-
-def refuse_ours(what: str, ours: dict[str, Any]) -> None:
-    """Chunks, orders and ranks are arithmetic: they cannot be had of what only torch knows."""
-    for name, value in ours.items():
-        if value is not None:
-            raise PlanError(
-                f"{name}={value!r} needs an order that is known in advance, which {what} has not: "
-                f"leave out {name}, or give a map-style dataset without {what}"
-            )
-
-
 def check_context(name: str, context: Any) -> Any:
-    """A start method or its context, as torch takes it."""
+    """Return a start method or its context; refuse an unknown one."""
     if not isinstance(context, BaseContext):
         choice(name, context, get_all_start_methods())
     return context
 
 
-_TORCHS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+_TORCH_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "num_workers": partial(whole_number, minimum=0),
     "prefetch_factor": partial(whole_number, minimum=1, unit="batch"),
     "timeout": partial(real_number, minimum=0),
@@ -70,9 +42,9 @@ _TORCHS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 def check_torchs(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of torch's loader, checked; None stands for the default, as it does there."""
+    """Return the checked arguments of torch's loader, without those that are None (the default)."""
     checked = {
-        name: _TORCHS[name](name, value) if name in _TORCHS else value
+        name: _TORCH_CHECKS[name](name, value) if name in _TORCH_CHECKS else value
         for name, value in options.items()
         if value is not None
     }
@@ -85,7 +57,7 @@ def check_torchs(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what can be indexed but is no dataset: a path would be one of letters."""
+    """Refuse what can be indexed but is not a dataset: a path, bytes."""
     if isinstance(dataset, str | PathLike):
         raise PlanError(
             f"dataset must be a dataset, got the path {str(dataset)!r}: stream the file with "
@@ -99,7 +71,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def size_of(dataset: Any) -> int:
-    """The number of samples, refused where a dataset has none or gives no samples by index."""
+    """Return the number of samples; refuse a dataset without a length or an index."""
     kind = type(dataset)
     if not any(hasattr(kind, name) for name in ("__getitem__", "__getitems__", "__getbatch__")):
         raise PlanError(
@@ -116,19 +88,19 @@ def size_of(dataset: Any) -> int:
 
 
 def check_order(order: Any, samples: int) -> Order:
-    """An order of the caller's own, refused where it or its states would be of no use."""
+    """Return an order of the user; refuse one whose states could not be loaded."""
     if not isinstance(order, Order):
         raise PlanError(
             f"order must be an Order, such as ShuffledOrder({samples}, seed=42), got {order!r}"
         )
     if order.size != samples:
         raise PlanError(f"the order has {order.size} samples, the dataset {samples}")
-    place = Cursor(1, samples)  # not the start, which an identity might have by chance
+    cursor = Cursor(1, samples)  # not the start, which an identity might equal by chance
     try:
-        state = json.loads(json.dumps(to_state(place, order)))
+        state = json.loads(json.dumps(to_state(cursor, order)))
         check_format(state)
         check_identity(state, order)
-        survives = cursor_of(state) == place
+        survives = cursor_of(state) == cursor
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _lost_identity(order, error) from error
     if not survives:
@@ -145,7 +117,7 @@ def _lost_identity(order: Order, why: object) -> PlanError:
 
 
 def check_executor(executor: str | None, num_workers: int) -> str:
-    """The executor asked for, or what the number of workers says."""
+    """Return the executor; by default the one that fits the number of workers."""
     if executor is None:
         return "processes" if num_workers else "inline"
     choice("executor", executor, EXECUTORS)
@@ -158,7 +130,7 @@ def check_executor(executor: str | None, num_workers: int) -> str:
 
 
 def check_threads(threads: int | None, executor: str) -> int | None:
-    """The number of threads asked for, refused where none read."""
+    """Return the number of threads; refuse it for another executor."""
     if threads is None:
         return None
     if executor != "threads":
@@ -167,3 +139,43 @@ def check_threads(threads: int | None, executor: str) -> int | None:
             "executor='threads', or leave it out"
         )
     return whole_number("threads", threads, minimum=1)
+
+
+def check_epoch(epoch: int) -> int:
+    """Return the epoch; refuse one below 0."""
+    return whole_number("epoch", epoch, minimum=0)
+
+
+def check_batch_size(batch_size: int | None) -> int:
+    """Return the batch size; refuse one below one sample."""
+    return whole_number("batch_size", batch_size, minimum=1, unit="sample")
+
+
+def check_chunk_size(chunk_size: int) -> int:
+    """Return the chunk size; refuse one below one batch."""
+    if isinstance(chunk_size, bool | np.bool_):  # torch's third argument is shuffle
+        raise PlanError(
+            f"chunk_size must be a number of batches, got {chunk_size!r}: "
+            f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
+        )
+    return whole_number("chunk_size", chunk_size, minimum=1, unit="batch")
+
+
+def check_limit(limit: int | float) -> int | float:
+    """Return a number of batches, or a share of them (a float)."""
+    if isinstance(limit, float | np.floating):
+        return real_number("limit_batches", limit)
+    return whole_number("limit_batches", limit, minimum=0, unit="batch")
+
+
+def share_of(batches: int, share: float) -> int:
+    """Return the number of batches that a share of them is, as Lightning counts."""
+    if not 0 <= share <= 1:
+        raise PlanError(f"limit_batches as a share must be in [0, 1], got {share!r}")
+    limit = int(batches * share)
+    if share and not limit:
+        raise PlanError(
+            f"limit_batches={share!r} of {batches} batches is less than one: "
+            f"use at least {1 / batches:.3g}, or a number of batches"
+        )
+    return limit

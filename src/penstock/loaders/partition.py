@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.position import OrderFactory, OrderRequest, check_chunk_size, order_factory
+from penstock.loaders.options import check_chunk_size
+from penstock.loaders.position import OrderFactory, OrderRequest, order_factory
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder
 from penstock.seeds import Seed
 

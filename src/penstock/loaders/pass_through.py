@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.errors import BatchError, PlanError, StateError
-from penstock.loaders.options import size_of
-from penstock.loaders.position import check_epoch, share_of
+from penstock.loaders.options import check_epoch, share_of, size_of
 from penstock.loaders.sharding import check_workers, share_of_rank
 from penstock.ranks import current_topology
 

@@ -9,10 +9,15 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
-from penstock.arguments import flag, real_number, whole_number
+from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, StateError
+from penstock.loaders.options import (
+    check_batch_size,
+    check_chunk_size,
+    check_epoch,
+    check_limit,
+    share_of,
+)
 from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch, Steps, Topology
 from penstock.order.state import check_data, check_format, check_identity, cursor_of, to_state
 from penstock.seeds import Seed
@@ -425,43 +430,3 @@ class Position:
 
 def _same_topology(topology: Topology) -> Topology:
     return topology
-
-
-def check_epoch(epoch: int) -> int:
-    """Return the epoch; refuse one below 0."""
-    return whole_number("epoch", epoch, minimum=0)
-
-
-def check_batch_size(batch_size: int | None) -> int:
-    """Return the batch size; refuse one below one sample."""
-    return whole_number("batch_size", batch_size, minimum=1, unit="sample")
-
-
-def check_chunk_size(chunk_size: int) -> int:
-    """Return the chunk size; refuse one below one batch."""
-    if isinstance(chunk_size, bool | np.bool_):  # torch's third argument is shuffle
-        raise PlanError(
-            f"chunk_size must be a number of batches, got {chunk_size!r}: "
-            f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
-        )
-    return whole_number("chunk_size", chunk_size, minimum=1, unit="batch")
-
-
-def check_limit(limit: int | float) -> int | float:
-    """Return a number of batches, or a share of them (a float)."""
-    if isinstance(limit, float | np.floating):
-        return real_number("limit_batches", limit)
-    return whole_number("limit_batches", limit, minimum=0, unit="batch")
-
-
-def share_of(batches: int, share: float) -> int:
-    """Return the number of batches that a share of them is, as Lightning counts."""
-    if not 0 <= share <= 1:
-        raise PlanError(f"limit_batches as a share must be in [0, 1], got {share!r}")
-    limit = int(batches * share)
-    if share and not limit:
-        raise PlanError(
-            f"limit_batches={share!r} of {batches} batches is less than one: "
-            f"use at least {1 / batches:.3g}, or a number of batches"
-        )
-    return limit

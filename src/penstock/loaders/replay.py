@@ -14,9 +14,9 @@ from penstock.arguments import flag, function, whole_number
 from penstock.errors import StateError
 from penstock.keyed import Reading, announce, current_reading, keyed_generator
 from penstock.loaders.pass_through import first_of, preserve_random_state
-from penstock.loaders.processes import end_workers
 from penstock.loaders.sharding import share_of_rank, workers_for
 from penstock.loaders.torch_loader import OwnedSampler, TorchLoader, refuse_torchs
+from penstock.loaders.workers import end_workers
 from penstock.ranks import current_topology, ranks
 from penstock.seeds import Seed
 

@@ -9,7 +9,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from penstock.arguments import choice, flag, whole_number
-from penstock.loaders.position import Position, check_epoch
+from penstock.loaders.options import check_epoch
+from penstock.loaders.position import Position
 from penstock.loaders.torch_loader import OwnedSampler
 from penstock.order import (
     BlockOrder,
@@ -25,14 +26,14 @@ from penstock.ranks import ranks
 from penstock.seeds import Seed
 
 ORDERS: Final = ("shuffled", "sequential", "block")
-BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # near enough for files, mixed enough for training
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # few enough seeks for files, enough mixing for training
 
 
 class ChunkedSampler(Sampler[int]):
     """One chunk of an epoch's shuffle at a time, for a stock ``DataLoader``.
 
     Chunks ``0 .. total_chunks - 1`` of an epoch are disjoint and cover the dataset; they are cut
-    from a shuffle of the *whole* dataset, another one in every epoch. Iterating never moves
+    from a shuffle of the *whole* dataset, which differs in every epoch. Iterating never moves
     ``current_chunk``; `set_chunk` does.
 
     Args:
@@ -72,9 +73,10 @@ class ChunkedSampler(Sampler[int]):
         return -(-self.dataset_size // self.chunk_size)
 
     def get_chunk_indices(self, chunk_idx: int) -> Indices:
-        """The samples of a chunk, the same however often and in whatever order it is asked.
+        """Return the samples of a chunk; always the same for the same chunk and epoch.
 
-        Past the last chunk the cycle continues: chunk ``total_chunks`` is the next epoch's first.
+        Args:
+            chunk_idx: The chunk, counted from 0; ``total_chunks`` is the next epoch's first.
         """
         epoch, begin, end = self._span(chunk_idx)
         order = self._order
@@ -88,11 +90,19 @@ class ChunkedSampler(Sampler[int]):
         return self.epoch + further, begin, min(begin + self.chunk_size, self.dataset_size)
 
     def set_chunk(self, chunk_idx: int) -> None:
-        """The chunk the next iterations give."""
+        """Set the chunk that the next iterations deliver.
+
+        Args:
+            chunk_idx: The chunk, counted from 0; past the last chunk, one of a later epoch.
+        """
         self.current_chunk = whole_number("chunk_idx", chunk_idx, minimum=0)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose shuffle the chunks are cut from."""
+        """Set the epoch whose shuffle the chunks are cut from.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         self.epoch = check_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
@@ -107,7 +117,7 @@ class ChunkedSampler(Sampler[int]):
         return end - begin
 
     def state_dict(self) -> dict[str, Any]:
-        """The chunk it is at, as a small flat dict."""
+        """Return the current chunk as a small flat dict."""
         epoch, begin, _ = self._span(self.current_chunk)
         return to_state(Cursor(epoch, begin), self._order)
 
@@ -124,12 +134,12 @@ class ChunkedSampler(Sampler[int]):
 
 
 def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
-    """A shuffled or a sequential order."""
+    """Return a shuffled or a sequential order."""
     return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
 
 
 def order_named(kind: str, size: int, seed: int) -> Order:
-    """An order by its name in a configuration, one of `ORDERS`.
+    """Return an order by its name in a configuration, one of `ORDERS`.
 
     >>> order_named("block", 1000, seed=42).block
     64
@@ -148,12 +158,12 @@ class RankSampler(OwnedSampler):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """Ranks there are now."""
+        """Number of ranks now."""
         return self.position.plan.steps.world
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Which of them this is."""
+        """This rank."""
         return self.position.plan.rank
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Iterable datasets on several workers and ranks: who reads which part.
+"""Iterable datasets on several workers and ranks: which one reads which part.
 
 torch gives every worker process, and every rank, the whole of an ``IterableDataset``. Unless the
 dataset splits itself, each sample is delivered once per worker and rank.
@@ -31,7 +31,7 @@ def check_workers(dataset: Any, num_workers: int, worker_init_fn: Any = None) ->
 
 
 def workers_for(dataset: Any, num_workers: int) -> int:
-    """As many of the workers as there are parts to read: one for a dataset that does not split."""
+    """Return the useful number of workers: one for a dataset that does not split itself."""
     if _is_hugging_face(dataset):
         return min(num_workers, int(dataset.num_shards))
     if num_workers > 1 and not splits_over_workers(dataset):
@@ -45,7 +45,7 @@ def workers_for(dataset: Any, num_workers: int) -> int:
 
 
 def share_of_rank(dataset: Any, topology: Topology) -> Any:
-    """The part of an iterable dataset that a rank reads; refused where there is no way to split it.
+    """Return the part of an iterable dataset that a rank reads; refuse one that cannot be split.
 
     A Hugging Face dataset is split by its own ``split_dataset_by_node``, unless it was already.
     """
@@ -64,7 +64,7 @@ def share_of_rank(dataset: Any, topology: Topology) -> Any:
 
 
 def splits_over_workers(dataset: Any, worker_init_fn: Any = None) -> bool:
-    """Does a dataset say, or its code ask, which worker reads it?"""
+    """Return whether a dataset is marked as split, or its code asks for the worker."""
     if getattr(dataset, "sharded", False) or _is_hugging_face(dataset):
         return True
     methods = [value for kind in type(dataset).__mro__ for value in vars(kind).values()]
@@ -80,7 +80,7 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 
 def _names_in(function: Any) -> set[str]:
-    """The names a function uses, those of functions inside of it too."""
+    """Return the names a function uses, including those of functions inside it."""
     code = getattr(function, "__code__", None)
     return {name for each in _codes(code) for name in each.co_names}
 

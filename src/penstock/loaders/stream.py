@@ -50,11 +50,11 @@ log = logging.getLogger("penstock")
 
 
 class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
-    """Shuffled batches straight from storage, in place, at storage speed.
+    """Shuffled batches straight from storage, at storage speed.
 
-    Blocks from all over the dataset are read ahead by threads, mixed in windows, and handed out
-    as batches; memory stays within a budget, however large the data. Everything every loader
-    promises holds: exact resume on any number of ranks, chunks, ``samples_at``.
+    Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
+    Memory stays within a budget, however large the data. As with every loader, a state resumes
+    exactly on any number of ranks, and `samples_at` tells which samples are in which batch.
 
     A source with one unnamed array gives tensors; named fields give a dict of tensors.
 
@@ -62,30 +62,31 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         source: A `Source`, or anything `open_source` opens: a path, a URL, arrays.
         batch_size: Samples of this rank's batch.
         fields: Names of the fields to read, for `open_source`; None for all of them.
-        block_samples: Consecutive samples read in one go; defaults to the storage's chunking.
-        window_blocks: Blocks a lane mixes at once; defaults to what the budget allows.
+        block_samples: Consecutive samples read together; defaults to the storage's chunking.
+        window_blocks: Blocks that a lane mixes; defaults to what the budget allows.
         chunk_size: Batches of a chunk; None for the whole epoch.
         shuffle: False reads the samples as they are stored.
-        seed: For the shuffle and for ``transform``; None draws one and logs it.
-        drop_last: Drop the incomplete last step of an epoch.
+        seed: Of the shuffle and of ``transform``; None draws one and logs it.
+        drop_last: Drop the last batch of an epoch if it is not full on every rank.
         steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
-        device: Where batches go; copies overlap the step before. None: they stay on the CPU.
+        device: Where batches go; a copy overlaps the step before. None leaves them on the CPU.
         memory_budget: Hard bound on the buffers and their bookkeeping: bytes, or a text such as
             ``"1GB"``.
         transform: ``transform(batch, rng)``: the whole batch, and a keyed generator. A
             `Transform` changes each sample by a key of (seed, epoch, sample) instead.
         collate_fn: ``collate_fn(batch)``: called with the whole batch last.
-        evaluation: Always the same epoch, in order, nothing dropped, from the beginning.
-        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
-        world_size: How many ranks share the samples.
+        evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
+        rank: This rank; pass it together with ``world_size``. By default both are those of
+            ``torch.distributed``, or 0 of 1.
+        world_size: Number of ranks.
         lanes: Independent readers' shares of the order; defaults to the world size.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
-        timeout: Seconds to wait for a batch, after which a `WorkerError` names the read that is
-            waited for; 0 for no limit.
+        timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
+            for no limit.
         collate: Another name for ``collate_fn``.
         on_error: ``"raise"``: a block that cannot be read is an error. ``"replace"``: the rows of
-            another block take its place, the same on every run and resume, with a warning.
-        quarantine: A file that replaced blocks are listed in, a JSON object a line.
+            another block replace it, the same in every run and resume, with a warning.
+        quarantine: A file that lists replaced blocks, one JSON object per line.
 
     >>> loader = StreamLoader(torch.arange(1000.0), batch_size=100)
     >>> with loader:
@@ -186,11 +187,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:
-        """Nothing: torch's constructor sets it, and refuses to after that."""
+        """Do nothing: torch's constructor sets it."""
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate's ``save_state`` saves the place of this loader."""
+        """Whether accelerate's ``save_state`` saves the position of this loader."""
         return not self.evaluation
 
     @property
@@ -200,22 +201,22 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @property
     def rank(self) -> int:
-        """This rank, of ``world_size``."""
+        """This rank."""
         return self._position.plan.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks there are now."""
+        """Number of ranks now."""
         return self._position.plan.steps.world
 
     @property
     def block_samples(self) -> int:
-        """Consecutive samples read in one go."""
+        """Consecutive samples read together."""
         return self.geometry.block.value
 
     @property
     def window_blocks(self) -> int:
-        """Blocks a lane mixes at once."""
+        """Blocks that a lane mixes."""
         return self.geometry.window.value
 
     @property
@@ -230,7 +231,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @property
     def threads(self) -> int:
-        """Reader threads: those asked for, or the usable cores, or what the storage needs."""
+        """Reader threads: those passed in, or what the storage needs, or the usable cores."""
         return self._orders.threads
 
     @property
@@ -256,7 +257,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         """Continue exactly where a state was taken, from the next ``iter()`` on; takes O(1).
 
-        Block, window and lanes are adopted from it where none were given.
+        Block, window and lanes are taken from the state unless they were passed in.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            allow_changed_data: Accept a state of data that has another fingerprint.
         """
         check_format(state_dict)
         before = self._orders.adopted
@@ -322,12 +327,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         )
 
     def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
-        """The batches' memory: that of the stream before, where it fits."""
+        """Return memory for the batches: that of the last stream if it fits."""
         batch, slots = plan.steps.batch, self._slots
         demand = self._orders.demand(batch, plan.steps.world)
         count = demand.slots(round_samples(plan.order))
         if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
-            self._slots = slots = None  # the old memory goes before the new one comes
+            self._slots = slots = None  # freed before new memory is allocated
             fields = {
                 name: stacked(field, self.steps) for name, field in self.source.fields.items()
             }
@@ -337,26 +342,26 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         return slots
 
     def peek(self) -> Any:
-        """The batch the next ``iter()`` begins with: nothing moves, reading ahead begins anew."""
-        self._drop_stream()  # its buffers are the budget
+        """Return the batch the next ``iter()`` begins with; what was read ahead is read again."""
+        self._drop_stream()  # its buffers use the whole budget
         return super().peek()
 
     def close(self) -> None:
-        """End every thread and give the buffers back; batches stay valid, it may go on."""
+        """End all threads and free the buffers; batches stay valid. It may be iterated again."""
         super().close()
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.release_pages()
 
     def describe(self) -> str:
-        """One readable page: order, how good the shuffle is, memory, and why."""
+        """Return one readable page: order, quality of the shuffle, memory, and the reasons."""
         return page(self)
 
 
 def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]:
-    """What is delivered: epoch after epoch; for evaluation (``fixed``) the same one again.
+    """Yield the epochs to deliver; for evaluation (``fixed``) the same one repeatedly.
 
-    No part of a loader: threads hold this, and must not keep the loader from being dropped.
+    Not a method: threads hold this, and would keep the loader alive.
     """
     steps = plan.steps
     while True:
@@ -366,11 +371,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 
 def stacked(field: Field, steps: int) -> Field:
-    """The field of a sample that is ``steps`` consecutive rows."""
+    """Return the field of a sample of ``steps`` consecutive rows."""
     return field if steps == 1 else replace(field, shape=(steps, *field.shape))
 
 
 def round_samples(order: Order) -> int:
-    """Samples of a round of windows, over all lanes."""
+    """Return the samples of a round of windows over all lanes."""
     assert isinstance(order, BlockOrder | StoredOrder)
     return order.window_samples * order.lanes

@@ -84,7 +84,7 @@ def optional_number(name: str, value: Any, **bounds: Any) -> int | None:
 def one_of(
     collate_fn: Callable[[Any], Any] | None, collate: Callable[[Any], Any] | None
 ) -> Callable[[Any], Any] | None:
-    """The function that was passed by either of its names."""
+    """Return the collate function, passed by either of its names."""
     if collate_fn is not None and collate is not None:
         raise PlanError("collate is another name for collate_fn: pass one of them")
     if collate is not None:
@@ -93,7 +93,7 @@ def one_of(
 
 
 def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBlocks | None:
-    """Where blocks that cannot be read are reported; None where the error is raised."""
+    """Return where unreadable blocks are recorded; None if their error is raised."""
     path = None if quarantine is None else a_path("quarantine", quarantine)
     if choice("on_error", on_error, ON_ERROR) == "replace":
         return BadBlocks(path)
@@ -103,7 +103,7 @@ def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBloc
 
 
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
-    """The source of whatever holds the samples."""
+    """Return the source, opened if necessary."""
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
         raise SourceError(
@@ -115,7 +115,7 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
 
 
 def check_samples(source: Source, steps: int) -> int:
-    """How many samples of ``steps`` rows a source has, refused where there is none."""
+    """Return the number of samples of ``steps`` rows; refuse a source without any."""
     seams = seams_of(source) if steps > 1 else []
     if seams:
         raise PlanError(
@@ -139,7 +139,7 @@ def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
 
 
 def check_fields(fields: Mapping[str, Field]) -> None:
-    """Refuse what torch has no tensor for."""
+    """Refuse a dtype that torch has no tensor for."""
     for name, field in fields.items():
         try:
             torch.from_numpy(np.empty(0, field.dtype))
@@ -153,10 +153,10 @@ def check_fields(fields: Mapping[str, Field]) -> None:
 
 
 def brief(source: Source) -> str:
-    """A source in a few words, for messages.
+    """Return a source in at most 80 characters, for messages.
 
     >>> brief(open_source(np.arange(3)))
-    'MemorySource(...)'
+    "MemorySource(3 samples of [''])"
     """
     text = repr(source)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -231,7 +231,7 @@ class StreamOrders:
 
 
 def decoded_rows(source: Source) -> int:
-    """Rows that a read may decode together beside their place; 0 where none is decoded."""
+    """Return the rows of a storage chunk that a read decodes together; 0 if none are decoded."""
     few = min(len(source), 2 * source.block_samples + 1)
     in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
     return 0 if in_place else min(source.block_samples, len(source))
@@ -241,7 +241,7 @@ def decoded_rows(source: Source) -> int:
 
 
 def page(loader: StreamLoader) -> str:
-    """The page `StreamLoader.describe` gives."""
+    """Return the page of `StreamLoader.describe`."""
     plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
     steps = plan.steps
     used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
@@ -265,7 +265,7 @@ def page(loader: StreamLoader) -> str:
 
 
 def blocks_mixed(order: BlockOrder, world: int) -> int:
-    """Blocks that a rank's batch is drawn from, in a round of usual size.
+    """Return the blocks that a rank's batch is drawn from, in a round of usual size.
 
     >>> blocks_mixed(BlockOrder(1000, seed=1, block=10, window=16), world=1)
     14
@@ -279,7 +279,7 @@ def blocks_mixed(order: BlockOrder, world: int) -> int:
 def _shuffle(loader: StreamLoader) -> str:
     order = loader.plan.order
     if not isinstance(order, BlockOrder):
-        return "none: samples come as they lie in storage"
+        return "none: samples come in storage order"
     mixed = blocks_mixed(order, loader.world_size)
     full = min(1.0, order.block / order.size)
     return (
@@ -296,25 +296,25 @@ def _rollouts(loader: StreamLoader) -> Iterator[str]:
     chunk = loader.source.block_samples
     if loader.chunk_rows and block % chunk == 0:
         again = -(-after // chunk)
-        text += f"{again / (block // chunk):.3g} of the storage's chunks are decoded once more"
+        text += f"{again / (block // chunk):.3g} of the storage's chunks are decoded twice"
     else:
-        text += f"{after / block:.3g} of the rows are read once more"
+        text += f"{after / block:.3g} of the rows are read twice"
     yield f"  rollouts  {text}"
 
 
 def warnings_of(loader: StreamLoader) -> list[str]:
-    """What makes this stream slow, or its shuffle poor: a sentence each."""
+    """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
     if loader.chunk_rows == 1 and loader.samples > 1:
         found.append(
-            "storage chunks hold one sample each, so that every sample is a read of its own: "
-            "write it with more samples a chunk"
+            "storage chunks hold one sample each, so that every sample needs its own read: "
+            "write it with more samples per chunk"
         )
     order = loader.plan.order
     chosen = loader.geometry.window.why == "the budget"
     if isinstance(order, BlockOrder) and chosen and order.window == 1:
         found.append(
-            f"memory_budget {format_bytes(loader.memory_budget)} allows only one block a window, "
+            f"memory_budget {format_bytes(loader.memory_budget)} allows only one block per window, "
             "so that a batch comes from few blocks: raise it, or use smaller block_samples"
         )
     return found

@@ -1,9 +1,9 @@
 """Loaders that trainers recognise as torch's, and must not rebuild.
 
 accelerate, Lightning and Hugging Face's ``Trainer`` look for a ``DataLoader`` and build another
-one around its dataset and samplers: with the first batches skipped, a sampler replaced, or indices
-noted. The place of a Penstock loader would be lost in that, silently. What they find here either
-keeps the loader as it is, or refuses to be iterated by another one.
+one from its dataset and samplers: with the first batches skipped, a sampler replaced, or indices
+recorded. The position of a Penstock loader would be lost silently. The attributes here either make
+them keep the loader as it is, or refuse to be iterated by another loader.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger("penstock")
 
 
 class TorchLoader(DataLoader[Any]):
-    """A ``DataLoader`` by class and attributes, which delivers batches in its own way."""
+    """A ``DataLoader`` by class and attributes that produces its batches itself."""
 
-    # accelerate keeps a loader with this mark as it is, and saves its place
+    # accelerate does not rebuild a loader with this mark, and saves its state
     _is_accelerate_prepared = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Return a view of the loader where Lightning's ``predict`` rebuilds it to note indices."""
+        """Return a view of the loader if Lightning's ``predict`` rebuilds it to record indices."""
         batches = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None)
         if isinstance(batches, PlannedBatches):
             return View(batches.owner)  # type: ignore[return-value]  # so __init__ is not called
@@ -43,9 +43,9 @@ class TorchLoader(DataLoader[Any]):
         drop_last: bool,
         **options: Any,
     ) -> None:
-        """Set what a ``DataLoader`` has, for trainers to find."""
+        """Set the attributes of a ``DataLoader``, for trainers to find."""
         sampler.owner = weakref.ref(self)
-        own = {name: kept for name, kept in vars(self).items() if not name.startswith("__")}
+        own = {name: value for name, value in vars(self).items() if not name.startswith("__")}
         options |= {"sampler": sampler, "drop_last": drop_last}
         DataLoader.__init__(self, dataset, batch_size, **options)
         # not by torch's setter, which refuses it
@@ -59,36 +59,36 @@ class TorchLoader(DataLoader[Any]):
     @property
     @abstractmethod
     def _is_new(self) -> bool:
-        """Whether it is where it was when it was made."""
+        """Whether nothing was delivered yet."""
 
     @property
     @abstractmethod
     def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate's ``save_state`` saves the place of this loader."""
+        """Whether accelerate's ``save_state`` saves the position of this loader."""
 
     @abstractmethod
     def peek(self) -> Any:
-        """The batch the next ``iter()`` begins with: nothing moves."""
+        """Return the batch the next ``iter()`` begins with; the position does not move."""
 
 
 class OwnedSampler(DistributedSampler[Any]):
-    """What trainers find as ``loader.sampler``: samples already dealt to the ranks.
+    """What trainers find as ``loader.sampler``: samples already distributed to the ranks.
 
-    It *is* a ``DistributedSampler``, so Lightning does not put one in its place; and its
-    `set_epoch` does nothing, because trainers call it with numbers that count chunks.
+    It *is* a ``DistributedSampler``, so that Lightning does not replace it. Its `set_epoch` does
+    nothing, because trainers call it with numbers that count chunks.
     """
 
     owner: weakref.ref[TorchLoader] | None = None  # not the loader itself, which would be a cycle
 
     def __init__(self, dataset: Any) -> None:
-        Sampler.__init__(self)  # not DistributedSampler's, which fixes the ranks once and for all
+        Sampler.__init__(self)  # not DistributedSampler's, which fixes the ranks
         self.dataset, self.epoch = dataset, 0
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"owner": None}
 
     def set_epoch(self, epoch: int) -> None:
-        """Move nothing: the epoch is the loader's, and travels with the indices."""
+        """Do nothing but check: the loader has its own epoch, sent with the indices."""
         owner = None if self.owner is None else self.owner()
         if epoch > 0 and owner is not None and owner._is_new:
             log.warning(
@@ -100,7 +100,7 @@ class OwnedSampler(DistributedSampler[Any]):
 
 
 class PlannedBatches(BatchSampler):
-    """What trainers find as ``loader.batch_sampler``: not for another loader to iterate."""
+    """What trainers find as ``loader.batch_sampler``; another loader cannot iterate it."""
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
         if not isinstance(sampler, OwnedSampler):
@@ -113,23 +113,23 @@ class PlannedBatches(BatchSampler):
 
     @property
     def owner(self) -> Any:
-        """The loader it belongs to."""
+        """The loader whose batch sampler this is."""
         owner = getattr(self.sampler, "owner", None)
         return None if owner is None else owner()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Refuse: whoever iterates this built another loader, whose batches would be wrong."""
+        """Refuse: a loader built from this would deliver wrong batches."""
         name = type(self.owner).__name__ if self.owner is not None else "loader"
         raise StateError(
             f"cannot iterate the batch sampler of a {name} in another loader, as accelerate's "
-            "skip_first_batches and a resumed Hugging Face Trainer do: the loader keeps its own "
-            "place; iterate the loader itself after load_state, and return TrainerLoader(loader) "
-            "from the Trainer's get_train_dataloader"
+            "skip_first_batches and a resumed Hugging Face Trainer do: the loader has its own "
+            "position; iterate the loader itself after load_state, and return "
+            "TrainerLoader(loader) from the Trainer's get_train_dataloader"
         )
 
 
 def refuse_torchs(loader: str, options: dict[str, Any]) -> None:
-    """Refuse arguments of torch's loader that have another name here, or no meaning."""
+    """Refuse arguments of torch's loader that have another name or no meaning here."""
     for name in options:
         hint = _INSTEAD.get(name, "")
         raise TypeError(f"{loader} takes no argument {name!r}{hint and f': {hint}'}")
@@ -148,7 +148,7 @@ _INSTEAD = {
 
 
 class View:
-    """A loader for Lightning to iterate, which is no ``DataLoader`` to rebuild again."""
+    """A loader for Lightning to iterate; not a ``DataLoader``, so it is not rebuilt again."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

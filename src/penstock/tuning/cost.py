@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.datasets.gather import gather_of
 from penstock.loaders.pass_through import preserve_random_state
-from penstock.loaders.pickling import twin, unpicklable_part
+from penstock.loaders.worker_errors import twin, unpicklable_part
 from penstock.metrics import bytes_of
 
 CHEAP_SECONDS = 50e-6  # sending a sample between processes costs about as much

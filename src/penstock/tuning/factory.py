@@ -15,11 +15,10 @@ from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import Machine, this_machine
-from penstock.loaders.options import check_dataset, check_torchs
-from penstock.loaders.pickling import unpicklable_part
-from penstock.loaders.position import check_batch_size
+from penstock.loaders.options import check_batch_size, check_dataset, check_torchs
 from penstock.loaders.sharding import workers_for
-from penstock.loaders.worker_init import worker_init_fn
+from penstock.loaders.worker_errors import unpicklable_part
+from penstock.loaders.workers import worker_init_fn
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.config import DataLoaderConfig
 from penstock.tuning.cost import measure_cost
@@ -257,7 +256,7 @@ def why_no_workers(dataset: Any, options: Mapping[str, Any]) -> str | None:
     for name, part in {"dataset": dataset, **functions}.items():
         culprit = unpicklable_part(part, name)
         if culprit is not None:
-            return f"{culprit} cannot be sent to a worker process: {culprit.mend}"
+            return f"{culprit} cannot be sent to a worker process: {culprit.fix}"
     return None
 
 

@@ -20,8 +20,8 @@ from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
-from penstock.loaders.processes import end_workers
 from penstock.loaders.stream import StreamLoader
+from penstock.loaders.workers import end_workers
 from penstock.metrics import (
     Delivery,
     accelerator_memory,

@@ -28,7 +28,7 @@ from penstock.loaders.base import Loader
 from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
-from penstock.loaders.pickling import state_of, twin, unpicklable_part
+from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
 from penstock.tuning.config import DataLoaderConfig

@@ -201,7 +201,7 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "error", "message"),
     [
-        ("null", ConfigError, "says nothing about training data"),
+        ("null", ConfigError, "has no training data"),
         ("{size: 3}", ConfigError, "must have a _name_"),
         ("{val: {_target_: HERE.tensors, size: 3}}", ConfigError, "there is no training data"),
         ("{train: {size: 3}}", ConfigError, "dataset.train (run.yaml, line 2): has no _target_"),

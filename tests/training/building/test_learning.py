@@ -13,10 +13,10 @@ from torch import nn
 
 from penstock.errors import BatchError, ConfigError
 from penstock.training.build import registries
-from penstock.training.build.heads import EmbeddingEncoder, LinearEncoder, SequenceDecoder
+from penstock.training.build.layers import EmbeddingEncoder, LinearEncoder, SequenceDecoder
+from penstock.training.build.model import parameter_groups
 from penstock.training.build.module import parts_of
-from penstock.training.build.optimizing import parameter_groups
-from penstock.training.build.scores import accuracy, accuracy_among, cross_entropy, mse
+from penstock.training.build.tasks import accuracy, accuracy_among, cross_entropy, mse
 from penstock.training.config.keys import CALLBACKS
 from tests.training.building.jobs import fit, job
 
@@ -150,7 +150,7 @@ def test_heads_that_a_task_has_already_are_refused(heads, message, tmp_path, mon
 def test_a_module_of_the_other_lightning_is_refused(tmp_path):
     text = "dataset: {train: {_target_: HERE.tensors, size: 4}}\n"
     text += "model: {_target_: pytorch_lightning.demos.boring_classes.BoringModel}\n"
-    with pytest.raises(ConfigError, match=r"import lightning\.pytorch in its place"):
+    with pytest.raises(ConfigError, match=r"import lightning\.pytorch instead"):
         job(tmp_path, text)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.atomic_files import replacing
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import CheckpointError, write_checkpoint
-from penstock.training.run.directory import KEPT, RunPaths, last_good, refuse_a_run, step_of
+from penstock.training.run.directory import KEPT, RunPaths, check_no_run, last_readable, step_of
 from tests.training.running.forking import forked
 
 
@@ -28,10 +28,10 @@ def save(paths, step):
 
 
 def test_the_last_checkpoint_is_the_one_of_the_latest_step(paths):
-    assert last_good(paths, first_rank=True) is None
+    assert last_readable(paths, first_rank=True) is None
     for step in (0, 9, 10, 123_456_789):
         save(paths, step)
-    found = last_good(paths, first_rank=True)
+    found = last_readable(paths, first_rank=True)
     assert found.content["step"] == 123_456_789 == step_of(found.path)
 
 
@@ -49,19 +49,19 @@ def test_one_that_cannot_be_read_is_reported_and_the_one_before_is_taken(paths, 
     else:
         file.write_bytes(data[: {"empty": 0, "half": len(data) // 2, "one byte": -1}[cut]])
     with caplog.at_level(logging.WARNING, "penstock"):
-        others = last_good(paths, first_rank=False)
-        found = last_good(paths, first_rank=True)
+        others = last_readable(paths, first_rank=False)
+        found = last_readable(paths, first_rank=True)
     assert found.content["step"] == others.content["step"] == 10
     assert ("step-00000020.ckpt" in caplog.text) == (cut != "gone")
-    assert last_good(paths, first_rank=True).content["step"] == 10
+    assert last_readable(paths, first_rank=True).content["step"] == 10
     assert paths.saved() == [paths.checkpoint(10)]
 
 
 def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew(paths):
     for step in (10, 20):
         paths.checkpoint(step).write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
-        last_good(paths, first_rank=True)
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is intact"):
+        last_readable(paths, first_rank=True)
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=8, unique=True), st.data())
@@ -73,7 +73,7 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path_factory, steps, data):
         paths.checkpoint(step).write_text(str(step))
         if step == best:
             paths.keep_as_best(paths.checkpoint(step))
-    paths.forget_old()
+    paths.remove_old()
     assert [step_of(path) for path in paths.saved()] == sorted(steps, reverse=True)[:KEPT]
     assert paths.best.read_text() == str(best)
 
@@ -104,12 +104,12 @@ def test_cleaning_removes_what_a_killed_process_left_unfinished(paths):
 @pytest.mark.parametrize("place", ["file", "file/inside", "/proc/x"])
 def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match=r"cannot be a directory to write to .*give another"):
+    with pytest.raises(ConfigError, match=r"cannot be created or written to .*give another"):
         RunPaths(tmp_path / place).make()
 
 
 def test_a_directory_that_holds_a_run_is_refused(paths):
-    refuse_a_run(paths)
+    check_no_run(paths)
     save(paths, 0)
-    with pytest.raises(ConfigError, match="already holds a run: go on with --resume, or give"):
-        refuse_a_run(paths)
+    with pytest.raises(ConfigError, match="already holds a run: continue it with --resume"):
+        check_no_run(paths)

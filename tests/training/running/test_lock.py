@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.training.run.lock import LOCK, InUseError, locked
+from penstock.training.run.directory import LOCK, RunInUseError, locked
 from tests.training.running.forking import forked
 
 
@@ -18,7 +18,7 @@ def test_a_directory_in_use_is_refused_and_one_of_a_dead_process_is_free(tmp_pat
 
     with forked(hold) as (pid, said, codes):
         assert said.readline() == "held\n"
-        with pytest.raises(InUseError, match=f"in use by process {pid} on .*: wait for it"):
+        with pytest.raises(RunInUseError, match=f"in use by process {pid} on .*: wait for it"):
             with locked(tmp_path):
                 raise AssertionError("two hold it")
         os.kill(pid, signal.SIGKILL)
