@@ -54,7 +54,7 @@ def misspelt(draw):
     return section, key, typed
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(misspelt(), st.integers(0, 5))
 def test_a_key_one_letter_off_is_refused_with_its_place(found, lines_before):
     section, key, typed = found
@@ -72,7 +72,7 @@ def test_a_key_one_letter_off_is_refused_with_its_place(found, lines_before):
     assert meant == key or one_edit_apart(typed, meant)  # where two are as near, either will do
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(misspelt())
 def test_the_key_that_is_one_letter_off_is_the_one_that_was_meant(found):
     section, key, typed = found

@@ -1,4 +1,4 @@
-"""How commands speak: log lines and errors on standard error, exit codes that say what happened."""
+"""Output of commands: results, log lines and errors, and the exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED: Final = 2
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 
-CHATTER: Final = (  # of Lightning, about what Penstock decides for the user
+LIGHTNING_NOTES: Final = (  # warnings about what Penstock decides for the user
     ".*does not have many workers",
     ".*LeafSpec",
     ".*smaller than the logging interval",
@@ -30,18 +30,18 @@ CHATTER: Final = (  # of Lightning, about what Penstock decides for the user
 
 
 @contextmanager
-def speaking(*, debug: bool, aloud: bool = True) -> Iterator[None]:
-    """A block whose log lines are shown, and whose errors become a sentence and an exit code.
+def command_output(*, debug: bool, first_rank: bool = True) -> Iterator[None]:
+    """Show log lines of a block, and turn its errors into a sentence and an exit code.
 
     Args:
-        debug: Show tracebacks, and all that Lightning says.
-        aloud: False for all processes of a run but one: only their warnings are shown.
+        debug: Show tracebacks, and all messages of Lightning.
+        first_rank: False for all processes of a run but one: only their warnings are shown.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = log.level
     log.addHandler(handler)
-    log.setLevel(logging.INFO if aloud else logging.WARNING)
+    log.setLevel(logging.INFO if first_rank else logging.WARNING)
     try:
         with quiet_lightning(debug=debug), exit_codes(debug=debug):
             yield
@@ -50,22 +50,24 @@ def speaking(*, debug: bool, aloud: bool = True) -> Iterator[None]:
         log.setLevel(before)
 
 
-def say(text: str) -> None:
-    """Print it, unless nobody reads on: ``penstock plan x.yaml | head -1`` is no failure."""
+def print_result(text: str) -> None:
+    """Print text; a closed pipe, as in ``penstock plan x.yaml | head -1``, is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes stdout once more at exit
 
 
 @contextmanager
 def quiet_lightning(*, debug: bool) -> Iterator[None]:
-    """A block in which Lightning's own remarks are not shown, unless asked for."""
+    """Hide Lightning's own notes during a block, unless ``debug`` is set."""
     names = ("lightning.pytorch", "lightning.fabric")
     before = {name: logging.getLogger(name).level for name in names}
     with warnings.catch_warnings():
         if not debug:
-            for pattern in CHATTER:
+            for pattern in LIGHTNING_NOTES:
                 warnings.filterwarnings("ignore", message=pattern)
             for name in names:
                 logging.getLogger(name).setLevel(logging.WARNING)
@@ -78,8 +80,8 @@ def quiet_lightning(*, debug: bool) -> Iterator[None]:
 
 @contextmanager
 def exit_codes(*, debug: bool) -> Iterator[None]:
-    """A block that leaves with 2 for what is refused and 1 for what failed."""
-    # here: training needs libraries that other commands do without
+    """Exit with 2 for an invalid request and 1 for a failed run, if the block raises."""
+    # imported here: other commands work without the libraries of training
     from penstock.training.run.checkpoints import one_line
     from penstock.training.run.outcome import RunFailedError
 
