@@ -13,7 +13,7 @@ from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, last_readable
 from tests.training.killing import kill_at
-from tests.training.running.forking import forked
+from tests.training.run.forking import forked
 
 SAVES = 3
 FEWEST_WINDOWS = 12  # open, rename, link, rename, and remove of old ones: a check that bites

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.building.jobs import fit, job
+from tests.training.build.jobs import fit, job
 
 GUIDE = Path(__file__).parents[3] / "docs" / "configuration.md"
 HEAD = [

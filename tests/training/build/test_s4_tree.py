@@ -9,8 +9,8 @@ from penstock import ChunkedDataLoader
 from penstock.training.build import TaskModule, build
 from penstock.training.config import read_settings
 from penstock.training.run import train
-from tests.training.building.jobs import fit
-from tests.training.settings.trees import S4
+from tests.training.build.jobs import fit
+from tests.training.config.trees import S4
 
 MODELS = "imports=[small_sashimi]"  # beside the tree
 

@@ -9,7 +9,7 @@ import torch
 
 from penstock import ChunkedDataLoader, StreamLoader
 from penstock.errors import ConfigError, PlanError, SourceError
-from tests.training.building.jobs import fit, job
+from tests.training.build.jobs import fit, job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),  # Lightning's own

@@ -26,7 +26,7 @@ from penstock.training.config.keys import (
     STREAM_LOADER,
     TRAIN,
 )
-from tests.training.settings.trees import written
+from tests.training.config.trees import written
 
 OURS = {
     "": list(SECTIONS),

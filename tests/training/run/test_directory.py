@@ -13,7 +13,7 @@ from penstock.atomic_files import replacing
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import CheckpointError, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, check_no_run, last_readable, step_of
-from tests.training.running.forking import forked
+from tests.training.run.forking import forked
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, PenstockError
 from penstock.training.config import read_settings
 from penstock.training.config.files import DEEPEST, MOST_BYTES, MOST_VALUES
-from tests.training.settings.trees import written
+from tests.training.config.trees import written
 
 LEVELS = 12
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

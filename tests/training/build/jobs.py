@@ -8,7 +8,7 @@ from penstock import ChunkedTraining
 from penstock.training.build import build
 from penstock.training.config import read_settings
 
-PARTS = "tests.training.building.parts_for_configs"
+PARTS = "tests.training.build.parts_for_configs"
 
 
 def job(folder, text, *overrides):

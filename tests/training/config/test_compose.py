@@ -9,7 +9,7 @@ from hydra.version import VersionBase
 
 from penstock.errors import ConfigError
 from penstock.training.config import read_settings
-from tests.training.settings.trees import S4, written
+from tests.training.config.trees import S4, written
 
 PLAIN = """\
     train:

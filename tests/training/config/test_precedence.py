@@ -8,7 +8,7 @@ import torch
 
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.training.config import TrainSettings, read_settings
-from tests.training.settings.trees import written
+from tests.training.config.trees import written
 
 BOTH = {"train_chunk_size": 2000, "val_chunk_size": 200}
 LIMITS = {"limit_train_batches": 2000, "limit_val_batches": 200}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.training.run import Outcome
 from penstock.training.run.signals import SIGNALS, Ranks, SignalListener, StoppedBySignal
-from tests.training.running.forking import forked
+from tests.training.run.forking import forked
 
 
 def test_a_signal_is_remembered_and_nothing_else_happens():

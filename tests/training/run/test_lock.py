@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.training.run.directory import LOCK, RunInUseError, locked
-from tests.training.running.forking import forked
+from tests.training.run.forking import forked
 
 
 def test_a_directory_in_use_is_refused_and_one_of_a_dead_process_is_free(tmp_path):

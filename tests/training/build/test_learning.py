@@ -18,7 +18,7 @@ from penstock.training.build.model import parameter_groups
 from penstock.training.build.module import parts_of
 from penstock.training.build.tasks import accuracy, accuracy_among, cross_entropy, mse
 from penstock.training.config.keys import CALLBACKS
-from tests.training.building.jobs import fit, job
+from tests.training.build.jobs import fit, job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
@@ -94,7 +94,7 @@ def test_a_lightning_module_is_used_as_it_is(tmp_path, caplog):
             tmp_path,
             CLASSES,
             "model={_target_: HERE.Recorder, rate: 0.5}".replace(
-                "HERE", "tests.training.building.parts_for_configs"
+                "HERE", "tests.training.build.parts_for_configs"
             ),
             "~model._name_",
             "~model.d_model",
