@@ -18,8 +18,7 @@ from penstock.domains.steering import (
 )
 from penstock.errors import ConfigError, SourceError
 from penstock.sources.base import Field
-from penstock.testing import same_batch
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource, same_batch
 
 
 def quietly(done, total):

@@ -12,7 +12,7 @@ import torch
 from penstock.loaders.stream import StreamLoader
 from penstock.sources import scratch
 from penstock.streaming import buffers
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 zarr = pytest.importorskip("zarr")
 

@@ -14,7 +14,7 @@ from penstock.datamodules.splitting import split
 from penstock.errors import PlanError
 from penstock.sources.combine import ConcatenatedSource, RangeSource, ZippedSource, seams_of
 from penstock.sources.memory import MemorySource
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 
 def rows(start, stop):

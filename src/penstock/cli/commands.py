@@ -13,7 +13,7 @@ import typer
 
 import penstock
 from penstock.errors import MissingExtraError, PenstockError
-from penstock.extensions import load_extensions
+from penstock.extras import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -18,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock.arguments import whole_number
+from penstock.atomic_files import new_directory
 from penstock.domains.steering import convert_to_hdf5
 from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import optional
@@ -107,7 +105,7 @@ def write_parts(
     """
     zarr = optional("zarr", extra="zarr")
     done, total = 0, sum(len(part.source) for part in parts if part.source is not None)
-    with unfinished(target) as beside:
+    with new_directory(target) as beside:
         if [part.path for part in parts] != [""]:
             root = zarr.create_group(beside, attributes=dict(groups.get("", {})))
             for path in sorted(set(groups) - {""}):
@@ -158,21 +156,9 @@ def geometry(field: Field, rows: int, chunk_rows: int | None) -> tuple[int, int]
 
 
 def _convert_steering(source: Path, target: Path, tell: Tell) -> None:
-    with unfinished(target) as beside:
+    with new_directory(target) as beside:
         convert_to_hdf5(source, beside)
     tell(1, 1)
-
-
-@contextmanager
-def unfinished(target: Path) -> Iterator[Path]:
-    """A path beside ``target`` to write to; renamed to it at the end of the block, or removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.parent / f".{target.name}.{os.getpid()}"
-    try:
-        yield beside
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _opened(source: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:

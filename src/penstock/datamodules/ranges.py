@@ -8,10 +8,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.fingerprints import digest
 from penstock.order import Permutation
 from penstock.sources.base import Arrays, Field, MappedSource, Source
 from penstock.sources.combine import seams_of
-from penstock.sources.fingerprints import digest
 from penstock.sources.requests import check_range, checked_indices
 
 Ranges: TypeAlias = list[tuple[int, int]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
 from penstock.arguments import whole_number
+from penstock.atomic_files import replacing
 from penstock.errors import SourceError
 from penstock.sources.requests import checked_path
 from penstock.sources.scratch import Bytes
@@ -63,10 +63,10 @@ class BlockCache:
         file = self._file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".new-", delete=False) as new:
+            # without waiting for the disk: the checksum shows a damaged file
+            with replacing(file, sync=False) as path, path.open("xb") as new:
                 new.write(content)
                 new.write(_trailer(content))
-            Path(new.name).replace(file)
         except OSError:
             return
         self._unscanned_bytes += len(content) + TRAILER_BYTES

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.fingerprints import digest
 from penstock.sources.base import Arrays, Field, MappedSource, Source
-from penstock.sources.fingerprints import digest
 from penstock.sources.requests import check_range, checked_indices, destinations
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.base import Arrays, Field
-from penstock.sources.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.requests import check_range, checked_indices, destinations
 
 BLOCK_BYTES = 1 << 20  # storage without chunks of its own: blocks of about a megabyte

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.base import Arrays, Field
 from penstock.sources.files import read_exactly
-from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.memory import samples_per_block
 from penstock.sources.npy_header import NpyHeader, read_header
 from penstock.sources.requests import check_range, checked_indices, checked_path, destinations

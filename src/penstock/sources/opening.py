@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.arguments import flag
 from penstock.errors import SourceError
-from penstock.extensions import load_extensions
+from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.advice import advice_for_file, advice_for_folder, advice_for_object
 from penstock.sources.arrow import ArrowSource

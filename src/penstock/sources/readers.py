@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.fingerprints import digest
 from penstock.sources.base import Arrays, Field
-from penstock.sources.fingerprints import digest
 from penstock.sources.gathering import take_by_blocks
 from penstock.sources.requests import check_range, checked_indices, destinations
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
 from penstock.sources.base import Field, Source
-from penstock.sources.fingerprints import digest
 from penstock.sources.npy import NpySource
 from penstock.sources.readers import ArrayReader, Rows
 from penstock.sources.requests import checked_path

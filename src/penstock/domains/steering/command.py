@@ -1,4 +1,4 @@
-"""`penstock validate`: is a dataset directory what it should be?"""
+"""`penstock validate`: check a steering dataset directory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NOT_VALID = 1
 
 
 def run_validate(directory: Path, *, as_json: bool) -> tuple[str, int]:
-    """Return every finding, or one JSON object, and the exit code: 1 if there are findings."""
+    """Return the findings, as text or as a JSON object, and the exit code: 1 if there are any."""
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {directory}")
     if not any((directory / name).exists() for name in ("config.json", "pair_index.pt")):
         raise ConfigError(
-            f"{directory} is no steering dataset, the only kind that is checked here: it has no "
-            "config.json"
+            f"{directory} is not a steering dataset, the only kind that can be validated: it has "
+            "no config.json"
         )
     report = validate_dataset(directory)
     code = 0 if report.ok else NOT_VALID

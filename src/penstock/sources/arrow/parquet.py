@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.fingerprints import sampled_blocks
 from penstock.sources.files import read_exactly
-from penstock.sources.fingerprints import sampled_blocks
 from penstock.sources.zarr.stored import new_memory
 
 MOST_SAMPLED_BYTES = 1 << 20

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.arrow.columns import fields_of, values_of
 from penstock.sources.arrow.parquet import ParquetRows
 from penstock.sources.arrow.tables import DatasetRows, MappedRows, MemoryRows, TableRows
 from penstock.sources.base import Arrays, Field
-from penstock.sources.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.gathering import block_runs
 from penstock.sources.memory import samples_per_block
 from penstock.sources.requests import (

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.fingerprints import digest, sampled_blocks
 from penstock.sources.base import Field
-from penstock.sources.fingerprints import digest, sampled_blocks
 from penstock.sources.scratch import Bytes, scratch
 from penstock.sources.zarr.codecs import BadChunk
 from penstock.sources.zarr.grid import ChunkRead, Crop, Grid, sample_shape

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.base import Field
-from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.urls import redacted
 from penstock.sources.zarr.grid import Crop, sample_shape
 from penstock.sources.zarr.missing import MissingChunks
