@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+import penstock
 from penstock.arguments import whole_number
 from penstock.atomic_files import new_directory
-from penstock.domains.steering import convert_to_hdf5
 from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import optional
 from penstock.sources import Source, ZarrSource, open_source
@@ -157,7 +157,7 @@ def geometry(field: Field, rows: int, chunk_rows: int | None) -> tuple[int, int]
 
 def _convert_steering(source: Path, target: Path, tell: Tell) -> None:
     with new_directory(target) as beside:
-        convert_to_hdf5(source, beside)
+        penstock.convert_to_hdf5(source, beside)  # of a domain, which may not be installed
     tell(1, 1)
 
 
