@@ -1,4 +1,4 @@
-"""The hierarchy of a Zarr store: which arrays and groups it has, and what their metadata say."""
+"""The arrays and groups of a Zarr store, and chunks that are missing from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SourceError
-from penstock.sources.scratch import Bytes
+from penstock.sources.storage import ByteStore, new_memory
+from penstock.sources.thread_buffers import Bytes
 from penstock.sources.zarr.attributes import Attributes
 from penstock.sources.zarr.metadata import ArrayMetadata, BadMetadata, metadata_v2, metadata_v3
-from penstock.sources.zarr.stored import StoredBytes, new_memory
 
 MOST_METADATA_BYTES = 1 << 28  # consolidated metadata of a large store has some megabytes
 MOST_DEPTH = 32
@@ -25,7 +25,7 @@ class Node:
     Attributes:
         path: Of the node in the store, ``""`` for the root.
         metadata_key: The object that holds its metadata.
-        array: What the metadata of an array say; None for a group.
+        array: The metadata of an array; None for a group.
         attributes: The user's attributes.
     """
 
@@ -35,29 +35,34 @@ class Node:
     attributes: Attributes
 
 
-def read_node(stored: StoredBytes, path: str) -> Node | None:
-    """The node at ``path``; None where there is none."""
+def read_node(store: ByteStore, path: str) -> Node | None:
+    """Return the node at ``path``, or None if there is none."""
     prefix = f"{path}/" if path else ""
     try:
-        return _version_3(stored, path, prefix) or _version_2(stored, path, prefix)
+        return _version_3(store, path, prefix) or _version_2(store, path, prefix)
     except BadMetadata as error:
         raise SourceError(
-            f"the metadata of {stored.name(path)} cannot be used: {error}; "
+            f"the metadata of {store.name(path)} cannot be used: {error}; "
             "restore it from a copy, or create the array again"
         ) from error
 
 
-def array_paths(stored: StoredBytes) -> list[str]:
-    """Paths of all arrays below a group, those of its subgroups too, in order.
+def is_zarr(store: ByteStore) -> bool:
+    """Return whether the store holds a Zarr array or group."""
+    return read_node(store, "") is not None
+
+
+def array_paths(store: ByteStore) -> list[str]:
+    """Return the paths of all arrays of a store, also in subgroups, in order.
 
     A store that cannot list its objects needs consolidated metadata.
     """
-    known = _consolidated(stored)
-    return sorted(_listed(stored) if known is None else known)
+    known = _consolidated(store)
+    return sorted(_listed(store) if known is None else known)
 
 
 def check_path(path: object) -> str:
-    """The path of a node, if it stays inside of the store.
+    """Return the path of a node, if it is inside of the store.
 
     >>> check_path("images/raw")
     'images/raw'
@@ -69,9 +74,9 @@ def check_path(path: object) -> str:
     return path
 
 
-def _version_3(stored: StoredBytes, path: str, prefix: str) -> Node | None:
+def _version_3(store: ByteStore, path: str, prefix: str) -> Node | None:
     key = f"{prefix}zarr.json"
-    metadata = _json(stored, key)
+    metadata = _json(store, key)
     if metadata is None:
         return None
     kind = metadata.get("node_type")
@@ -83,11 +88,11 @@ def _version_3(stored: StoredBytes, path: str, prefix: str) -> Node | None:
     return Node(path, key, None, _attributes(metadata.get("attributes")))
 
 
-def _version_2(stored: StoredBytes, path: str, prefix: str) -> Node | None:
+def _version_2(store: ByteStore, path: str, prefix: str) -> Node | None:
     for key in (f"{prefix}.zarray", f"{prefix}.zgroup"):
-        metadata = _json(stored, key)
+        metadata = _json(store, key)
         if metadata is not None:
-            attributes = _attributes(_json(stored, f"{prefix}.zattrs"))
+            attributes = _attributes(_json(store, f"{prefix}.zattrs"))
             is_array = key.endswith(".zarray")
             array = metadata_v2(metadata, attributes) if is_array else None
             if not is_array and metadata.get("zarr_format") != 2:
@@ -102,9 +107,9 @@ def _attributes(found: object) -> Attributes:
     return found or {}
 
 
-def _consolidated(stored: StoredBytes) -> list[str] | None:
-    """Paths of arrays from consolidated metadata, version 3 or 2; None where there are none."""
-    group = _json(stored, "zarr.json")
+def _consolidated(store: ByteStore) -> list[str] | None:
+    """Return the paths of arrays in consolidated metadata, or None if there is none."""
+    group = _json(store, "zarr.json")
     if group is not None:
         found = group.get("consolidated_metadata")
         nodes = found.get("metadata") if isinstance(found, dict) else None
@@ -112,47 +117,82 @@ def _consolidated(stored: StoredBytes) -> list[str] | None:
             return None
         kinds = {n: node.get("node_type") for n, node in nodes.items() if isinstance(node, dict)}
         return [check_path(name) for name, kind in kinds.items() if kind == "array"]
-    entries = (_json(stored, ".zmetadata") or {}).get("metadata")
+    entries = (_json(store, ".zmetadata") or {}).get("metadata")
     if not isinstance(entries, dict):
         return None
     arrays = [key.removesuffix("/.zarray") for key in entries if key.endswith("/.zarray")]
     return [check_path(name) for name in arrays]
 
 
-def _listed(stored: StoredBytes) -> Iterator[str]:
-    """Paths of arrays, found by listing; folders without metadata are looked into too."""
+def _listed(store: ByteStore) -> Iterator[str]:
+    """Yield the paths of arrays by listing; folders without metadata are searched too."""
     waiting, seen = [""], 0
     while waiting:
         folder = waiting.pop()
         prefix = f"{folder}/" if folder else ""
-        for name in stored.children(folder):
+        for name in store.children(folder):
             path = f"{prefix}{name}"
-            node = read_node(stored, path)
+            node = read_node(store, path)
             seen += 1
             if node is not None and node.array is not None:
                 yield path
             elif path.count("/") >= MOST_DEPTH or seen > MOST_NODES:
                 raise SourceError(
-                    f"{stored.name('')} has more than {MOST_NODES:,} folders or {MOST_DEPTH} "
+                    f"{store.name('')} has more than {MOST_NODES:,} folders or {MOST_DEPTH} "
                     "levels of them: name its arrays with open_source(..., fields=[...])"
                 )
             else:
                 waiting.append(path)
 
 
-def _json(stored: StoredBytes, key: str) -> dict[str, Any] | None:
-    def room(nbytes: int) -> Bytes:
+def _json(store: ByteStore, key: str) -> dict[str, Any] | None:
+    def allocate(nbytes: int) -> Bytes:
         if nbytes > MOST_METADATA_BYTES:
-            raise SourceError(f"{stored.name(key)} has {nbytes:,} bytes: it is not metadata")
+            raise SourceError(f"{store.name(key)} has {nbytes:,} bytes: it is not metadata")
         return new_memory(nbytes)
 
-    raw = stored.fetch(key, room)
+    raw = store.fetch(key, allocate)
     if raw is None:
         return None
     try:
         parsed = json.loads(raw.tobytes())
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{stored.name(key)} is not valid JSON: restore the file") from error
+        raise SourceError(f"{store.name(key)} is not valid JSON: restore the file") from error
     if not isinstance(parsed, dict):
-        raise SourceError(f"{stored.name(key)} is not a JSON object: restore the file")
+        raise SourceError(f"{store.name(key)} is not a JSON object: restore the file")
     return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class MissingChunks:
+    """The handling of chunks of one array that are not store.
+
+    Attributes:
+        store: Where the array is stored.
+        metadata_key: The object that holds the array's metadata.
+        refused: Whether a missing chunk is an error instead of the fill value.
+    """
+
+    store: ByteStore
+    metadata_key: str
+    refused: bool = False
+
+    def report(self, key: str) -> None:
+        """Report that the chunk in ``key`` is missing: an error if every chunk must be store."""
+        if self.refused:
+            raise SourceError(
+                f"there is no chunk {self.store.name(key)}, and missing='error' was passed: "
+                "restore it from a copy, or use missing='fill' to read fill values there"
+            )
+
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the array is gone: deleted, unmounted, or no longer served.
+
+        Called once for each read with missing chunks, after them: if the metadata is found then,
+        the store was there when the chunks were not, and fill values are right.
+        """
+        if self.store.fetch(self.metadata_key, new_memory) is None:
+            raise SourceError(
+                f"{self.store.name(self.metadata_key)} is gone, so the array's missing chunks are "
+                "not fill values: check that the storage is mounted and the store still exists"
+            )

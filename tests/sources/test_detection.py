@@ -194,7 +194,7 @@ def test_folders_and_objects_have_a_way_of_their_own(tmp_path):
     with pytest.raises(SourceError, match="ChunkedDataLoader"):
         open_source(tmp_path)
     dataset = torch.utils.data.TensorDataset(torch.arange(10))
-    with pytest.raises(SourceError, match="goes to ChunkedDataLoader"):
+    with pytest.raises(SourceError, match="__len__ to ChunkedDataLoader"):
         open_source(dataset)
     with ChunkedDataLoader(dataset, 5) as loader:
         assert len(list(loader)) == 2

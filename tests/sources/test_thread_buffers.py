@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.scratch import Reused, borrowed, scratch
+from penstock.sources.thread_buffers import ReusedMemory, borrowed_buffers, thread_buffer
 
 F4 = np.dtype("f4")
 
@@ -18,7 +18,7 @@ def address(array):
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=30))
 def test_arrays_that_live_never_share_memory(requests):
-    memory, alive = Reused(), {}
+    memory, alive = ReusedMemory(), {}
     for number, (rows, place) in enumerate(requests):
         alive.pop(place, None)  # of four, one goes and another comes
         array = memory.empty((rows, 3), F4)
@@ -30,7 +30,7 @@ def test_arrays_that_live_never_share_memory(requests):
 
 
 def test_memory_of_an_array_that_is_gone_is_used_again_for_one_as_large_or_smaller():
-    memory = Reused()
+    memory = ReusedMemory()
     kept = memory.empty((8, 3), F4)
     array = memory.empty((8, 3), F4)
     where = address(array)
@@ -41,7 +41,7 @@ def test_memory_of_an_array_that_is_gone_is_used_again_for_one_as_large_or_small
 
 def test_a_part_a_tensor_or_a_view_of_another_kind_keeps_it():
     for look in (lambda a: a[2:, 1], torch.from_numpy, lambda a: a.view("u1").reshape(-1)[5:6]):
-        memory = Reused()
+        memory = ReusedMemory()
         memory.empty((8, 3), F4)
         array = memory.empty((8, 3), F4)
         where, seen = address(array), look(array)
@@ -53,7 +53,7 @@ def test_a_part_a_tensor_or_a_view_of_another_kind_keeps_it():
 
 
 def test_what_is_much_larger_than_others_goes_back_to_the_system():
-    memory, kept = Reused(), []
+    memory, kept = ReusedMemory(), []
     for rows in (1000, 10, 10):  # the whole of it once, then chunks
         memory.empty((rows, 3), F4)
         kept.append([piece.size for piece in memory._spare])
@@ -64,8 +64,8 @@ def test_threads_that_come_and_go_have_the_same_buffers_and_never_one_at_once():
     spare, seen, both = [], [], threading.Barrier(2)
 
     def work():
-        with borrowed(spare):
-            seen.append(address(scratch("stored", 1 << 20)))
+        with borrowed_buffers(spare):
+            seen.append(address(thread_buffer("stored", 1 << 20)))
             both.wait(20)
 
     for _ in range(3):
@@ -79,11 +79,11 @@ def test_threads_that_come_and_go_have_the_same_buffers_and_never_one_at_once():
 
 
 def test_buffers_of_a_read_that_failed_are_not_lost_and_its_own_come_back():
-    mine, spare = scratch("stored", 10), []
+    mine, spare = thread_buffer("stored", 10), []
     try:
-        with borrowed(spare):
-            assert not np.shares_memory(scratch("stored", 10), mine)
+        with borrowed_buffers(spare):
+            assert not np.shares_memory(thread_buffer("stored", 10), mine)
             raise OSError
     except OSError:
         pass
-    assert len(spare) == 1 and np.shares_memory(scratch("stored", 10), mine)
+    assert len(spare) == 1 and np.shares_memory(thread_buffer("stored", 10), mine)
