@@ -1,7 +1,8 @@
-"""Penstock feeds PyTorch training.
+"""Penstock: data loading for PyTorch.
 
-It never starves the device, never repeats or skips a sample, and never needs the dataset in
-memory. Names are imported when they are first used, so that ``import penstock`` stays light.
+It reads ahead so that the device never waits, reads every sample exactly once per epoch, also after
+resuming, and never needs the whole dataset in memory. Names are imported when they are first used,
+so that ``import penstock`` is fast.
 
 >>> from penstock import Permutation
 >>> len(Permutation(10**12, key=7))

@@ -1,9 +1,9 @@
-"""Files that are replaced as a whole: a reader finds the old file or the new one, never a part.
+"""Atomic writes: a reader finds the old file or the complete new one.
 
-The new file is created beside the old one under a name that nobody can predict, and only where
-no file of that name exists: a symbolic link planted there is never followed. It is synced to the
-disk, renamed, and the rename is synced too. A process killed at any moment leaves the old file,
-and at most one unfinished file, which `remove_unfinished` deletes.
+A new file is created beside the old one, under a name that cannot be predicted and must not exist:
+a symbolic link planted there is never followed. The file is synced to disk and renamed, and the
+rename is synced too. A process that is killed leaves the old file, and at most one unfinished file,
+which `remove_unfinished` deletes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,31 +24,64 @@ from typing import BinaryIO, Final
 
 UNFINISHED: Final = ".tmp"
 TOKEN_BYTES: Final = 8
-NAME_CHARACTERS: Final = 40  # of the old name that are kept in the new one: names are limited
+NAME_CHARACTERS: Final = 40  # of the old name in the new one: file systems limit the length
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A block that creates the file at the path it is given; ``path`` is that file afterwards.
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yield a temporary path for the new file, and rename it to ``path`` at the end of the block.
 
     If the block fails, ``path`` is left as it was. The block must create the file exclusively
     (mode ``"x"``), or as a hard link.
+
+    Args:
+        path: The file to replace.
+        sync: Whether to wait for the disk; without, a power failure may leave a damaged file.
     """
-    name = f".{path.name[:NAME_CHARACTERS]}.{secrets.token_hex(TOKEN_BYTES)}{UNFINISHED}"
-    new = path.with_name(name)
+    new = _unfinished_name(path)
     try:
         yield new
-        _sync(new, os.O_NOFOLLOW)
+        if sync:
+            _sync(new, os.O_NOFOLLOW)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    if sync:
+        _sync(path.parent)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a directory, and rename it to ``path`` at the end of the block.
+
+    If the block fails, what it wrote is removed. Missing parents are created.
+
+    Args:
+        path: The directory to create; it must not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = _unfinished_name(path)
+    try:
+        yield new
+        new.rename(path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _unfinished_name(path: Path) -> Path:
+    token = secrets.token_hex(TOKEN_BYTES)
+    return path.with_name(f".{path.name[:NAME_CHARACTERS]}.{token}{UNFINISHED}")
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Make ``path`` the file that ``write`` writes; the permissions are those of a new file."""
-    if path.exists() and not path.is_file():  # a device or a pipe must not be renamed over
+    """Replace ``path`` by what ``write`` writes, with the permissions of a new file.
+
+    Args:
+        path: The file to replace.
+        write: Called with the open file.
+    """
+    if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
         with path.open("wb") as file:
             write(file)
         return
@@ -56,18 +90,18 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Make ``path`` a file with this text, in UTF-8."""
+    """Replace ``path`` by a file with this text, in UTF-8."""
     replace_file(path, lambda file: file.write(text.encode()))
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Delete what killed processes left unfinished; no other process may be writing there."""
+    """Delete the unfinished files of killed processes; no other process may be writing there."""
     for path in directory.glob(f".*.{'[0-9a-f]' * 2 * TOKEN_BYTES}{UNFINISHED}"):
         path.unlink(missing_ok=True)
 
 
 def _sync(path: Path, flags: int = 0) -> None:
-    """Wait until a file's bytes, or a directory's names, are on the disk."""
+    """Wait until the bytes of a file, or the names in a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)

@@ -1,28 +1,28 @@
-"""What can go wrong, by name. Every error is also the builtin a caller would expect.
+"""The exceptions of Penstock. Each is also the builtin exception that a caller expects.
 
     PenstockError
-    ├── PlanError(ValueError)            sizes, batches, ranks or chunks that cannot be
+    ├── PlanError(ValueError)            invalid sizes, batches, ranks or chunks
     ├── StateError(ValueError)           a saved state that does not fit this loader
-    ├── ConfigError(ValueError)          a configuration that cannot be used
+    ├── ConfigError(ValueError)          an invalid configuration
     ├── SourceError(OSError)             storage that cannot be read
-    ├── BatchError(AssertionError)       a batch that is not what it should be
+    ├── BatchError(AssertionError)       a batch that fails a check
     ├── WorkerError(RuntimeError)        a worker process or reader thread that died
     │   └── RankError                    another rank that failed (in penstock.distributed)
     ├── MissingExtraError(ImportError)   an optional library that is not installed
     └── MissingNameError(AttributeError) the same, where a name is looked up as an attribute
 
-A message says what was asked, what was found and what to do, in one sentence.
+A message says what was requested, what was found and what to do.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Anything Penstock refuses to do; its message says why and what to do instead."""
+    """Base class of the exceptions of Penstock."""
 
 
 class PlanError(PenstockError, ValueError):
-    """Sizes, batches, ranks or chunks that cannot be."""
+    """Invalid sizes, batches, ranks or chunks."""
 
 
 class StateError(PenstockError, ValueError):
@@ -30,7 +30,7 @@ class StateError(PenstockError, ValueError):
 
 
 class ConfigError(PenstockError, ValueError):
-    """A configuration that cannot be used."""
+    """An invalid configuration."""
 
 
 class SourceError(PenstockError, OSError):
@@ -38,7 +38,7 @@ class SourceError(PenstockError, OSError):
 
 
 class BatchError(PenstockError, AssertionError):
-    """A batch that is not what it should be."""
+    """A batch that fails a check."""
 
 
 class WorkerError(PenstockError, RuntimeError):
@@ -55,3 +55,13 @@ class MissingNameError(PenstockError, AttributeError):
     Not an ``ImportError``: ``hasattr`` and ``inspect`` expect this one. An import statement raises
     `MissingExtraError`.
     """
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message; the name of its class where it has none.
+
+    >>> first_line(ValueError("shapes differ\nhere and there")), first_line(KeyError())
+    ('shapes differ', 'KeyError')
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

@@ -1,14 +1,15 @@
-"""Keyed randomness: what a dataset, transform or collator draws from, in any worker.
+"""Keyed randomness for datasets, transforms and collators, in any worker.
 
-A loader announces what it is about to read: its seed, the epoch and the samples travel *with*
-the indices to the worker, so a persistent worker is never stale. Whoever runs there asks::
+A loader announces what it reads next. Its seed, the epoch and the samples are sent to the worker
+together with the indices, so that a persistent worker always has the current epoch. A dataset then
+gets the same random numbers for any number of workers and ranks, and after resuming::
 
     class Noisy(Dataset):
         def __getitem__(self, index):
-            rng = sample_generator(index, "noise")     # of (seed, epoch, index): the same
-            return x[index] + torch.randn(8, generator=rng)   # with any workers, ranks, resume
+            rng = sample_generator(index, "noise")  # depends on (seed, epoch, index) only
+            return x[index] + torch.randn(8, generator=rng)
 
-Ambient generators (``random``, ``numpy.random``, torch's default) are never read here.
+Global generators (``random``, ``numpy.random``, torch's default) are never used here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from penstock.order.permutation import LARGEST, Indices
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a loader is reading in this thread right now."""
+    """What a loader is reading in this thread.
+
+    Args:
+        seed: Of the loader.
+        epoch: The epoch of the samples.
+        samples: Indices of the samples of the batch.
+    """
 
     seed: int
     epoch: int
@@ -38,12 +45,12 @@ _reading: ContextVar[Reading | None] = ContextVar("penstock_reading", default=No
 
 
 def announce(reading: Reading | None) -> None:
-    """Say what is about to be read in this thread; loaders call this before each batch."""
+    """Set what `current_reading` returns in this thread; loaders call this before each batch."""
     _reading.set(reading)
 
 
 def current_reading() -> Reading | None:
-    """What a loader is reading in this thread; None outside of one.
+    """Return what a loader is reading in this thread; None outside of a loader.
 
     >>> announce(Reading(seed=7, epoch=3, samples=np.array([5, 6])))
     >>> current_reading().epoch
@@ -54,7 +61,11 @@ def current_reading() -> Reading | None:
 
 
 def current_epoch(default: int = 0) -> int:
-    """The epoch that travelled with the indices; ``default`` outside of a loader."""
+    """Return the epoch of the batch that is being read; ``default`` outside of a loader.
+
+    Args:
+        default: The epoch to return outside of a loader.
+    """
     reading = _reading.get()
     if reading is not None:
         return reading.epoch
@@ -62,14 +73,25 @@ def current_epoch(default: int = 0) -> int:
 
 
 def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int:
-    """The 64-bit key of (seed, purpose, epoch, sample); the loader's seed unless one is given."""
-    if type(sample) is not int or not 0 <= sample <= LARGEST:  # cheap: runs for every sample
+    """Return the 64-bit key of (seed, purpose, epoch, sample).
+
+    Args:
+        sample: Index of the sample.
+        purpose: What the key is for, such as ``"noise"``: other purposes give other keys.
+        seed: None for the seed of the loader (0 outside of a loader).
+    """
+    if type(sample) is not int or not 0 <= sample <= LARGEST:  # runs for every sample
         sample = whole_number("sample", sample, minimum=0)
     return derive_key(_base(seed, purpose), sample)
 
 
 def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) -> Keys:
-    """`sample_key` of many samples at once, for batched transforms.
+    """Return `sample_key` of many samples at once, for batched transforms.
+
+    Args:
+        samples: Indices of the samples.
+        purpose: What the keys are for.
+        seed: None for the seed of the loader (0 outside of a loader).
 
     >>> keys = sample_keys(np.array([4, 9]), "noise", seed=1)
     >>> keys.tolist() == [sample_key(4, "noise", seed=1), sample_key(9, "noise", seed=1)]
@@ -82,12 +104,22 @@ def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) 
 
 
 def sample_generator(sample: int, *purpose: int | str, seed: int | None = None) -> torch.Generator:
-    """A generator of (seed, purpose, epoch, sample): the same draws in any worker or rank."""
+    """Return a generator for (seed, purpose, epoch, sample): the same in any worker or rank.
+
+    Args:
+        sample: Index of the sample.
+        purpose: What the numbers are for, such as ``"noise"``: other purposes give other numbers.
+        seed: None for the seed of the loader (0 outside of a loader).
+    """
     return _generator(sample_key(sample, *purpose, seed=seed))
 
 
 def keyed_generator(seed: int, *path: int | str) -> torch.Generator:
-    """A new generator whose draws are a pure function of ``(seed, *path)``.
+    """Return a new generator whose numbers are a pure function of ``(seed, *path)``.
+
+    Args:
+        seed: A number in [0, 2**64).
+        path: What the numbers are for: names and numbers.
 
     >>> draws = [torch.rand(1, generator=keyed_generator(7, "mask", 3)).item() for _ in range(2)]
     >>> draws[0] == draws[1]

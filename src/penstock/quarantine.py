@@ -1,4 +1,4 @@
-"""A file that lists what could not be read: a JSON object a line, by any number of processes."""
+"""A file that lists samples that could not be read, as JSON lines, from any number of processes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from penstock.errors import SourceError
 
 
 def append_entry(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line to the list.
+    """Append a line to the list.
 
     Args:
-        path: The file; it is created where there is none.
-        entry: What JSON can hold.
+        path: The file; it is created if it does not exist.
+        entry: Values that JSON can represent.
     """
     line = (json.dumps(entry) + "\n").encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, line)  # one write: lines of many processes do not mix
+        os.write(file, line)  # a single write, so that lines of several processes do not mix
     finally:
         os.close(file)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of the list; none where there is no file.
+    """Return all lines of the list; an empty list if there is no file.
 
     Args:
         path: The file.
@@ -40,5 +40,5 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         return [mapping("a line", json.loads(line), error=SourceError) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(
-            f"{str(path)!r} is not a list of replaced samples ({error}): give another quarantine="
+            f"{str(path)!r} is not a list of replaced samples ({error}): pass another quarantine="
         ) from error

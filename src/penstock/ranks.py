@@ -1,4 +1,4 @@
-"""Which of how many ranks this is: as passed in, or as ``torch.distributed`` has it now."""
+"""The rank of this process: as passed in, or as ``torch.distributed`` reports it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from penstock.order import Topology
 
 
 def ranks() -> int:
-    """Return the number of ranks of ``torch.distributed``; 1 where it is not initialised."""
+    """Return the number of ranks of ``torch.distributed``; 1 if it is not initialised."""
     return current_topology(None, None).world
 
 
 def current_topology(rank: int | None, world_size: int | None) -> Topology:
-    """The ranks given, or those of ``torch.distributed`` where it is initialised, or one.
+    """Return the rank passed in, or that of ``torch.distributed``, or rank 0 of 1.
 
     Args:
-        rank: This rank; None, together with ``world_size``, for what ``torch.distributed`` says.
+        rank: This rank; None, together with ``world_size``, to ask ``torch.distributed``.
         world_size: Number of ranks.
     """
     if rank is None and world_size is None:
@@ -26,5 +26,28 @@ def current_topology(rank: int | None, world_size: int | None) -> Topology:
         return Topology()
     if rank is None or world_size is None:
         given = "rank" if world_size is None else "world_size"
-        raise PlanError(f"give both rank and world_size, or neither: only {given} was given")
+        raise PlanError(f"pass both rank and world_size, or neither: only {given} was passed")
     return Topology(rank, world_size)
+
+
+def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether there is a process group of more than one rank.
+
+    Args:
+        group: The process group; None for the default one.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    return (group or dist.group.WORLD).size() > 1  # type: ignore[union-attr]
+
+
+def shared_store(prefix: str) -> dist.Store:
+    """Return the key-value store of the default process group, with keys under ``prefix``.
+
+    Unlike a collective, it needs no device, and the ranks need not call it together.
+
+    Args:
+        prefix: Separates the keys of one purpose from others.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"penstock/{prefix}", store)

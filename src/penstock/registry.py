@@ -1,4 +1,4 @@
-"""Names that come from files and callers, looked up in one way, with "did you mean"."""
+"""Lookup of names from files and callers; an unknown one is answered with "did you mean"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.extensions import load_extensions
+from penstock.extras import load_extensions
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def close_name(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | No
 
 
 def _one_edit_apart(a: str, b: str) -> bool:
-    """Is one letter lost, added or wrong, or are two swapped?
+    """Return whether one letter is missing, added or wrong, or two are swapped.
 
     >>> [_one_edit_apart("seed", each) for each in ("sed", "seeds", "send", "sede", "deed ")]
     [True, True, True, True, False]
@@ -47,7 +47,7 @@ def _one_edit_apart(a: str, b: str) -> bool:
 
 
 def _shared(a: str, b: str) -> int:
-    """How many letters both begin with."""
+    """Return the length of the common beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
@@ -72,12 +72,17 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "it has
 
 
 def shortened(name: object) -> object:
-    """A name as it is, or its beginning where it is too long for a sentence."""
+    """Return a name, or its beginning if it is too long for a message."""
     return f"{name[:60]}..." if isinstance(name, str) and len(name) > 60 else name
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
-    """The sentence that refuses ``name``: what was asked, what was meant, what there is.
+    """Return a message about an unknown name, with the closest name and all available ones.
+
+    Args:
+        kind: What the names are: "collator".
+        name: What was written.
+        known: The names there are.
 
     >>> unknown_name("collator", "vison", ["text", "vision"])
     "unknown collator 'vison': did you mean 'vision'? (available: text, vision)"
@@ -91,12 +96,12 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """Things by name, in order of registration; users add to it, the latest of a name wins.
+    """Objects by name, in order of registration; users may add some or replace them.
 
     Args:
         kind: What the entries are, for messages.
         entries: The first entries.
-        extensions: A group of entry points to import before a name is reported as unknown.
+        extensions: A group of entry points to load before a name is reported as unknown.
 
     >>> colours = Registry("colour", {"red": 1})
     >>> colours.add("blue", 2)
@@ -113,17 +118,17 @@ class Registry(Generic[T]):
     ) -> None:
         self.kind = kind
         self._entries: dict[str, T] = dict(entries or {})
-        self._extensions = extensions  # until they were loaded: importing them adds entries
+        self._extensions = extensions  # None once loaded; importing them adds entries
 
     def add(self, name: str, entry: T) -> None:
-        """Make ``entry`` the latest one; an earlier one of the same name is replaced."""
+        """Add ``entry`` as the latest one; an earlier one of the same name is replaced."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a {self.kind} needs a name that is a non-empty str, got {name!r}")
         self._entries.pop(name, None)  # so that a name registered again counts as the latest
         self._entries[name] = entry
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it decorates under ``name``."""
+        """Return a decorator that adds a function or class under ``name``."""
 
         def decorate(entry: T) -> T:
             self.add(name, entry)
@@ -132,7 +137,7 @@ class Registry(Generic[T]):
         return decorate
 
     def find(self, name: str) -> T:
-        """What is registered under ``name``, or an error that says what was probably meant."""
+        """Return the entry of that name; raise a `ConfigError` if there is none."""
         if not isinstance(name, str):
             raise ConfigError(f"the name of a {self.kind} must be a str, got {name!r}")
         if name not in self._entries:
@@ -147,7 +152,7 @@ class Registry(Generic[T]):
             load_extensions(group)
 
     def entries(self) -> list[T]:
-        """Everything registered, the latest last."""
+        """Return all entries, the latest last."""
         self._load_extensions()
         return list(self._entries.values())
 

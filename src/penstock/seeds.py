@@ -7,8 +7,9 @@ import secrets
 
 import torch.distributed as dist
 
-from penstock.arguments import whole_number
+from penstock.arguments import LARGEST_SEED, whole_number
 from penstock.errors import PlanError
+from penstock.ranks import has_several_ranks, shared_store
 
 log = logging.getLogger("penstock")
 
@@ -16,13 +17,13 @@ log = logging.getLogger("penstock")
 class Seed:
     """The seed in use: passed in, drawn at random, or restored from a state.
 
-    In a process group a drawn seed is rank 0's on every rank. A seed drawn before the group exists
-    (trainers create it after the loaders) is replaced by rank 0's when the ranks appear. If
-    something depends on it by then, all ranks are refused instead.
+    In a process group, every rank uses the seed that rank 0 draws. A seed drawn before the group
+    exists (trainers create it after the loaders) is replaced by rank 0's when the group is there.
+    If something depends on the drawn seed by then, every rank raises a `PlanError` instead.
 
     Args:
         seed: A number in [0, 2**64); None draws one.
-        name: Of the argument, for messages.
+        name: The argument's name, for messages.
 
     >>> Seed(42).for_ranks(8)
     42
@@ -30,7 +31,7 @@ class Seed:
 
     def __init__(self, seed: int | None, name: str = "seed") -> None:
         self.given = seed is not None
-        self.value = secrets.randbits(32) if seed is None else checked(seed, name)
+        self.value = secrets.randbits(32) if seed is None else _checked(seed, name)
         self._shared = self.given  # every rank has this value
         self._logged = self.given
         self._reason: str | None = None  # why it can no longer be replaced
@@ -42,9 +43,9 @@ class Seed:
         return seed if isinstance(seed, Seed) else cls(seed)
 
     def fixed(self, reason: str) -> Seed:
-        """Return this seed for a loader that cannot have another one, as if it was passed in.
+        """Return this seed with a value that cannot change, as if it was passed in.
 
-        It still refuses ranks with different seeds.
+        It still raises an error if ranks have different seeds.
 
         Args:
             reason: What depends on the value: "the data were split".
@@ -70,7 +71,7 @@ class Seed:
         return self.value
 
     def _share(self, world: int) -> None:
-        if not several():
+        if not has_several_ranks():
             raise PlanError(
                 f"seed=None with world_size={world} and no process group: each rank would draw "
                 "its own seed; pass the same seed= on every rank"
@@ -85,44 +86,36 @@ class Seed:
         self.value, self._shared = found, True
 
     def settle(self, reason: str) -> None:
-        """Refuse another value from now on: something depends on this one."""
+        """Do not accept another value from now on.
+
+        Args:
+            reason: What depends on the value: "batches were delivered".
+        """
         self._reason = self._reason or reason
 
     def restore(self, seed: int) -> None:
-        """Take the value of a state, which every rank loads."""
-        self.value, self._shared, self._logged = checked(seed), True, True
+        """Use the value of a state, which every rank loads."""
+        self.value, self._shared, self._logged = _checked(seed, "seed"), True, True
 
     def save(self) -> tuple[int, bool, bool, str | None]:
-        """Return what `go_back` needs."""
+        """Return what `go_back` needs to undo later changes."""
         return self.value, self._shared, self._logged, self._reason
 
     def go_back(self, saved: tuple[int, bool, bool, str | None]) -> None:
-        """Undo what happened since `save`."""
+        """Undo the changes since `save`."""
         self.value, self._shared, self._logged, self._reason = saved
 
 
-def checked(seed: int, name: str = "seed") -> int:
-    """Return ``seed`` as an ``int``, refused where no key can have it."""
-    return whole_number(name, seed, minimum=0, maximum=(1 << 64) - 1)
-
-
-def resolve_seed(seed: Seed | int | None, world: int = 1) -> int:
-    """Return ``seed`` itself, checked; for None, one drawn for all of ``world`` ranks.
-
-    >>> resolve_seed(42)
-    42
-    """
-    return Seed.of(seed).for_ranks(world)
-
-
 def from_rank_zero(mine: int) -> int:
-    """Return the seed of rank 0, the first one it shared in this process group.
+    """Return the first seed that rank 0 shared in this process group.
 
-    Through the store, not by a collective: rank 0 never waits, and the others wait no longer than
-    the timeout of the process group.
+    It uses the store and no collective: rank 0 never waits, and the others wait no longer than the
+    timeout of the process group.
+
+    Args:
+        mine: The seed of this rank.
     """
-    shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore("penstock/seed", shared)
+    store = shared_store("seed")
     if dist.get_rank() == 0:
         return int(store.compare_set("value", "", str(mine)))
     try:
@@ -134,8 +127,5 @@ def from_rank_zero(mine: int) -> int:
         ) from error
 
 
-def several(group: dist.ProcessGroup | None = None) -> bool:
-    """Return whether there is a process group of more than one rank."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return False
-    return (group or dist.group.WORLD).size() > 1  # type: ignore[union-attr]
+def _checked(seed: int, name: str) -> int:
+    return whole_number(name, seed, minimum=0, maximum=LARGEST_SEED)

@@ -51,7 +51,10 @@ def test_a_step_of_several_batches_is_told_by_the_number_it_has_in_a_run(command
     seen = final_state(project / "run")["seen"]
     for batch, step in ((4, 2), (5, 3), (11, 6), (12, 7), (13, 7)):
         done = commands(project, "plan", "tiny.yaml", together, "--step", batch)
-        assert f"optimizer steps, and it goes into number {step} of those, from 0" in done.out
+        assert (
+            f"optimizer steps, and this batch is in optimizer step {step}, counted from 0"
+            in done.out
+        )
         assert {int(sample) for sample in re.findall(r"sample (\d+)", done.out)} <= {*seen[step]}
 
 

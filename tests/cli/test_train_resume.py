@@ -8,8 +8,7 @@ import signal
 import pytest
 import torch
 
-from penstock.training.run.directory import RunPaths
-from penstock.training.run.lock import locked
+from penstock.training.run.directory import RunPaths, locked
 from tests.cli.projects import final_state, new_project
 
 SAMPLES, PASSES = 46, 2
@@ -133,7 +132,7 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(
     whole, state, _ = uninterrupted
     done = commands(project, "train", "tiny.yaml", AT=f"{STOPS[name]}:{name}")
     assert done.code == 128 + getattr(signal, name)
-    assert f"{name}: saving at the end of this batch, then leaving" in done.err
+    assert f"{name}: saving after this batch, then exiting" in done.err
     assert done.out.startswith(f"stopped by {name}") and "--resume" in done.out
     assert "Traceback" not in done.err
     if name == "SIGTERM":  # nothing of the step it came in is lost
@@ -177,7 +176,7 @@ def test_a_run_directory_in_use_by_another_process_is_refused_not_overwritten(co
     changed = {path.name for path in before if after[path] != before[path]}
     assert before.keys() == after.keys() and changed <= {".lock"}
     done = commands(project, "train", "tiny.yaml")
-    assert done.code == 2 and "already holds a run: go on with --resume" in done.err
+    assert done.code == 2 and "already holds a run: continue it with --resume" in done.err
 
 
 def test_a_signal_before_the_first_step_ends_it_and_leaves_nothing_to_resume(commands, project):

@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     program.write_text(SILENT)
     done = torchrun(program)
     assert done.returncode == 0, done.stderr
-    assert "the same data: nothing was heard of rank 1 in time" in done.stdout
+    assert "the same data: rank 1 did not answer in time" in done.stdout
 
 
 def test_one_process_has_nobody_to_disagree_with():

@@ -8,8 +8,7 @@ import torch
 
 from penstock.keyed import current_reading, keyed_generator, sample_keys
 from penstock.loaders.stream import StreamLoader
-from penstock.testing import same_batch
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource, same_batch
 
 ARRAY = np.arange(600)
 GEOMETRY = {"block_samples": 10, "window_blocks": 5}

@@ -15,7 +15,7 @@ from penstock.loaders.stream import StreamLoader
 from penstock.order import Cursor
 from penstock.sources.base import Field
 from penstock.streaming.planner import Segment, plan_parts
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ARRAY = np.arange(1200)
 

@@ -16,7 +16,7 @@ import torch
 from penstock.errors import WorkerError
 from penstock.loaders.stream import StreamLoader
 from penstock.order import BlockOrder
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ARRAY = np.arange(600)
 GEOMETRY = {"block_samples": 10, "window_blocks": 5}
@@ -291,7 +291,7 @@ import os, signal, sys, threading
 import numpy as np
 from penstock.loaders.stream import StreamLoader
 from penstock.domains.recording.chunk_loader import RandomChunkLoader
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 {body}
 """
 

@@ -19,7 +19,7 @@ from penstock.errors import WorkerError
 from penstock.streaming import threads
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.threads import BackgroundThread, start_all, stop_all
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ARRAY = np.arange(2000)
 GEOMETRY = {"block_samples": 10, "window_blocks": 5}
@@ -235,7 +235,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from penstock import ChunkedDataLoader, RandomChunkLoader, StreamLoader
 from penstock.streaming import threads
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 from torch.utils.data import Dataset
 
 threads.STOP_SECONDS = 0.5
@@ -341,7 +341,7 @@ RANDOM_MOMENTS = """
 import os, random, signal, sys, threading, time
 import numpy as np
 from penstock import StreamLoader
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 array, rng, found = np.arange(5000), random.Random(int(sys.argv[1])), []
 done = threading.Event()

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.stream import StreamLoader
 from penstock.order import BlockOrder
-from penstock.testing import assert_covers, assert_resumes_everywhere, assert_topology_free
-from penstock.testing.watched import WatchedSource
+from penstock.testing import (
+    WatchedSource,
+    assert_covers,
+    assert_resumes_everywhere,
+    assert_topology_free,
+)
 
 DTYPES = ["u1", "i2", "i8", "f2", "f4", "f8", "c8", "?"]
 

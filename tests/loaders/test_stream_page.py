@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import PlanError
 from penstock.loaders.stream import StreamLoader
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ARRAY = np.zeros((4000, 8), "f4")
 

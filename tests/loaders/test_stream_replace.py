@@ -13,7 +13,7 @@ import zarr
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.stream import StreamLoader
 from penstock.quarantine import read_entries
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 
 ROWS, BLOCK, BATCH = 200, 10, 10
 BAD = range(70, 80)

@@ -93,7 +93,7 @@ def test_a_list_of_equal_tensors_gives_batches_of_one_element():
     loader = loader_of([torch.randn(32) for _ in range(50)], batch_size=8)
     batch = next(iter(loader))
     assert len(batch) == 1 and batch[0].shape == (8, 32)
-    with pytest.raises(ConfigError, match="give a data_collator that pads, or a task_spec"):
+    with pytest.raises(ConfigError, match="pass a data_collator that pads, or a task_spec"):
         loader_of([torch.zeros(1), torch.zeros(2)])
 
 

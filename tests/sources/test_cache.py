@@ -67,7 +67,7 @@ def test_several_processes_share_it(tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path)]) for _ in range(3)]
     assert [run.wait(60) for run in runs] == [0, 0, 0]
     assert size_of(tmp_path) <= 50_000 * (1 + 3 / 16)
-    assert not list(tmp_path.rglob(".new-*"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_full_disk_only_means_that_nothing_is_kept(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_full_disk_only_means_that_nothing_is_kept(tmp_path, monkeypatch):
     def full(*_args, **_options):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    monkeypatch.setattr("penstock.sources.cache.replacing", full)
     cache.put("a", b"hello")
     assert cache.get("a") is None
 

@@ -8,8 +8,7 @@ from penstock.domains.recording import RandomChunkLoader
 from penstock.domains.recording.chunk_pipeline import ChunkPipeline
 from penstock.loaders.stream import StreamLoader
 from penstock.streaming.transfer import Transfer, transfer_to
-from penstock.testing import assert_resumes_everywhere
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource, assert_resumes_everywhere
 
 DATA = np.arange(6000, dtype="f4").reshape(1000, 6)
 

@@ -23,8 +23,7 @@ from penstock.training.checkpoint_files import (
     read_checkpoint,
     write_checkpoint,
 )
-from penstock.training.run.directory import RunPaths, last_good, refuse_a_run
-from penstock.training.run.lock import locked
+from penstock.training.run.directory import RunPaths, check_no_run, last_readable, locked
 
 
 @pytest.fixture
@@ -66,13 +65,13 @@ def test_a_checkpoint_that_cannot_be_read_now_stops_a_resume_and_stays(paths, wa
     names = sorted(os.listdir(paths.checkpoints))
     for first_rank in (True, False, True):  # also the second time
         with pytest.raises(UnreadableCheckpointError, match=r"step-00000020.*cannot be read now"):
-            last_good(paths, first_rank=first_rank)
+            last_readable(paths, first_rank=first_rank)
     assert sorted(os.listdir(paths.checkpoints)) == names
     # what the message advises: move it away for an earlier one, or make it readable
     last.rename(tmp_path / "moved")
-    assert last_good(paths, first_rank=True).content["step"] == 10
+    assert last_readable(paths, first_rank=True).content["step"] == 10
     kept.rename(last)
-    assert last_good(paths, first_rank=True).content["step"] == 20
+    assert last_readable(paths, first_rank=True).content["step"] == 20
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
@@ -84,18 +83,18 @@ def test_without_permission_a_checkpoint_stays_and_nothing_starts_from_0(paths, 
     try:
         os.seteuid(65534)
         with pytest.raises(UnreadableCheckpointError, match="Permission denied"):
-            last_good(paths, first_rank=False)
+            last_readable(paths, first_rank=False)
         os.seteuid(0)
         paths.checkpoints.chmod(0)  # a glob would find nothing in it
         os.seteuid(65534)
         with pytest.raises(CheckpointError, match="cannot be listed"):
-            last_good(paths, first_rank=False)
+            last_readable(paths, first_rank=False)
         with pytest.raises(CheckpointError, match="cannot be listed"):
-            refuse_a_run(paths)
+            check_no_run(paths)
     finally:
         os.seteuid(0)
         paths.checkpoints.chmod(0o755)
-    assert last_good(paths, first_rank=True).content["step"] == 20
+    assert last_readable(paths, first_rank=True).content["step"] == 20
 
 
 SHORT_OF_MEMORY = """
@@ -148,16 +147,16 @@ def test_damaged_ones_are_set_aside_only_when_there_is_a_whole_one(paths):
         paths.checkpoint(step).write_bytes(b"x")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
-            last_good(paths, first_rank=True)
+            last_readable(paths, first_rank=True)
     assert len(paths.saved()) == 2
     write_checkpoint(paths.best, {"step": 5})  # what the message advises: restore one
-    assert last_good(paths, first_rank=True).content["step"] == 5
-    assert not paths.saved() and len(paths.set_aside()) == 2
+    assert last_readable(paths, first_rank=True).content["step"] == 5
+    assert not paths.saved() and len(paths.damaged()) == 2
     paths.best.unlink()
     with pytest.raises(CheckpointError, match=r"step-00000010.damaged.*another run_dir"):
-        last_good(paths, first_rank=True)  # it does not start from 0
+        last_readable(paths, first_rank=True)  # it does not start from 0
     with pytest.raises(ConfigError, match="already holds a run"):
-        refuse_a_run(paths)
+        check_no_run(paths)
 
 
 @given(st.data())

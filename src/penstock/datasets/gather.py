@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +11,14 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from penstock.errors import BatchError
+from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
 from penstock.order.keys import Keys
 from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
+
+SAMPLED_ROWS = 8  # of an array in memory, for its fingerprint
 
 
 def gather_of(dataset: Any) -> Gather | None:
@@ -127,24 +129,25 @@ def fingerprint_of(dataset: Any) -> str | None:
         value = own()
         return None if value is None else str(value)
     if isinstance(dataset, torch.Tensor | np.ndarray):
-        return _digest([dataset])
+        return _array_digest([dataset])
     if isinstance(dataset, TensorDataset):
-        return _digest(list(dataset.tensors))
+        return _array_digest(dataset.tensors)
     return None
 
 
-def _digest(arrays: list[Any]) -> str:
-    """Shapes, dtypes and eight rows of each, spread evenly."""
-    digest = blake2b(digest_size=8)
-    for array in arrays:
-        digest.update(repr((tuple(array.shape), str(array.dtype))).encode())
-        for row in sorted({i * (len(array) - 1) // 7 for i in range(8)} if len(array) else ()):
-            digest.update(_row_bytes(array[row]))
-    return digest.hexdigest()
+def _array_digest(arrays: Iterable[Any]) -> str:
+    """Return a digest of shapes, dtypes and a few rows of each array."""
+    return short_digest(part for array in arrays for part in _array_parts(array))
+
+
+def _array_parts(array: Any) -> Iterator[bytes]:
+    yield repr((tuple(array.shape), str(array.dtype))).encode()
+    for row in sampled_blocks(len(array), SAMPLED_ROWS):
+        yield _row_bytes(array[row])
 
 
 def _row_bytes(row: Any) -> bytes:
-    if isinstance(row, torch.Tensor):  # as bytes: numpy knows no bfloat16
+    if isinstance(row, torch.Tensor):  # viewed as bytes, because numpy has no bfloat16
         return row.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     row = np.asarray(row)
     return b"" if row.dtype.hasobject else row.tobytes()  # of objects: addresses, new every time
@@ -161,7 +164,7 @@ class Reader:
         self.dataset = dataset
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset}  # the gather is found anew where this arrives
+        return {"dataset": self.dataset}  # the gather is found again in the process that gets this
 
     @cached_property
     def _gather(self) -> Gather | None:

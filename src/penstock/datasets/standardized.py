@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from penstock.datasets.gather import (
 )
 from penstock.datasets.progress import progress_bar
 from penstock.errors import BatchError, PlanError
+from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.transforms.standardize import Standardize, Statistic
 
@@ -96,7 +96,7 @@ class StandardizedDataset(Dataset[Any]):
 
     def fingerprint(self) -> str:
         """Identity of the base dataset's data and of the part taken."""
-        part = blake2b(self._members.tobytes(), digest_size=8).hexdigest()
+        part = short_digest([self._members.tobytes()])
         return f"{fingerprint_of(self.base_dataset)}/{part}"
 
 

@@ -1,4 +1,4 @@
-"""Many ranks: who this is, whether all have the same data, and that none is left waiting."""
+"""Several ranks: which one this is, whether all have the same data, and failures of one of them."""
 
 from penstock.distributed.agreement import agree, agreed, plan_identity
 from penstock.distributed.failures import RankError, together

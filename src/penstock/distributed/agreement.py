@@ -1,4 +1,4 @@
-"""Before the first step: do all ranks have the same plan over the same data?"""
+"""A check before training: all ranks must have the same plan over the same data."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from penstock.errors import PlanError
+from penstock.fingerprints import short_digest
 from penstock.loaders.base import Loader
-from penstock.seeds import several
+from penstock.ranks import has_several_ranks, shared_store
 
-HEARD_SECONDS = 3.0  # for the others to hear a reason before the rank that has it is gone
+DELIVERY_SECONDS = 3.0  # to wait until the other ranks have received a reason
 
 Made = TypeVar("Made", bound=Loader)
 
 
 def agreed(make: Callable[[], Made], group: dist.ProcessGroup | None = None) -> Made:
-    """The loader that ``make`` gives, once every rank of the group made the same one.
+    """Return the loader that ``make`` returns, once all ranks of the group have the same one.
 
-    A collective call, as `agree`. A rank whose ``make`` fails raises its own error, and the others
-    one with its message: none is left waiting.
+    This is a collective call, as `agree`. If ``make`` fails on a rank, that rank raises its own
+    error and the others a `PlanError` with its message: no rank keeps waiting.
 
     Args:
         make: Called without arguments; returns a loader.
@@ -36,22 +36,25 @@ def agreed(make: Callable[[], Made], group: dist.ProcessGroup | None = None) -> 
     try:
         loader = make()
     except Exception as error:
-        if several(group):
-            difference({"error": said(error)}, group)
+        if has_several_ranks(group):
+            difference({"error": one_line(error)}, group)
         raise
     agree(loader, group)
     return loader
 
 
 def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
-    """Compare the plan of this loader on all ranks; stop all of them where one differs.
+    """Compare the plan of this loader on all ranks, and raise an error on each if one differs.
 
-    A collective call: every rank of the group makes it, as for ``DistributedDataParallel``. With
-    one process, or none initialised, there is nothing to compare.
+    This is a collective call: every rank of the group makes it, as for
+    ``DistributedDataParallel``. Without a process group, or with one rank, it does nothing.
 
     Args:
-        loader: This rank's loader.
+        loader: The loader of this rank.
         group: The ranks to compare; None for all of them.
+
+    Raises:
+        PlanError: The ranks have different plans or data, or one has no loader.
     """
     if not isinstance(loader, Loader):
         kind = type(loader).__name__
@@ -59,19 +62,19 @@ def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
             f"cannot compare the plan of a {kind} on all ranks: pass a Penstock loader, such as "
             "ChunkedDataLoader or StreamLoader"
         )
-    if not several(group):
+    if not has_several_ranks(group):
         return
     try:
         mine = plan_identity(loader)
-    except (ValueError, OSError) as error:  # said to all ranks, not only to this one's log
-        mine = {"error": said(error)}
+    except (ValueError, OSError) as error:  # for all ranks, and not only in the log of this one
+        mine = {"error": one_line(error)}
     found = difference(mine, group)
     if found is not None:
         raise PlanError(f"the ranks are not about to train on the same data: {found}")
 
 
 def plan_identity(loader: Loader) -> dict[str, Any]:
-    """All that ranks must agree on: place, order, data, batch, chunk and remainder."""
+    """Return what ranks must agree on: position, order, data, batch, chunk and remainder."""
     steps = loader.position.plan.steps
     return {
         **loader.state_dict(),
@@ -84,7 +87,7 @@ def plan_identity(loader: Loader) -> dict[str, Any]:
 
 
 def compare(identities: list[dict[str, Any]]) -> str | None:
-    """What differs, with the ranks of each value; None where nothing does.
+    """Return what differs, with the ranks of each value; None if nothing does.
 
     >>> compare([{"seed": 1}, {"seed": 2}, {"seed": 1}])
     'seed is 1 on ranks 0, 2 but 2 on rank 1'
@@ -107,34 +110,37 @@ def compare(identities: list[dict[str, Any]]) -> str | None:
 
 
 def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> str | None:
-    """What differs between what the ranks of a group say of themselves; None where nothing does.
+    """Return what differs between the values of the ranks of a group; None if nothing does.
 
-    Through the store of the ranks: a group may speak through devices, which nobody may have chosen
-    yet. The group's first rank reads them all, the others its verdict.
+    It uses the store of the process group: a collective may need a device, which may not have been
+    selected yet. The first rank of the group compares, the others read its result.
+
+    Args:
+        mine: What is compared.
+        group: The ranks to compare; None for all of them.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
-    group_key = blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
-    shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"penstock/agree/{group_key}", shared)
-    turn = store.add(f"turns/{rank}", 1)  # the same on every rank: this is a collective call
-    store.set(f"{turn}/{rank}", json.dumps(mine, default=int))  # numpy's numbers as ours
+    group_key = short_digest([repr(ranks).encode()])
+    store = shared_store(f"agree/{group_key}")
+    call = store.add(f"calls/{rank}", 1)  # the same on every rank: this is a collective call
+    store.set(f"{call}/{rank}", json.dumps(mine, default=int))  # default: numpy's numbers
     if rank == 0:
-        keys = [f"{turn}/{r}" for r in range(len(ranks))]
+        keys = [f"{call}/{r}" for r in range(len(ranks))]
         try:
             found = compare([json.loads(each) for each in store.multi_get(keys)])
         except RuntimeError:  # the store's timeout
             silent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
-            found = f"nothing was heard of rank {', '.join(silent)} in time"
-        store.set(f"{turn}/verdict", json.dumps(found))
-    verdict: str | None = json.loads(store.get(f"{turn}/verdict"))
-    if verdict is not None:  # a rank may end now, and the store with it: not before all know why
-        store.set(f"{turn}/heard/{rank}", "")
+            found = f"rank {', '.join(silent)} did not answer in time"
+        store.set(f"{call}/verdict", json.dumps(found))
+    verdict: str | None = json.loads(store.get(f"{call}/verdict"))
+    if verdict is not None:  # this rank may exit, and the store with it: first wait for the others
+        store.set(f"{call}/received/{rank}", "")
         with suppress(RuntimeError):
-            heard = [f"{turn}/heard/{r}" for r in range(len(ranks))]
-            store.wait(heard, timedelta(seconds=HEARD_SECONDS))
+            received = [f"{call}/received/{r}" for r in range(len(ranks))]
+            store.wait(received, timedelta(seconds=DELIVERY_SECONDS))
     return verdict
 
 
-def said(error: BaseException) -> str:
-    """An error in one line, for the logs of other ranks."""
+def one_line(error: BaseException) -> str:
+    """Return an error in one line, for the logs of other ranks."""
     return " ".join(f"{type(error).__name__}: {error}".split())

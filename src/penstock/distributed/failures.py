@@ -1,4 +1,4 @@
-"""A failure on one rank ends the others, with its reason, instead of a hang."""
+"""Failures of one rank end the others, with its reason, instead of a hang."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from penstock.arguments import real_number
-from penstock.distributed.agreement import HEARD_SECONDS, said
+from penstock.distributed.agreement import DELIVERY_SECONDS, one_line
 from penstock.errors import WorkerError
-from penstock.seeds import several
+from penstock.ranks import has_several_ranks, shared_store
 
 FOREVER = timedelta(days=365)
 EVERYONE_IS_DONE = ""
@@ -27,53 +26,58 @@ class RankError(WorkerError):
 
 @contextmanager
 def together(*, grace_seconds: float = 30.0) -> Iterator[None]:
-    """A block that every rank leaves when one of them fails, with that rank's reason.
+    """Context manager that ends on every rank when one of them fails.
 
-    The rank that fails raises its own error. The others raise a `RankError` that tells it, as soon
-    as they come out of what they wait in: with gloo at once, for the connection is closed. Who is
-    still in the block ``grace_seconds`` later cannot come out: that process says the reason and
-    exits with code 1. Nobody leaves the block before all are done with it.
+    The rank that fails raises its own error. The others raise a `RankError` with its reason, as
+    soon as the call that they wait in returns: with gloo at once, because the connection is closed.
+    A process that is still in the block after ``grace_seconds`` prints the reason and exits with
+    code 1. No rank leaves the block before all have finished it.
 
-    News go through the store of the process group, so that no collective, and no device, is
-    needed for it. Without a process group, or with one rank, this is nothing.
+    The ranks communicate by the store of the process group, which needs no collective and no
+    device. Without a process group, or with one rank, it does nothing.
+
+    Args:
+        grace_seconds: How long to wait for a rank to leave the block after another one failed.
+
+    Raises:
+        RankError: Another rank failed.
 
     >>> with together():
     ...     pass  # train
     """
     grace_seconds = real_number("grace_seconds", grace_seconds, minimum=0)
-    if not several():
+    if not has_several_ranks():
         yield
         return
-    room = _Room(dist.get_rank(), dist.get_world_size(), grace_seconds)
-    with room.watched():
+    block = _SharedBlock(dist.get_rank(), dist.get_world_size(), grace_seconds)
+    with block.listening():
         try:
             yield
         except BaseException as error:
-            room.fail(error)
+            block.fail(error)
             raise
-        room.leave()
+        block.leave()
 
 
-class _Room:
-    """What the ranks tell each other of one block: keys in a store, one to wake each rank."""
+class _SharedBlock:
+    """The messages between ranks about one block: keys in a store, one to wake each rank."""
 
     def __init__(self, rank: int, world: int, grace_seconds: float) -> None:
         self.rank, self.world, self.grace_seconds = rank, world, grace_seconds
-        store = _get_default_store()
-        block = store.add(f"penstock/together/blocks/{rank}", 1)  # the same count on every rank
-        self._store = PrefixStore(f"penstock/together/{block}", store)
-        self._news = threading.Event()
-        self._heard = EVERYONE_IS_DONE  # or a reason; holds once there are news
+        block = shared_store("together").add(f"blocks/{rank}", 1)  # the same on every rank
+        self._store = shared_store(f"together/{block}")
+        self._received = threading.Event()
+        self._message = EVERYONE_IS_DONE  # or a reason; valid once `_received` is set
         self._left = threading.Event()
 
-    # -- the thread that listens
+    # -- the listening thread
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """A thread that waits for news as long as the block, on a connection of its own."""
-        listening: Store = self._store.clone()  # type: ignore[attr-defined]  # waits on its own
+    def listening(self) -> Iterator[None]:
+        """Run a thread that waits for a message during the block, on its own connection."""
+        store: dist.Store = self._store.clone()  # type: ignore[attr-defined]
         thread = threading.Thread(
-            target=self._listen, args=(listening,), name="penstock-together", daemon=True
+            target=self._listen, args=(store,), name="penstock-together", daemon=True
         )
         thread.start()
         try:
@@ -81,54 +85,54 @@ class _Room:
         finally:
             self._left.set()
             if self.rank == 0:
-                self._wait_until_heard()  # it may keep the store, which ends with it
-            thread.join(HEARD_SECONDS)
+                self._wait_for_delivery()  # this process may host the store, which ends with it
+            thread.join(DELIVERY_SECONDS)
 
-    def _listen(self, store: Store) -> None:
+    def _listen(self, store: dist.Store) -> None:
         mine = f"wake/{self.rank}"
         try:
             store.wait([mine], FOREVER)
-            self._heard = store.get(mine).decode()
+            self._message = store.get(mine).decode()
         except RuntimeError:
-            self._heard = "the process that kept the store of the ranks is gone"
+            self._message = "the process that hosted the store of the ranks exited"
         with suppress(RuntimeError):
-            store.set(f"heard/{self.rank}", "")
-        self._news.set()
-        if self._heard != EVERYONE_IS_DONE and not self._left.wait(self.grace_seconds):
-            sys.stderr.write(f"penstock: rank {self.rank} is ended: {self._heard}\n")
+            store.set(f"received/{self.rank}", "")
+        self._received.set()
+        if self._message != EVERYONE_IS_DONE and not self._left.wait(self.grace_seconds):
+            sys.stderr.write(f"penstock: rank {self.rank} is ended: {self._message}\n")
             sys.stderr.flush()
-            os._exit(1)  # the main thread waits in a call that nothing else can end
+            os._exit(1)  # the main thread is in a call that cannot be interrupted
 
-    # -- the two ways out
+    # -- the two ways to leave the block
 
     def leave(self) -> None:
-        """Wait until everyone is done; raise what another rank failed of, if one did."""
-        with suppress(RuntimeError):  # a store that is gone is news, too
+        """Wait until every rank has finished; raise a `RankError` if one failed."""
+        with suppress(RuntimeError):  # the listening thread reports that the store is gone
             if self._store.add("done", 1) == self.world:
                 self._wake(EVERYONE_IS_DONE)
-        self._news.wait()
-        if self._heard != EVERYONE_IS_DONE:
-            raise RankError(self._heard)
+        self._received.wait()
+        if self._message != EVERYONE_IS_DONE:
+            raise RankError(self._message)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others; where it is another's failure that came through to here, raise that."""
+        """Send the error to the other ranks; raise a `RankError` if another rank failed first."""
         self._left.set()
-        mine = f"rank {self.rank} failed: {said(error)}"
+        mine = f"rank {self.rank} failed: {one_line(error)}"
         try:
             first = self._store.compare_set("reason", "", mine).decode()
-        except RuntimeError:  # the store is gone, with the rank that kept it and told why
-            first = self._heard if self._news.is_set() else mine
+        except RuntimeError:  # the store is gone, with the rank that hosted it
+            first = self._message if self._received.is_set() else mine
         if first != mine:
             raise RankError(first) from error
         self._wake(mine)
-        self._wait_until_heard()
+        self._wait_for_delivery()
 
-    def _wake(self, news: str) -> None:
+    def _wake(self, message: str) -> None:
         with suppress(RuntimeError):
             for rank in range(self.world):
-                self._store.set(f"wake/{rank}", news)
+                self._store.set(f"wake/{rank}", message)
 
-    def _wait_until_heard(self) -> None:
-        everyone = [f"heard/{rank}" for rank in range(self.world)]
-        with suppress(RuntimeError):  # some are gone already
-            self._store.wait(everyone, timedelta(seconds=HEARD_SECONDS))
+    def _wait_for_delivery(self) -> None:
+        everyone = [f"received/{rank}" for rank in range(self.world)]
+        with suppress(RuntimeError):  # some have exited already
+            self._store.wait(everyone, timedelta(seconds=DELIVERY_SECONDS))

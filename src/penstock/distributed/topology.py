@@ -1,4 +1,4 @@
-"""Which of how many data-parallel ranks this is, from whatever engine runs it."""
+"""The data-parallel rank of this process, from a process group, the environment or a mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ DATA_DIMENSIONS = ("dp", "data", "ddp", "replicate", "dp_replicate", "dp_shard",
 
 
 def topology_from_process_group(group: dist.ProcessGroup | None = None) -> Topology:
-    """This process's place in a process group, the default one if None."""
+    """Return the rank of this process in a process group.
+
+    Args:
+        group: The process group; None for the default one.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         raise PlanError(
             "there is no process group: start the script with torchrun, and call "
@@ -26,7 +30,10 @@ def topology_from_process_group(group: dist.ProcessGroup | None = None) -> Topol
 
 
 def topology_from_environment(environment: Mapping[str, str] | None = None) -> Topology:
-    """What ``torchrun`` said: RANK and WORLD_SIZE; rank 0 of 1 where it said nothing.
+    """Return RANK and WORLD_SIZE as ``torchrun`` sets them; rank 0 of 1 if they are not set.
+
+    Args:
+        environment: The variables; None for those of this process.
 
     >>> topology_from_environment({"RANK": "3", "WORLD_SIZE": "8"})
     Topology(rank=3, world=8)
@@ -45,24 +52,24 @@ def topology_from_environment(environment: Mapping[str, str] | None = None) -> T
 
 
 def topology_from_mesh(mesh: DeviceMesh, dimensions: Sequence[str] | None = None) -> Topology:
-    """The data-parallel coordinates of this process in a mesh.
+    """Return the data-parallel rank of this process in a mesh.
 
-    Ranks that differ only in other dimensions (tensor, context, pipeline parallel) are the same
-    rank here: they get equal batches.
+    Processes that differ only in other dimensions (tensor, context, pipeline parallel) have the
+    same rank: they get equal batches.
 
     Args:
-        mesh: With named dimensions.
-        dimensions: Those over which data differ; by default those with a usual name for it.
+        mesh: A mesh with named dimensions.
+        dimensions: Names of the data-parallel dimensions; None for those of `DATA_DIMENSIONS`.
     """
     names = mesh.mesh_dim_names
     if names is None:
-        raise PlanError("the mesh has no names for its dimensions: give mesh_dim_names to it")
+        raise PlanError("the mesh has no names for its dimensions: pass mesh_dim_names to it")
     wanted = tuple(dimensions or DATA_DIMENSIONS)
     chosen = [name for name in names if name in wanted]
     if not chosen or (dimensions is not None and len(chosen) != len(wanted)):
         raise PlanError(
-            f"the mesh has dimensions {names}, not {wanted}: say with dimensions= over which of "
-            "them data differ"
+            f"the mesh has dimensions {names}, not {wanted}: pass the names of the data-parallel "
+            "dimensions as dimensions="
         )
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -1,8 +1,8 @@
-"""What every loader promises, as assertions to run on your own: resume, coverage, topology.
+"""Assertions that every loader must pass, also your own: resume, coverage, topology.
 
 They work on any loader with the methods that all of Penstock's have (``iter``, ``len``,
 ``remaining``, ``state_dict``, ``load_state_dict``, ``close``), and read every batch of an epoch
-many times: give them a small dataset.
+many times: use a small dataset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.loaders.base import Loader
 
 @dataclass(frozen=True)
 class _Delivered:
-    """One batch, the epoch it is of, and what the loader said about itself after it."""
+    """One batch, its epoch, and the state and length of the loader after it."""
 
     batch: Any
     epoch: int
@@ -31,14 +31,14 @@ class _Delivered:
 
 
 def assert_resumes_everywhere(make_loader: Callable[[], Loader], *, epochs: int = 2) -> None:
-    """Stop after every batch in turn, restore into a new loader, and expect the exact rest.
+    """Stop after each batch, restore the state into a new loader, and expect exactly the rest.
 
-    The state goes through JSON each time. Not only the batches of the rest must be the same, but
-    also the states after each of them, ``len`` and ``remaining``.
+    The state is converted to JSON and back each time. Not only the remaining batches must be the
+    same, but also the states after each of them, ``len`` and ``remaining``.
 
     Args:
-        make_loader: A fresh loader at its beginning, each time it is called.
-        epochs: How far to look: over a whole epoch and into the next ones.
+        make_loader: Returns a new loader at its beginning, each time it is called.
+        epochs: How many epochs to read.
 
     >>> from penstock import ChunkedDataLoader
     >>> assert_resumes_everywhere(lambda: ChunkedDataLoader(torch.arange(9), 2, chunk_size=2))
@@ -87,16 +87,16 @@ def assert_covers(
     epochs: int = 2,
     ids: Callable[[Any], Any] = torch.as_tensor,
 ) -> None:
-    """Each of ``samples`` samples exactly once an epoch, over all ranks; no rank empty or short.
+    """Expect each sample exactly once per epoch over all ranks, and batches on every rank.
 
     Args:
-        make_loader: The loader of ``(rank, world_size)``, over a dataset whose samples tell which
-            of ``range(samples)`` they are.
-        samples: Samples of the dataset.
-        world_size: Ranks to make a loader for, each in turn.
-        dropped: Samples an epoch leaves out, where ``drop_last`` or a limit says so.
-        epochs: Epochs to look at. Where every iteration begins anew (evaluation), it is one.
-        ids: From a batch to the numbers of its samples.
+        make_loader: Returns the loader of ``(rank, world_size)``, over a dataset whose samples
+            contain their number in ``range(samples)``.
+        samples: Number of samples of the dataset.
+        world_size: Number of ranks; each gets a loader.
+        dropped: Number of samples that an epoch leaves out, because of ``drop_last`` or a limit.
+        epochs: Number of epochs to read. For evaluation loaders, each iteration is an epoch.
+        ids: Returns the numbers of the samples of a batch.
 
     >>> from penstock import ChunkedDataLoader
     >>> def make(rank, world_size):
@@ -133,17 +133,17 @@ def assert_topology_free(
     worlds: Iterable[int] = (1, 2, 4),
     ids: Callable[[Any], Any] = torch.as_tensor,
 ) -> None:
-    """The same global batches for every split of ``global_batch`` over ranks, in the same order.
+    """Expect the same global batches in the same order for every number of ranks.
 
-    Steps at the end of an epoch that are not whole may be cut differently (no rank may be empty);
-    together they must hold the same samples.
+    Incomplete steps at the end of an epoch may be divided differently (every rank needs a sample);
+    together they must contain the same samples.
 
     Args:
-        make_loader: The loader of ``(rank, world_size, batch_size)``.
-        samples: Samples of the dataset.
+        make_loader: Returns the loader of ``(rank, world_size, batch_size)``.
+        samples: Number of samples of the dataset.
         global_batch: Samples of a step, over all ranks.
-        worlds: Numbers of ranks that divide ``global_batch``; compared with the first.
-        ids: From a batch to the numbers of its samples.
+        worlds: Numbers of ranks to compare; each must divide ``global_batch``.
+        ids: Returns the numbers of the samples of a batch.
 
     >>> from penstock import ChunkedDataLoader
     >>> def make(rank, world_size, batch_size):
@@ -189,7 +189,7 @@ def _expect_same_steps(
 
 
 def same_batch(one: Any, other: Any) -> bool:
-    """Are two batches bit-identical: structure, types, shapes and values?
+    """Return whether two batches are bit-identical: structure, types, shapes and values.
 
     >>> same_batch({"x": torch.zeros(2)}, {"x": torch.zeros(2)})
     True
@@ -212,7 +212,7 @@ def same_batch(one: Any, other: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As bytes, so that NaN equals NaN; one axis more, in which a scalar has its bytes."""
+    """Return a view as bytes, so that NaN equals NaN; the last axis has the bytes of an element."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().unsqueeze(-1).view(torch.uint8)
 
 
@@ -221,24 +221,24 @@ def _raw(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _deliveries(loader: Loader, epochs: int) -> Iterator[_Delivered]:
-    """Every batch up to the end of epoch ``epochs - 1``, iteration by iteration."""
-    state, anew = _state(loader), 0
-    while (epoch := state["epoch"] + anew) < epochs:
+    """Yield every batch up to the end of epoch ``epochs - 1``."""
+    state, repeated = _state(loader), 0
+    while (epoch := state["epoch"] + repeated) < epochs:
         start, length, promised, came = state, len(loader), loader.remaining, 0
         for batch in loader:
             state, came = _state(loader), came + 1
             yield _Delivered(batch, epoch, state, len(loader))
-            if came < promised:  # after the last batch it speaks of the next chunk already
+            if came < promised:  # after the last batch, len is that of the next chunk
                 _expect(len(loader) == length, f"len changed from {length} in mid-chunk ({state})")
         _expect(came == promised, f"remaining promised {promised} batches, {came} came ({state})")
         _expect(came > 0, f"an iteration delivers nothing ({state})")
-        anew += state == start  # an evaluation loader: every iteration is an epoch
+        repeated += state == start  # an evaluation loader: each iteration is an epoch
 
 
 def _ids_by_epoch(
     loader: Loader, samples: int, epochs: int, ids: Callable[[Any], Any]
 ) -> list[list[list[int]]]:
-    """The numbers of the samples of every batch, epoch by epoch."""
+    """Return the numbers of the samples of every batch, by epoch."""
     found: list[list[list[int]]] = [[] for _ in range(epochs)]
     with closing(loader):
         for delivered in _deliveries(loader, epochs):
@@ -249,7 +249,7 @@ def _ids_by_epoch(
 
 
 def _state(loader: Loader) -> dict[str, Any]:
-    """The state, through JSON, as a checkpoint would have it."""
+    """Return the state after a conversion to JSON and back, as in a checkpoint."""
     state = loader.state_dict()
     again: dict[str, Any] = json.loads(json.dumps(state))
     _expect(again == state, f"the state does not survive JSON: {state} comes back as {again}")
@@ -257,6 +257,6 @@ def _state(loader: Loader) -> dict[str, Any]:
 
 
 def _expect(holds: bool, otherwise: str) -> None:
-    """An assertion that ``python -O`` keeps."""
+    """Raise an AssertionError, also with ``python -O``."""
     if not holds:
         raise AssertionError(otherwise)

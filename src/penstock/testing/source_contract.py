@@ -1,9 +1,10 @@
-"""What every source promises, as tests: subclass it and your own source gets our treatment."""
+"""Tests that every source must pass, and a source that records what is read."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.sources.base import MappedSource, Source
+from penstock.sources import open_source
+from penstock.sources.base import Arrays, Field, MappedSource, Source
+from penstock.sources.combine import seams_of
 
 Expected = Mapping[str, npt.NDArray[Any]]
 RANGES = 40
 
 
 class SourceContract:
-    """Tests for pytest. Give the source and, by other means, what it should hold.
+    """Tests for pytest: subclass it, and return your source and the data it should contain.
 
     >>> from penstock.sources import MemorySource
     >>> class TestMine(SourceContract):
@@ -30,11 +33,11 @@ class SourceContract:
     """
 
     def make_source(self) -> Source:
-        """A fresh source over the same data, each time it is called."""
+        """Return a new source over the same data, each time it is called."""
         raise NotImplementedError
 
     def expected(self) -> Expected:
-        """All samples of each field, as the source should give them."""
+        """Return all samples of each field, as the source should return them."""
         raise NotImplementedError
 
     def test_is_a_source_of_the_expected_length(self) -> None:
@@ -45,7 +48,7 @@ class SourceContract:
         assert source.block_samples >= 1
 
     def test_fields_have_the_expected_shapes_and_dtypes(self) -> None:
-        """``fields`` says what ``read`` will give."""
+        """``fields`` describes what ``read`` returns."""
         fields = {name: (f.shape, f.dtype) for name, f in self.make_source().fields.items()}
         wanted = {name: (a.shape[1:], a.dtype) for name, a in self.expected().items()}
         assert fields == wanted
@@ -79,7 +82,7 @@ class SourceContract:
             _assert_equal(out, {n: a[indices] for n, a in expected.items()}, indices)
 
     def test_views_equal_what_is_read(self) -> None:
-        """What can be looked at in place is what ``read`` gives, and cannot be changed."""
+        """A view has the same data as ``read``, and is read-only."""
         source, expected = self.make_source(), self.expected()
         if not isinstance(source, MappedSource):
             return
@@ -111,7 +114,7 @@ class SourceContract:
     def test_survives_pickling(self) -> None:
         """A copy made by pickle reads the same and is the same data."""
         source, expected = self.make_source(), self.expected()
-        self._read_all(source)  # what was opened must not be in the way
+        self._read_all(source)  # open files must not prevent it
         other = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
         _assert_equal(self._read_all(other), expected, "unpickled")
         assert other.fingerprint() == source.fingerprint()
@@ -125,7 +128,7 @@ class SourceContract:
         assert isinstance(before, str) and before
 
     def test_threads_read_at_once(self) -> None:
-        """Several threads on one source get what one would."""
+        """Several threads that share a source read the same as one."""
         source, expected = self.make_source(), self.expected()
         ranges = list(self._ranges(source)) * 2
 
@@ -139,7 +142,7 @@ class SourceContract:
                 _assert_equal(out, {n: a[start:stop] for n, a in expected.items()}, (start, stop))
 
     def test_refuses_what_is_out_of_range(self) -> None:
-        """Ranges and indices outside are a ``PlanError`` that says how many samples there are."""
+        """Ranges and indices outside raise a ``PlanError`` with the number of samples."""
         source, length = self.make_source(), self._length()
         out = _buffers(self.expected(), length + 3)
         calls = [
@@ -153,7 +156,7 @@ class SourceContract:
             assert str(length) in _refusal(call)
 
     def test_refuses_buffers_that_do_not_fit(self) -> None:
-        """Too few rows, another dtype or an unknown field are refused, nothing is cast."""
+        """Too few rows, another dtype and an unknown field are errors; nothing is cast."""
         source, expected = self.make_source(), self.expected()
         name, array = next(iter(expected.items()))
         if not self._length():
@@ -185,8 +188,74 @@ class SourceContract:
             yield (min(pair), max(pair))
 
 
+class WatchedSource:
+    """A wrapper of a source that records every range read, and calls a function before each read.
+
+    The function may count, wait for an event, or raise an exception, to simulate slow, hanging or
+    broken storage.
+
+    Args:
+        source: What `open_source` accepts.
+        before_read: Called with start and stop before each read.
+        block_samples: Block size to report instead of the source's.
+
+    >>> source = WatchedSource(np.arange(10), block_samples=5)
+    >>> source.read(0, 5, {"": np.empty(5, np.int64)})
+    >>> source.reads
+    [(0, 5)]
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        before_read: Callable[[int, int], object] = lambda start, stop: None,
+        *,
+        block_samples: int | None = None,
+    ) -> None:
+        self._source, self.before_read = open_source(source), before_read
+        self._block = block_samples or self._source.block_samples
+        self._lock = threading.Lock()
+        self.reads: list[tuple[int, int]] = []
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Fields of the source."""
+        return self._source.fields
+
+    @property
+    def block_samples(self) -> int:
+        """Block size of the source, or the one passed in."""
+        return self._block
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return f"WatchedSource({self._source!r})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Seams of the source."""
+        return seams_of(self._source)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the source."""
+        return self._source.fingerprint()
+
+    def read(self, start: int, stop: int, out: Arrays) -> None:
+        """Record the range, call ``before_read``, and read."""
+        with self._lock:
+            self.reads.append((start, stop))
+        self.before_read(start, stop)
+        self._source.read(start, stop, out)
+
+    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
+        """Read those samples, without a record."""
+        self._source.take(indices, out)
+
+
 def _buffers(expected: Expected, samples: int, fill: int = 170) -> dict[str, npt.NDArray[Any]]:
-    """Buffers for that many samples, full of a byte that a forgotten sample would show."""
+    """Return buffers filled with a byte, so that a sample that is not written is noticed."""
     out = {n: np.empty((samples, *a.shape[1:]), a.dtype) for n, a in expected.items()}
     for array in out.values():
         array.reshape(-1).view(np.uint8)[:] = fill
@@ -213,4 +282,4 @@ def _refusal(call: Any) -> str:
         call()
     except PlanError as error:
         return str(error)
-    raise AssertionError("what does not fit was not refused")
+    raise AssertionError("expected a PlanError, and nothing was raised")

@@ -1,4 +1,4 @@
-"""The checkpoints of a directory: a small file, made again from the checkpoints if need be."""
+"""The checkpoints of a directory: a small file, rebuilt from the checkpoints if needed."""
 
 from __future__ import annotations
 
@@ -143,3 +143,30 @@ def kept(
     stay = {entry.file for entry in ranked(entries, mode)[: max(1, best)]}
     stay |= {entry.file for entry in entries[-max(1, last) :]}
     return [entry for entry in entries if entry.file in stay]
+
+
+_COMMIT = re.compile("[0-9a-f]{40,64}")
+
+
+def git_commit(start: Path) -> str | None:
+    """The commit checked out at ``start`` or above it; None where there is no repository."""
+    for directory in (start, *start.parents):
+        git = directory / ".git"
+        if git.is_dir():
+            return _commit(git)
+    return None
+
+
+def _commit(git: Path) -> str | None:
+    try:
+        found = (git / "HEAD").read_text().strip()
+        if found.startswith("ref: "):
+            name = found.removeprefix("ref: ")
+            if (git / name).exists():
+                found = (git / name).read_text().strip()
+            else:
+                packed = (git / "packed-refs").read_text().splitlines()
+                found = next((line[: -len(name) - 1] for line in packed if line.endswith(name)), "")
+    except (OSError, ValueError):
+        return None
+    return found if _COMMIT.fullmatch(found) else None

@@ -17,20 +17,21 @@ from penstock.training.checkpoint_files import (
     DamagedCheckpointError,
     NoCheckpointError,
     check_loadable,
+    random_state,
     read_checkpoint,
     reason_of,
+    restore_random_state,
     write_checkpoint,
 )
 from penstock.training.checkpoint_registry import (
     CheckpointMetadata,
+    git_commit,
     kept,
     metadata_of,
     ranked,
     read_registry,
     write_registry,
 )
-from penstock.training.git_commit import git_commit
-from penstock.training.random_state import random_state, restore_random_state
 
 log = logging.getLogger("penstock")
 

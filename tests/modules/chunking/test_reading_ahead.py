@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.testing.watched import WatchedSource
+from penstock.testing import WatchedSource
 from tests.modules.chunking.runs import fit
 
 pytestmark = [

@@ -7,7 +7,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +25,7 @@ from penstock.domains.audio.files import (
 )
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
+from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.transforms.audio import Quantize
 
@@ -206,12 +206,10 @@ class AudioDataset(Dataset[Any]):
 
     def fingerprint(self) -> str:
         """Return the identity of the files and of the settings; independent of path and time."""
-        digest = blake2b(digest_size=8)
         settings = self.quantize, self.sample_len, self.target_sr, self.drop_last, self.is_stereo
-        digest.update(repr((settings, self.interleaving_strategy)).encode())
-        for file in self.windows.files:
-            digest.update(repr((file.name, file.frames, file.sample_rate, file.nbytes)).encode())
-        return digest.hexdigest()
+        files = ((f.name, f.frames, f.sample_rate, f.nbytes) for f in self.windows.files)
+        facts = [(settings, self.interleaving_strategy), *files]
+        return short_digest(repr(each).encode() for each in facts)
 
     def __getitem__(self, index: int) -> Any:
         levels = self.quantize(self._wave(self.windows[index]))

@@ -1,4 +1,4 @@
-"""Cross-validation with folds by author."""
+"""Cross-validation of classifiers, with splits in which no author is in two parts."""
 
 from penstock.domains.folds.cross_validation import cross_val_training, single_fold_training
 from penstock.domains.folds.engine import TrainingEngine

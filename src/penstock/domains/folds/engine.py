@@ -1,4 +1,4 @@
-"""Trains any model on folds, all of them in one way."""
+"""`TrainingEngine`: trains and evaluates a model on the folds of a dataset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from torch import nn
 from penstock.arguments import a_path, flag, map_style, shown, whole_number
 from penstock.datasets.gather import fingerprint_of
 from penstock.datasets.standardized import as_indices
-from penstock.domains.folds.classification import Stepping, balanced_weights, check_labels
-from penstock.domains.folds.fold import Fold, Standing, fit, restore, state_of
-from penstock.domains.folds.fold_config import ENGINE, EVERY, fold_config
-from penstock.domains.folds.fold_data import EpochBatches, fold_loaders, fold_subsets
-from penstock.domains.folds.fold_result import fold_result, for_store, from_store
-from penstock.domains.folds.labels import labels_of
-from penstock.domains.folds.pooling import pool, summarize_folds, vote
+from penstock.domains.folds.config import ALL, ENGINE, fold_config
+from penstock.domains.folds.data import check_labels, fold_loaders, fold_subsets, labels_of
+from penstock.domains.folds.fold import (
+    Fold,
+    Progress,
+    fit,
+    restore,
+    result_from_state,
+    result_to_state,
+)
 from penstock.domains.folds.run_directory import RunDirectory, digest_of
+from penstock.domains.folds.scores import balanced_weights, pool, summarize_folds, vote
 from penstock.domains.folds.splits import check_split
 from penstock.domains.spectrograms import MOST_CLASSES
 from penstock.errors import ConfigError, PlanError
@@ -36,16 +40,19 @@ FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] |
 class TrainingEngine:
     """Trains ``model_class(num_classes=...)`` on the folds of a dataset of ``(x, class)``.
 
-    A fold is standardised by its training part's statistics, augmented in its training part
-    alone, trained until its validation loss stops falling, and put back to its best weights.
-    What happens is a function of the seed: of weights, order, augmentation and dropout alike.
+    Both parts of a fold are standardized by the statistics of its training part. Only the training
+    part is augmented. A fold is trained until its validation loss stops falling, and its best
+    weights are restored. The seed determines weights, order, augmentation and dropout.
 
     Args:
-        model_class: called with ``num_classes=``.
-        num_classes: of the labels ``0 .. num_classes - 1``.
-        config: settings by name; the rest are the defaults of `cross_val_training`.
-        run_directory: where checkpoints go; a run that ended there goes on at its fold and epoch.
-        progress: None shows bars on a terminal.
+        model_class: Called with ``num_classes=``; returns a new model.
+        num_classes: Number of classes; labels are ``0 .. num_classes - 1``.
+        config: Settings by name; the others have the defaults of `cross_val_training`.
+        run_directory: Directory for checkpoints. A run that was interrupted continues from them.
+        progress: Show progress bars. None shows them on a terminal.
+
+    Raises:
+        ConfigError: An argument or a setting is invalid.
     """
 
     def __init__(
@@ -63,31 +70,27 @@ class TrainingEngine:
         self.num_classes = whole_number(
             "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
         )
-        self.config = fold_config(config, ENGINE, known=EVERY)
+        self.config = fold_config(config, ENGINE, known=ALL)
         self.run_directory = (
             None if run_directory is None else a_path("run_directory", run_directory)
         )
         self.progress = None if progress is None else flag("progress", progress)
-        self.device = _device()
-
-    # -- runs
+        accelerator = torch.accelerator.is_available()
+        found = torch.accelerator.current_accelerator() if accelerator else None
+        self.device = found or torch.device("cpu")
 
     def run_cross_validation(
         self, dataset: Any, fold_indices: FoldIndices, *, groups: npt.ArrayLike | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Every fold's result and their summary; and the best scores each fold had.
+        """Train all folds; return their results with a summary, and the best scores of each.
 
         Args:
-            dataset: of samples ``(x, class)``.
-            fold_indices: training and validation samples of each fold.
-            groups: the recording each sample is cut from; the segments of one then vote.
+            dataset: A map-style dataset of samples ``(x, class)``.
+            fold_indices: Training and validation samples of each fold.
+            groups: The recording that each sample was cut from. If passed, the samples of a
+                recording vote for its class.
         """
-        folds, labels = self._checked(dataset, fold_indices)
-        store = self._store(dataset, labels, folds)
-        found = [
-            self._train(dataset, labels, fold, number, store)
-            for number, fold in enumerate(folds, start=1)
-        ]
+        folds, found = self._train_all(dataset, fold_indices)
         results = {
             "fold_results": {f"fold_{i}": fold for i, fold in enumerate(found, start=1)},
             "summary": self._summary(found, folds, groups),
@@ -108,10 +111,15 @@ class TrainingEngine:
         *,
         groups: npt.ArrayLike | None = None,
     ) -> dict[str, Any]:
-        """The result of one fold; with ``groups``, also the votes of each recording's segments."""
-        folds, labels = self._checked(dataset, [(train_indices, val_indices)])
-        store = self._store(dataset, labels, folds)
-        result = self._train(dataset, labels, folds[0], 1, store)
+        """Train one fold; return its result.
+
+        Args:
+            dataset: A map-style dataset of samples ``(x, class)``.
+            train_indices: The training samples.
+            val_indices: The validation samples.
+            groups: As in `run_cross_validation`.
+        """
+        folds, (result,) = self._train_all(dataset, [(train_indices, val_indices)])
         if groups is not None:
             recordings = np.asarray(groups)[folds[0][1]]
             result |= vote(result["val_predictions"], result["val_targets"], recordings)
@@ -122,14 +130,32 @@ class TrainingEngine:
     def _create_data_subsets(
         self, dataset: Any, train: Indices, val: Indices
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """Both parts as they are trained on, and the statistics of the training part."""
+        """Return both parts as datasets, and the statistics of the training part."""
         return fold_subsets(
             dataset, train, val, self.config, classes=self.num_classes, progress=self.progress
         )
 
     def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
-        """The loaders of both parts, the same for every way of training."""
+        """Return the loaders of both parts."""
         return fold_loaders(train_subset, val_subset, self.config)
+
+    def _train_all(
+        self, dataset: Any, fold_indices: FoldIndices
+    ) -> tuple[list[tuple[Indices, Indices]], list[dict[str, Any]]]:
+        """Return the folds after checking them, and the result of each."""
+        size = len(map_style("dataset", dataset))
+        folds = [(as_indices(train, size), as_indices(val, size)) for train, val in fold_indices]
+        if not folds:
+            raise PlanError("fold_indices must have at least 1 fold, got none")
+        labels = labels_of(dataset)
+        for train, val in folds:
+            check_split(train, val, authors=None)
+            check_labels(labels[np.concatenate([train, val])], self.num_classes)
+        directory = self._open_directory(dataset, labels, folds)
+        return folds, [
+            self._train(dataset, labels, fold, number, directory)
+            for number, fold in enumerate(folds, start=1)
+        ]
 
     def _train(
         self,
@@ -137,42 +163,42 @@ class TrainingEngine:
         labels: Indices,
         parts: tuple[Indices, Indices],
         number: int,
-        store: RunDirectory | None,
+        directory: RunDirectory | None,
     ) -> dict[str, Any]:
-        saved = None if store is None else store.load(number)
-        if store is not None and saved is not None and "result" in saved:
-            with store.restoring(number):
-                return from_store(saved["result"])
+        saved = None if directory is None else directory.load(number)
+        if directory is not None and saved is not None and "result" in saved:
+            with directory.restoring(number):
+                return result_from_state(saved["result"])
+
+        def save(state: dict[str, Any]) -> None:
+            if directory is not None:
+                directory.save(number, state)
+
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
-        with ExitStack() as stack, _own_draws(self.device):
+        with ExitStack() as stack, _restored_generators(self.device):
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
                 if isinstance(loader, Loader):
                     stack.enter_context(loader)
-            fold = self._fold(number, labels[parts[0]], loaders)
-            standing = Standing()
-            if store is not None and saved is not None:
-                with store.restoring(number):
-                    standing = restore(fold, saved)
-            figures = self._figures(loaders)
-
-            def save(standing: Standing) -> None:
-                if store is not None:
-                    store.save(number, state_of(fold, standing))
-
-            evaluation = fit(fold, standing, self.config, save, self.progress)
-            result = fold_result(fold, standing, evaluation) | statistics | figures
-        if store is not None:
-            store.save(number, {"result": for_store(result)})
+            fold, progress = self._fold(number, labels[parts[0]], loaders), Progress()
+            if directory is not None and saved is not None:
+                with directory.restoring(number):
+                    progress = restore(fold, saved)
+            figures = {}
+            if self.config["benchmark_performance"]:
+                train, val = map(DataLoaderPerformanceMonitor().time_batch_loading, loaders)
+                figures = {"performance": {"train": train, "val": val}}
+            result = fit(fold, progress, save, self.progress) | statistics | figures
+        save({"result": result_to_state(result)})
         return result
 
     def _fold(self, number: int, labels: Indices, loaders: tuple[Any, Any]) -> Fold:
-        config, seed = self.config, self.config["seed"]
-        torch.manual_seed(derive_key(seed, "fold", number, "weights"))
+        config = self.config
+        torch.manual_seed(derive_key(config["seed"], "fold", number, "weights"))
         model = self.model_class(num_classes=self.num_classes)
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"model_class must make a torch.nn.Module of num_classes=, made {shown(model)}"
+                f"model_class must return a torch.nn.Module for num_classes=, got {shown(model)}"
             )
         model = model.to(self.device)
         weights = balanced_weights(labels, self.num_classes).to(self.device)
@@ -180,16 +206,7 @@ class TrainingEngine:
         optimizer = torch.optim.Adam(
             model.parameters(), config["learning_rate"], weight_decay=config["l2_regularization"]
         )
-        stepping = Stepping(self.device, config["mixed_precision"], config["gradient_clipping"])
-        epochs = EpochBatches(loaders[0], seed)
-        return Fold(number, model, criterion, optimizer, epochs, loaders[1], stepping, seed)
-
-    def _figures(self, loaders: tuple[Any, Any]) -> dict[str, Any]:
-        if not self.config["benchmark_performance"]:
-            return {}
-        monitor = DataLoaderPerformanceMonitor()
-        parts = zip(("train", "val"), loaders, strict=True)
-        return {"performance": {name: monitor.time_batch_loading(each) for name, each in parts}}
+        return Fold(number, model, criterion, optimizer, *loaders, self.device, config)
 
     def _summary(
         self, found: list[dict[str, Any]], folds: FoldIndices, groups: npt.ArrayLike | None
@@ -205,30 +222,15 @@ class TrainingEngine:
             summary |= vote(logits, targets, recordings)
         return summary
 
-    # -- before anything runs
-
-    def _checked(
-        self, dataset: Any, fold_indices: FoldIndices
-    ) -> tuple[list[tuple[Indices, Indices]], Indices]:
-        """The folds, and the class of every sample of the dataset."""
-        size = len(map_style("dataset", dataset))
-        folds = [(as_indices(train, size), as_indices(val, size)) for train, val in fold_indices]
-        if not folds:
-            raise PlanError("fold_indices must have at least 1 fold, got none")
-        labels = labels_of(dataset, np.arange(size))
-        for train, val in folds:
-            check_split(train, val, authors=None)
-            check_labels(labels[np.concatenate([train, val])], self.num_classes)
-        return folds, labels
-
-    def _store(
+    def _open_directory(
         self, dataset: Any, labels: Indices, folds: list[tuple[Indices, Indices]]
     ) -> RunDirectory | None:
         if self.run_directory is None:
             return None
-        kept = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
+        # measuring the loaders does not change the result
+        settings = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
         identity = {
-            **kept,
+            **settings,
             "num_classes": self.num_classes,
             "model": getattr(self.model_class, "__qualname__", repr(self.model_class)),
             "data": fingerprint_of(dataset),
@@ -238,13 +240,8 @@ class TrainingEngine:
         return RunDirectory(self.run_directory, identity)
 
 
-def _device() -> torch.device:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
-
-
-def _own_draws(device: torch.device) -> AbstractContextManager[None]:
-    """A block that may seed torch as it likes: the caller's generators are as before afterwards."""
+def _restored_generators(device: torch.device) -> AbstractContextManager[None]:
+    """A block that may seed torch; afterwards the caller's generators are as before."""
     if device.type == "cpu":
         return torch.random.fork_rng(devices=[])
     index = torch.accelerator.current_device_index()

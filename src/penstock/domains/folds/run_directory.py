@@ -1,17 +1,17 @@
-"""Where a run by folds keeps its progress, so that it can be resumed."""
+"""`RunDirectory`: the checkpoints of a run by folds, so that it can be resumed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.arguments import a_path, mapping, shown
 from penstock.atomic_files import remove_unfinished, replace_text
 from penstock.errors import ConfigError, StateError
+from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.training.checkpoint_files import (
     DamagedCheckpointError,
@@ -25,13 +25,17 @@ FORMAT: Final = "penstock-folds/1"
 
 
 class RunDirectory:
-    """Checkpoints of the folds of one run; a directory of another run is refused.
+    """The directory with the checkpoints of the folds of one run.
 
-    Files are replaced whole: a process that dies while it writes leaves the one before.
+    Files are replaced atomically: a process that dies while writing leaves the previous file.
 
     Args:
         path: The directory; created if it does not exist.
-        identity: What makes this run another one: settings, data, split. Plain values.
+        identity: Plain values that identify the run: settings, data, split.
+
+    Raises:
+        ConfigError: The directory cannot be created.
+        StateError: The directory holds another run.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, Any]) -> None:
@@ -44,13 +48,13 @@ class RunDirectory:
                 f"({error.strerror}): give another one"
             ) from error
         remove_unfinished(self.path)
-        described = {"format": FORMAT, **json.loads(json.dumps(identity))}
+        wanted = {"format": FORMAT, **json.loads(json.dumps(identity))}
         file = self.path / "run.json"
         if file.is_symlink() or file.exists():
-            _check(self.path, _described(file), described)
+            _check_identity(self.path, _read_identity(file), wanted)
         else:
             self._refuse_folds()
-            replace_text(file, json.dumps(described, indent=2))
+            replace_text(file, json.dumps(wanted, indent=2))
 
     def _refuse_folds(self) -> None:
         found = sorted(self.path.glob("fold_*.pt"))
@@ -61,7 +65,7 @@ class RunDirectory:
             )
 
     def load(self, fold: int) -> dict[str, Any] | None:
-        """The latest checkpoint of a fold; None where there is none."""
+        """Return the latest checkpoint of a fold; None if there is none."""
         file = self.file_of(fold)
         try:
             return read_checkpoint(file)
@@ -73,45 +77,42 @@ class RunDirectory:
             ) from error
 
     def save(self, fold: int, state: dict[str, Any]) -> None:
-        """Make this the checkpoint of a fold."""
+        """Save the checkpoint of a fold."""
         write_checkpoint(self.file_of(fold), state)
 
     @contextmanager
     def restoring(self, fold: int) -> Iterator[None]:
-        """A block that uses a checkpoint; what does not fit is reported with the file's name."""
+        """A block that uses a checkpoint; an error is raised again with the name of the file."""
         try:
             yield
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+            reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
             raise StateError(
-                f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({why}): restore "
+                f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({reason}): restore "
                 f"it, or delete it to train fold {fold} again"
             ) from error
 
     def file_of(self, fold: int) -> Path:
-        """The checkpoint's file."""
+        """Return the path of a fold's checkpoint."""
         return self.path / f"fold_{fold}.pt"
 
 
 def digest_of(parts: Iterable[Indices]) -> str:
-    """Identity of some lists of samples, in order."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(f"{len(part)}:".encode() + part.tobytes())
-    return digest.hexdigest()
+    """Return a digest of lists of samples, in their order."""
+    return short_digest(f"{len(part)}:".encode() + part.tobytes() for part in parts)
 
 
-def _described(file: Path) -> Mapping[str, Any]:
+def _read_identity(file: Path) -> Mapping[str, Any]:
     try:
         return mapping("its content", json.loads(file.read_text()), error=StateError)
     except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise StateError(
-            f"{str(file)!r} cannot be read ({why}): restore it, or use another directory"
+            f"{str(file)!r} cannot be read ({reason}): restore it, or use another directory"
         ) from error
 
 
-def _check(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_identity(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for name in dict.fromkeys([*wanted, *found]):
         if found.get(name) != wanted.get(name):
             raise StateError(

@@ -1,26 +1,37 @@
-"""Splits by author: no author is in two parts, and every class can be learnt."""
+"""Splits by author: no author is in two parts, and every class is in every training part."""
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import real_number, whole_number
-from penstock.domains.folds.class_counts import Census, Parts
-from penstock.domains.folds.split_search import Judgement, search
+from penstock.arguments import array_of, real_number, whole_number
+from penstock.datasets.progress import progress_bar
 from penstock.errors import PlanError
 from penstock.extras import optional
 from penstock.order import Indices
 
-RETRY_VAL_SEGMENTS, RETRY_TEST_SEGMENTS = 5, 8  # asked for where more cannot be had
+log = logging.getLogger("penstock")
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+Parts: TypeAlias = npt.NDArray[np.int64]  # the part that each author is in
+
+# minimum numbers of segments that are tried if more are impossible
+RETRY_VAL_SEGMENTS, RETRY_TEST_SEGMENTS = 5, 8
+BETTER_ATTEMPTS: Final = 300  # stop after this number of attempts without a better split
+NEW_ATTEMPTS: Final = 50  # stop after this number of attempts without a new split
 
 
 class Folds(NamedTuple):
-    """Training and validation samples of every fold, their score and the seed that gave them."""
+    """Training and validation samples of every fold, their score, and the seed of the split."""
 
     folds: list[tuple[Indices, Indices]]
     score: float
@@ -44,12 +55,23 @@ def author_folds(
     min_val_segments: int = 0,
     progress: bool | None = None,
 ) -> Folds:
-    """The folds by author whose classes are spread most evenly, of many that are tried.
+    """Return the folds by author whose classes are distributed most evenly.
 
-    No author is in the training and the validation part of a fold, every sample is validated
-    once, every class is in every training part, and a class that is in a validation part has at
-    least ``min_val_segments`` there. The score is the mean share by which a class misses an equal
-    share of its segments; 0 is perfect.
+    No author is in both parts of a fold, every sample is in one validation part, and every class
+    is in every training part. The score is the mean relative difference between a class's segments
+    in a validation part and an equal share of them; 0 is perfect.
+
+    Args:
+        labels: The class of each sample.
+        authors: The author of each sample.
+        n_splits: Number of folds, 2 or more.
+        max_attempts: Number of random splits to try. The search ends earlier if no better split
+            is likely.
+        min_val_segments: A class in a validation part has at least this number of samples there.
+        progress: Show a progress bar. None shows it on a terminal.
+
+    Raises:
+        PlanError: No split satisfies the conditions.
 
     >>> folds, score, seed = author_folds([0, 1] * 8, [0, 0, 1, 1, 2, 2, 3, 3] * 2, n_splits=2)
     >>> score, [len(val) for _, val in folds]
@@ -58,24 +80,24 @@ def author_folds(
     whole_number("n_splits", n_splits, minimum=2)
     whole_number("max_attempts", max_attempts, minimum=1)
     whole_number("min_val_segments", min_val_segments, minimum=0)
-    census = Census.of(labels, authors)
-    if len(census.authors) < n_splits:
+    table = _AuthorTable.of(labels, authors)
+    if len(table.authors) < n_splits:
         raise PlanError(
             f"{n_splits} folds by author need at least {n_splits} authors, "
-            f"got {len(census.authors)}: lower k_folds"
+            f"got {len(table.authors)}: lower k_folds"
         )
-    census.require_authors(2, "one to train on when the other is left out")
+    table.require_authors(2, "one to train on when the other is left out")
     while True:
-        census.require_segments(min_val_segments, f"min_val_segments is {min_val_segments}")
+        table.require_segments(min_val_segments, f"min_val_segments is {min_val_segments}")
         found = search(
-            partial(_propose_folds, census, n_splits),
-            partial(_judge_folds, census, n_splits, min_val_segments),
+            partial(_propose_folds, table, n_splits),
+            partial(_rate_folds, table, n_splits, min_val_segments),
             first_seed=0,
             attempts=max_attempts,
             progress=progress,
         )
         if found.parts is not None:
-            return Folds(_samples_of(census, found.parts, n_splits), found.score, found.seed)
+            return Folds(table.samples_of(found.parts, n_splits), found.score, found.seed)
         if min_val_segments <= RETRY_VAL_SEGMENTS:
             raise PlanError(
                 f"none of {found.attempts} splits into {n_splits} folds can be used: "
@@ -94,41 +116,54 @@ def author_split(
     min_test_segments: int = 5,
     progress: bool | None = None,
 ) -> Split:
-    """The split by author that comes nearest to ``test_size`` of every class's segments.
+    """Return the split by author that comes closest to ``test_size`` of every class.
 
-    No author is in both parts; every class is in both, with two authors or more in the training
-    part and at least ``min_test_segments`` in the other.
+    No author is in both parts. Every class is in both parts, with at least two authors in the
+    training part.
+
+    Args:
+        labels: The class of each sample.
+        authors: The author of each sample.
+        test_size: Share of the samples in the second part, between 0 and 1.
+        random_state: The first seed to try.
+        max_attempts: Number of random splits to try. The search ends earlier if no better split
+            is likely.
+        min_test_segments: Every class has at least this number of samples in the second part.
+        progress: Show a progress bar. None shows it on a terminal.
+
+    Raises:
+        PlanError: No split satisfies the conditions.
     """
     if not 0 < real_number("test_size", test_size) < 1:
         raise PlanError(f"test_size must be a share between 0 and 1, got {test_size!r}")
     whole_number("random_state", random_state, minimum=0, maximum=2**32 - 1)
     whole_number("max_attempts", max_attempts, minimum=1)
     whole_number("min_test_segments", min_test_segments, minimum=0)
-    census = Census.of(labels, authors)
-    census.require_authors(3, "two to train on and one to test")
+    table = _AuthorTable.of(labels, authors)
+    table.require_authors(3, "two to train on and one to test")
     while True:
         least = min_test_segments
-        census.require_segments(least + 2, f"min_test_segments is {least}, and two must be left")
+        table.require_segments(least + 2, f"min_test_segments is {least}, and two must be left")
         found = search(
-            partial(_propose_split, census, test_size),
-            partial(_judge_split, census, test_size, least),
+            partial(_propose_split, table, test_size),
+            partial(_rate_split, table, test_size, least),
             first_seed=random_state,
             attempts=max_attempts,
             progress=progress,
         )
         if found.parts is not None:
-            ((train, val),) = _samples_of(census, found.parts, 2)[1:]
+            _, (train, val) = table.samples_of(found.parts, 2)
             return Split(train, val, found.score)
-        if min_test_segments <= RETRY_TEST_SEGMENTS:
+        if least <= RETRY_TEST_SEGMENTS:
             raise PlanError(
                 f"none of {found.attempts} splits can be used: {found.problem}; "
-                "lower min_test_segments, or take another test_size"
+                "lower min_test_segments, or change test_size"
             )
         min_test_segments = RETRY_TEST_SEGMENTS
 
 
 def check_split(train: Indices, val: Indices, authors: npt.ArrayLike | None) -> None:
-    """Refuse parts that share a sample, or an author."""
+    """Raise `PlanError` if a part is empty, or both parts share a sample or an author."""
     for part, name in ((train, "training"), (val, "validation")):
         if not len(part):
             raise PlanError(f"the {name} part of the split is empty")
@@ -142,62 +177,197 @@ def check_split(train: Indices, val: Indices, authors: npt.ArrayLike | None) -> 
             raise PlanError(f"author {both[0]!s} is in the training and in the validation part")
 
 
-def _propose_folds(census: Census, n_splits: int, seed: int) -> Parts:
+@dataclass(frozen=True)
+class _AuthorTable:
+    """The number of segments of each class by each author; parts consist of authors."""
+
+    classes: npt.NDArray[Any]
+    authors: npt.NDArray[Any]
+    class_of: Indices  # of each sample
+    author_of: Indices
+    counts: Counts  # (authors, classes)
+
+    @classmethod
+    def of(cls, labels: npt.ArrayLike, authors: npt.ArrayLike) -> _AuthorTable:
+        labels, authors = array_of("labels", labels), array_of("authors", authors)
+        if labels.ndim != 1 or labels.shape != authors.shape or not len(labels):
+            raise PlanError(
+                f"needs a label and an author for each of at least 1 sample, got shapes "
+                f"{labels.shape} and {authors.shape}"
+            )
+        classes, class_of = np.unique(labels, return_inverse=True)
+        names, author_of = np.unique(authors, return_inverse=True)
+        counts = np.zeros((len(names), len(classes)), np.int64)
+        np.add.at(counts, (author_of, class_of), 1)
+        return cls(classes, names, class_of, author_of, counts)
+
+    def in_parts(self, parts: Parts, count: int) -> Counts:
+        """Return the segments of each class in each of ``count`` parts."""
+        counts: Counts = (np.arange(count)[:, None] == parts).astype(np.int64) @ self.counts
+        return counts
+
+    def parts_of(self, samples: list[Indices]) -> Parts:
+        """Return the part of each author, given the samples of each part."""
+        parts = np.zeros(len(self.authors), np.int64)
+        for part, members in enumerate(samples):
+            parts[self.author_of[members]] = part
+        return parts
+
+    def samples_of(self, parts: Parts, count: int) -> list[tuple[Indices, Indices]]:
+        """Return the samples outside and inside each part."""
+        part_of = parts[self.author_of]
+        return [(np.flatnonzero(part_of != p), np.flatnonzero(part_of == p)) for p in range(count)]
+
+    def require_authors(self, least: int, reason: str) -> None:
+        few = self._fewer((self.counts > 0).sum(axis=0), least)
+        if few:
+            raise PlanError(
+                f"a split by author needs at least {least} authors of every class, {reason}; "
+                f"class {few} has fewer: add recordings of others, or leave it out"
+            )
+
+    def require_segments(self, least: int, reason: str) -> None:
+        few = self._fewer(self.counts.sum(axis=0), least)
+        if few:
+            raise PlanError(f"{reason}, class {few} has fewer: lower it, or leave the class out")
+
+    def _fewer(self, found: Counts, least: int) -> str:
+        few = np.flatnonzero(found < least)
+        return ", ".join(f"{self.classes[i]!s} ({found[i]})" for i in few)
+
+
+# -- proposals and their rating
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """The score of a split, where lower is better; or why it cannot be used."""
+
+    score: float = float("inf")
+    problem: str | None = None
+
+
+def _propose_folds(table: _AuthorTable, n_splits: int, seed: int) -> Parts:
     sklearn = optional("sklearn.model_selection", extra="train")
     stratified = sklearn.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of classes with few members: they are judged here
+        warnings.simplefilter("ignore")  # about small classes: `_rate_folds` decides on them
         try:
-            folds = list(stratified.split(census.class_of, census.class_of, census.author_of))
+            folds = list(stratified.split(table.class_of, table.class_of, table.author_of))
         except ValueError:  # every class has fewer members than there are folds
             plain = sklearn.GroupKFold(n_splits, shuffle=True, random_state=seed)
-            folds = list(plain.split(census.class_of, census.class_of, census.author_of))
-    return census.parts_of([val for _, val in folds])
+            folds = list(plain.split(table.class_of, table.class_of, table.author_of))
+    return table.parts_of([val for _, val in folds])
 
 
-def _propose_split(census: Census, test_size: float, seed: int) -> Parts:
+def _propose_split(table: _AuthorTable, test_size: float, seed: int) -> Parts:
     sklearn = optional("sklearn.model_selection", extra="train")
     splitter = sklearn.GroupShuffleSplit(1, test_size=test_size, random_state=seed)
-    ((train, val),) = splitter.split(census.class_of, census.class_of, census.author_of)
-    return census.parts_of([train, val])
+    ((train, val),) = splitter.split(table.class_of, table.class_of, table.author_of)
+    return table.parts_of([train, val])
 
 
-def _judge_folds(census: Census, n_splits: int, least: int, parts: Parts) -> Judgement:
-    val = census.in_parts(parts, n_splits)
-    total = census.counts.sum(axis=0)
-    missing = (val == total).any(axis=0)
-    if missing.any():
-        name = census.classes[int(missing.argmax())]
-        return Judgement(problem=f"class {name!s} is missing from a training part")
-    few = ((val > 0) & (val < least)).any(axis=0)
-    if few.any():
-        name = census.classes[int(few.argmax())]
-        return Judgement(problem=f"class {name!s} has fewer than {least} segments to validate")
+def _broken_rule(table: _AuthorTable, *rules: tuple[npt.NDArray[np.bool_], str]) -> Rating | None:
+    """Return a rating that names the first class for which a rule is broken."""
+    for broken, problem in rules:
+        if broken.any():
+            return Rating(problem=f"class {table.classes[int(broken.argmax())]!s} {problem}")
+    return None
+
+
+def _rate_folds(table: _AuthorTable, n_splits: int, least: int, parts: Parts) -> Rating:
+    val, total = table.in_parts(parts, n_splits), table.counts.sum(axis=0)
+    broken = _broken_rule(
+        table,
+        ((val == total).any(axis=0), "is missing from a training part"),
+        (((val > 0) & (val < least)).any(axis=0), f"has fewer than {least} segments to validate"),
+    )
+    if broken is not None:
+        return broken
     if (val.sum(axis=1) == 0).any():
-        return Judgement(problem="a validation part is empty")
+        return Rating(problem="a validation part is empty")
     target = np.round(total / n_splits)
     misses = np.abs(val - target) / np.maximum(target, 1)
     per_fold = [row[present].mean() for row, present in zip(misses, val > 0, strict=True)]
-    return Judgement(score=float(np.mean(per_fold)))
+    return Rating(score=float(np.mean(per_fold)))
 
 
-def _judge_split(census: Census, test_size: float, least: int, parts: Parts) -> Judgement:
-    train, val = census.in_parts(parts, 2)
-    authors = (census.counts[parts == 0] > 0).sum(axis=0)
-    rules = [
+def _rate_split(table: _AuthorTable, test_size: float, least: int, parts: Parts) -> Rating:
+    train, val = table.in_parts(parts, 2)
+    broken = _broken_rule(
+        table,
         (val == 0, "is missing from the test part"),
         (train == 0, "is missing from the training part"),
-        (authors < 2, "has fewer than 2 authors in the training part"),
+        (
+            (table.counts[parts == 0] > 0).sum(axis=0) < 2,
+            "has fewer than 2 authors in the training part",
+        ),
         (val < least, f"has fewer than {least} segments to test"),
-    ]
-    for broken, what in rules:
-        if broken.any():
-            return Judgement(problem=f"class {census.classes[int(broken.argmax())]!s} {what}")
-    target = np.maximum(test_size * census.counts.sum(axis=0), 1)
-    return Judgement(score=float(np.mean(np.abs(val - target) / target)))
+    )
+    if broken is not None:
+        return broken
+    target = np.maximum(test_size * table.counts.sum(axis=0), 1)
+    return Rating(score=float(np.mean(np.abs(val - target) / target)))
 
 
-def _samples_of(census: Census, parts: Parts, count: int) -> list[tuple[Indices, Indices]]:
-    """The samples outside and inside of each part; made of authors, so that none is in both."""
-    part_of = parts[census.author_of]
-    return [(np.flatnonzero(part_of != p), np.flatnonzero(part_of == p)) for p in range(count)]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best split of a search; ``parts`` is None if no split can be used."""
+
+    parts: Parts | None
+    score: float
+    seed: int
+    attempts: int
+    problem: str | None  # the most frequent one
+
+
+def search(
+    propose: Callable[[int], Parts],
+    rate: Callable[[Parts], Rating],
+    *,
+    first_seed: int,
+    attempts: int,
+    progress: bool | None,
+) -> Found:
+    """Return the best split proposed for the seeds from ``first_seed`` on.
+
+    The search ends early if a split is perfect; if the best one was found in the first third of the
+    search and `BETTER_ATTEMPTS` found nothing better; or if `NEW_ATTEMPTS` in a row repeated
+    splits seen before, because few authors allow few splits.
+
+    Args:
+        propose: Returns the split of a seed.
+        rate: Returns the rating of a split.
+        first_seed: The first seed to try.
+        attempts: The largest number of seeds to try.
+        progress: Show a progress bar. None shows it on a terminal.
+    """
+    best, best_score, best_at, new_at, done = None, float("inf"), 0, 0, 0
+    problems: Counter[str] = Counter()
+    seen: dict[bytes, Rating] = {}
+    with progress_bar("splits", attempts, progress) as advance:
+        while done < attempts and best_score > 0:
+            parts = propose(first_seed + done)
+            key = _canonical(parts)
+            if key not in seen:
+                seen[key], new_at = rate(parts), done
+            rating = seen[key]
+            if rating.problem is not None:
+                problems[rating.problem] += 1
+            elif rating.score < best_score:
+                best, best_score, best_at = parts, rating.score, done
+            done += 1
+            advance(note=f"best {best_score:.3f}")
+            if done - new_at > NEW_ATTEMPTS:
+                break
+            if best is not None and done - best_at > max(BETTER_ATTEMPTS, 2 * best_at):
+                break
+    log.info("split: score %.3f, best of %d attempts", best_score, done)
+    problem = problems.most_common(1)[0][0] if problems else None
+    return Found(best, best_score, first_seed + best_at, done, problem)
+
+
+def _canonical(parts: Parts) -> bytes:
+    """Return a key that is equal for splits that differ only in the numbering of their parts."""
+    _, first, inverse = np.unique(parts, return_index=True, return_inverse=True)
+    return first[inverse].tobytes()

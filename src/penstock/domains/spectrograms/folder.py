@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from penstock.arguments import a_path, image_shape
 from penstock.domains.spectrograms.tables import Metadata, read_metadata
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
 
 Image = npt.NDArray[np.float32]
@@ -71,11 +71,10 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def fingerprint(self) -> str:
         """Return a digest of the table and of a few files."""
-        digest = blake2b(repr((self.metadata.filenames, self.shape)).encode(), digest_size=8)
-        digest.update(self.labels.tobytes())
-        for index in sorted({i * (len(self) - 1) // 3 for i in range(4)}):
-            digest.update((self.directory / self.metadata.filenames[index]).read_bytes())
-        return digest.hexdigest()
+        table = repr((self.metadata.filenames, self.shape)).encode()
+        names = (self.metadata.filenames[index] for index in sampled_blocks(len(self)))
+        files = ((self.directory / name).read_bytes() for name in names)
+        return short_digest([table, self.labels.tobytes(), *files])
 
     def _find_fast_reader(self) -> _SameHeaderFiles | None:
         arrays = (name for name in self.metadata.filenames if name.lower().endswith(".npy"))

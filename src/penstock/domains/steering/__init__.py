@@ -1,9 +1,9 @@
-"""Steering datasets: embedding directories of question-source pairs, for JASPER training."""
+"""Steering datasets for JASPER training: pairs of question and source embeddings."""
 
-from penstock.domains.steering.building import build_steering_directory
+from penstock.domains.steering.build import build_steering_directory
 from penstock.domains.steering.curriculum import Curriculum
 from penstock.domains.steering.dataset import JASPERSteeringDataset
-from penstock.domains.steering.hdf5 import convert_to_hdf5
+from penstock.domains.steering.files import convert_to_hdf5
 from penstock.domains.steering.loader import (
     SteeringLoader,
     create_loader,

@@ -1,61 +1,73 @@
-"""The steering curriculum: how likely each variant is in an epoch, and which pair gets which."""
+"""The config.json of a steering dataset, and its curriculum of steering variants."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.arguments import choice, shown
-from penstock.domains.steering.layout import VARIANTS
+from penstock.arguments import choice, shown, whole_number
+from penstock.checks import InvalidDataError
+from penstock.domains.steering.layout import CONFIG, COUNTS, VARIANTS
 from penstock.errors import ConfigError
-from penstock.order import Permutation, derive_key
+from penstock.order import Indices, Permutation, derive_key
 from penstock.registry import did_you_mean
 
+SEED: Final = 42  # where the config names none; the default of the format's own builder
 MODES: Final = ("fixed", "linear", "cosine")
-_NUMBERS: Final = {
-    "zero_prob_start": 0.5,
-    "zero_prob_end": 0.1,
-    "epochs_total": 100,
-    "start_distance": 0.3,
-    "end_distance": 0.7,
-    "warmup_epochs": 10,
-}
-_DISTANCE_KEYS: Final = {"start_distance", "end_distance", "warmup_epochs"}
+_DISTANCES: Final = {"start_distance": 0.3, "end_distance": 0.7, "warmup_epochs": 10}
+_INTEGERS: Final = (("embedding_dim", 1, None), ("n_neg", 1, None), ("random_seed", 0, SEED))
+_NUMBERS: Final = ("zero_prob_start", "zero_prob_end", "epochs_total", *_DISTANCES)
 
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Probabilities of the variants by epoch: less and less of "zero", the others in proportion.
+    """Probabilities of the steering variants in each epoch.
 
-    Both sets of keys that a config.json may have are read: ``zero_prob_start``, ``zero_prob_end``
-    and ``epochs_total`` move the probability of "zero"; ``start_distance``, ``end_distance`` and
-    ``warmup_epochs`` move `distance_limit`. ``mode`` says how: "linear" (the default), "cosine",
-    or "fixed", which leaves the probabilities as the config has them. So does a config without a
-    curriculum.
+    The probability of "zero" moves from ``zero_prob_start`` to ``zero_prob_end``; the others keep
+    their proportions.
 
-    >>> steady = Curriculum.from_config({name: 0.25 for name in VARIANTS}, {"mode": "linear"})
-    >>> [round(steady.probabilities(epoch)["zero"], 2) for epoch in (0, 50, 100, 500)]
+    Args:
+        base: Probabilities of the variants in the config, in the order of `VARIANTS`.
+        mode: "linear", "cosine", or "fixed", which uses ``base`` in every epoch.
+        zero_prob_start: Probability of "zero" in epoch 0.
+        zero_prob_end: Probability of "zero" from epoch ``epochs_total`` on.
+        epochs_total: Epochs that the change takes.
+        start_distance: `distance_limit` in epoch 0; None for no limit.
+        end_distance: `distance_limit` from epoch ``warmup_epochs`` on.
+        warmup_epochs: Epochs that the change of the limit takes.
+
+    >>> linear = Curriculum.from_config({name: 0.25 for name in VARIANTS}, {"mode": "linear"})
+    >>> [round(linear.probabilities(epoch)["zero"], 2) for epoch in (0, 50, 100, 500)]
     [0.5, 0.3, 0.1, 0.1]
     """
 
-    base: tuple[float, float, float, float]
+    base: tuple[float, ...]
     mode: str = "fixed"
-    zero_prob_start: float = _NUMBERS["zero_prob_start"]
-    zero_prob_end: float = _NUMBERS["zero_prob_end"]
-    epochs_total: float = _NUMBERS["epochs_total"]
+    zero_prob_start: float = 0.5
+    zero_prob_end: float = 0.1
+    epochs_total: float = 100
     start_distance: float | None = None
     end_distance: float | None = None
-    warmup_epochs: float = _NUMBERS["warmup_epochs"]
+    warmup_epochs: float = _DISTANCES["warmup_epochs"]
 
     @classmethod
     def from_config(cls, probabilities: Any, curriculum: Any) -> Curriculum:
-        """The curriculum of a config.json, refused where it makes no sense."""
+        """Return the curriculum of a config.json.
+
+        Args:
+            probabilities: Its ``steering_probabilities``.
+            curriculum: Its ``curriculum``; without one the probabilities are fixed.
+
+        Raises:
+            ConfigError: A key is unknown or a value makes no sense.
+        """
         base = _checked_probabilities(probabilities)
         if not curriculum:
             return cls(base)
@@ -64,29 +76,28 @@ class Curriculum:
         for key in curriculum:
             if key not in (known := ("mode", *_NUMBERS)):
                 raise ConfigError(f"curriculum has no key {shown(key)}{did_you_mean(key, known)}")
-        mode = curriculum.get("mode", "linear")
-        choice("curriculum mode", mode, MODES, error=ConfigError)
-        numbers = {
-            key: _checked_number(key, curriculum[key]) for key in _NUMBERS.keys() & curriculum
-        }
-        if _DISTANCE_KEYS & numbers.keys():  # one of them means all: the builder's defaults
-            numbers = {key: _NUMBERS[key] for key in _DISTANCE_KEYS} | numbers
+        mode = choice("curriculum mode", curriculum.get("mode", "linear"), MODES, error=ConfigError)
+        numbers = {k: _checked_number(k, curriculum[k]) for k in _NUMBERS if k in curriculum}
+        if _DISTANCES.keys() & numbers:  # one of these keys implies the defaults of the others
+            numbers = _DISTANCES | numbers
         return cls(base, mode, **numbers)
 
     def probabilities(self, epoch: int) -> dict[str, float]:
-        """Probability of each variant in an epoch; they sum to 1."""
-        if self.mode == "fixed":
-            return dict(zip(VARIANTS, self.base, strict=True))
-        zero = self._between(self.zero_prob_start, self.zero_prob_end, epoch, self.epochs_total)
-        if self.base[0] >= 1:
-            return dict(zip(VARIANTS, (zero, 1 - zero, 0.0, 0.0), strict=True))
-        scale = (1 - zero) / (1 - self.base[0])
-        return dict(zip(VARIANTS, (zero, *(p * scale for p in self.base[1:])), strict=True))
+        """Return the probability of each variant in an epoch; they sum to 1."""
+        shares = self.base
+        if self.mode != "fixed":
+            zero = self._between(self.zero_prob_start, self.zero_prob_end, epoch, self.epochs_total)
+            if self.base[0] >= 1:  # the others have no proportions: "centroid" gets the rest
+                shares = (zero, 1 - zero, 0.0, 0.0)
+            else:
+                scale = (1 - zero) / (1 - self.base[0])
+                shares = (zero, *(p * scale for p in self.base[1:]))
+        return dict(zip(VARIANTS, shares, strict=True))
 
     def distance_limit(self, epoch: int) -> float | None:
-        """The centroid distance that the curriculum has come to; None where it names none.
+        """Return the centroid distance scheduled for an epoch; None where the config names none.
 
-        Pairs are never left out for it: a loss may weigh them by it.
+        It does not exclude any pairs: a loss may weigh pairs by it.
         """
         if self.start_distance is None or self.end_distance is None:
             return None
@@ -101,49 +112,122 @@ class Curriculum:
         return start + (end - start) * t
 
 
-@lru_cache(maxsize=4)
-def deal_variants(
-    size: int, shares: tuple[float, ...], seed: int, epoch: int
-) -> npt.NDArray[np.int64]:
-    """The variant of each of ``size`` pairs in an epoch, a pure function of the arguments.
+def _checked_probabilities(probabilities: Any) -> tuple[float, ...]:
+    is_mapping = isinstance(probabilities, Mapping)
+    if not is_mapping or set(probabilities) != set(VARIANTS):
+        found = sorted(map(str, probabilities)) if is_mapping else probabilities
+        raise ConfigError(
+            f"steering_probabilities must have exactly {VARIANTS}, got {shown(found)}"
+        )
+    base = tuple(
+        _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
+    )
+    if abs(sum(base) - 1) > 1e-6:
+        raise ConfigError(f"steering_probabilities must sum to 1, got {sum(base)!r}")
+    return base
 
-    The pairs are put in an order keyed by (seed, epoch), and the variants dealt along it from a
-    keyed start. So each pair has each variant with exactly its probability, and the epoch as a
-    whole has each in exactly its share, to one pair: there is no sampling noise between epochs.
+
+def _checked_number(key: str, value: Any) -> float:
+    high = 1.0 if "prob" in key else 2.0 if "distance" in key else 1e9
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+        raise ConfigError(f"{key} must be a number in [0, {high:g}], got {shown(value)}")
+    return float(value)
+
+
+@lru_cache(maxsize=4)
+def deal_variants(size: int, shares: tuple[float, ...], seed: int, epoch: int) -> Indices:
+    """Return the variant of each of ``size`` pairs in an epoch.
+
+    The pairs are permuted by (seed, epoch), and the variants assigned along that order from a
+    random start. So each pair has each variant with exactly its probability, and the whole epoch
+    has each variant in exactly its share, to one pair: there is no sampling noise between epochs.
+
+    Args:
+        size: Pairs.
+        shares: Probability of each variant.
+        seed: Of the assignment.
+        epoch: Of the assignment.
 
     >>> np.bincount(deal_variants(1000, (0.5, 0.3, 0.2, 0.0), seed=42, epoch=7)).tolist()
     [500, 300, 200]
     """
-    place = Permutation(size, derive_key(seed, "steering", epoch))(np.arange(size))
+    position = Permutation(size, derive_key(seed, "steering", epoch))(np.arange(size))
     start = (derive_key(seed, "steering start", epoch) >> 11) * 2.0**-53
     upper = np.cumsum(shares)
-    upper[np.flatnonzero(shares)[-1] :] = np.inf  # rounding never gives what has no share
-    dealt = np.searchsorted(upper, (place + start) / size, side="right")
+    upper[np.flatnonzero(shares)[-1] :] = np.inf  # rounding must not reach a share of zero
+    dealt = np.searchsorted(upper, (position + start) / size, side="right")
     dealt.setflags(write=False)
     return dealt
 
 
-def _checked_probabilities(probabilities: Any) -> tuple[float, float, float, float]:
-    if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
-        found = (
-            sorted(map(str, probabilities)) if isinstance(probabilities, Mapping) else probabilities
-        )
-        raise ConfigError(
-            f"steering_probabilities must have exactly {VARIANTS}, got {shown(found)}"
-        )
-    zero, centroid, keyword, residual = (
-        _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
+# -- config.json
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringConfig:
+    """The checked contents of a config.json.
+
+    Args:
+        raw: All of it.
+        embedding_dim: Size of every vector.
+        n_neg: Negatives per pair.
+        curriculum: Of the steering variants.
+        seed: Of shuffle and variants, unless another one is passed.
+    """
+
+    raw: Mapping[str, Any]
+    embedding_dim: int
+    n_neg: int
+    curriculum: Curriculum
+    seed: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Sizes that it names, by key. Only `validate_dataset` compares tables with them."""
+        return {key: self.raw[key] for key in COUNTS if type(self.raw.get(key)) is int}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes that tables must have."""
+        return {"dim": self.embedding_dim, "negatives": self.n_neg}
+
+
+def read_config(directory: Path) -> SteeringConfig:
+    """Return the config of a dataset directory; raise `InvalidDataError` if it is not valid."""
+    if not directory.is_dir():
+        raise InvalidDataError(f"Dataset directory not found: {directory}")
+    path = directory / CONFIG
+    if not path.is_file():
+        raise InvalidDataError(f"Config file not found: {path}; every dataset directory has one")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidDataError(f"{path} is not JSON ({error}): write it again") from error
+    except OSError as error:
+        raise InvalidDataError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(raw, dict):
+        raise InvalidDataError(f"{path} must hold an object, found {type(raw).__name__}")
+    try:
+        return parse_config(raw)
+    except ConfigError as error:
+        raise InvalidDataError(f"{path}: {error}") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> SteeringConfig:
+    """Return the checked contents of a config; raise `ConfigError` if a value makes no sense.
+
+    >>> parse_config({"embedding_dim": 8, "n_neg": 2}).curriculum.probabilities(0)["zero"]
+    0.25
+    """
+    equal = dict.fromkeys(VARIANTS, 0.25)  # the format's documented default
+    numbers = {}
+    for key, least, default in _INTEGERS:
+        if key not in raw and default is None:
+            raise ConfigError(f"{key} must be an integer of at least {least}, got nothing")
+        value = raw.get(key, default)
+        numbers[key] = whole_number(key, value, minimum=least, error=ConfigError)
+    curriculum = Curriculum.from_config(
+        raw.get("steering_probabilities", equal), raw.get("curriculum")
     )
-    total = zero + centroid + keyword + residual
-    if abs(total - 1) > 1e-6:
-        raise ConfigError(f"steering_probabilities must sum to 1, got {total!r}")
-    return zero, centroid, keyword, residual
-
-
-def _checked_number(key: str, value: Any) -> float:
-    """A number in the range its name asks for."""
-    high = 1.0 if "prob" in key else 2.0 if "distance" in key else 1e9
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    if not right or not 0 <= value <= high:
-        raise ConfigError(f"{key} must be a number in [0, {high:g}], got {shown(value)}")
-    return float(value)
+    embedding_dim, n_neg, seed = numbers.values()
+    return SteeringConfig(raw, embedding_dim, n_neg, curriculum, seed)

@@ -1,4 +1,4 @@
-"""Question-source pairs with steering vectors and hard negatives, a batch in one go."""
+"""The steering dataset: pairs of question and source with steering vectors and negatives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,20 +17,9 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
-from penstock.domains.steering.config import read_config
-from penstock.domains.steering.curriculum import deal_variants
-from penstock.domains.steering.files import Ragged
-from penstock.domains.steering.gathering import gather_batch
-from penstock.domains.steering.hdf5 import convert_to_hdf5
-from penstock.domains.steering.layout import (
-    BY_NAME,
-    SPLITS,
-    VARIANTS,
-    checked_split,
-)
-from penstock.domains.steering.reading import reading, resolve_format
-from penstock.domains.steering.schema import batch_schema
-from penstock.domains.steering.switches import Switches
+from penstock.domains.steering.curriculum import deal_variants, read_config
+from penstock.domains.steering.files import convert_to_hdf5, open_reader, resolve_format
+from penstock.domains.steering.layout import BY_NAME, SPLITS, VARIANTS, batch_schema
 from penstock.domains.steering.tables import (
     SteeringTables,
     maps_by_default,
@@ -44,28 +33,32 @@ from penstock.order import Indices
 
 log = logging.getLogger("penstock")
 
+_EPOCH, _FORCED, _VERSION, _STAMP = range(4)  # in the shared memory of Switches
+_UNFORCED: Final = -1
+_NOT_DEALT: Final = (-1, np.empty(0, np.int64))
+
 
 class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
-    """One split of a steering dataset's directory.
+    """One split of a steering dataset directory.
 
-    A sample is a pair: ``question_emb``, ``target_source_emb``, ``steering``, ``negative_embs``,
-    ``cluster_id``, ``relevance``, ``centroid_distance``, ``steering_variant`` and
-    ``negative_tiers``. Which steering it has is a pure function of the seed, the epoch and the
-    pair: the same with any workers, ranks, order or resume. The epoch is the one that travels
-    with the indices of a loader of ours; elsewhere the dataset's own (`set_epoch`).
+    A sample is a pair with the fields ``question_emb``, ``target_source_emb``, ``steering``,
+    ``negative_embs``, ``cluster_id``, ``relevance``, ``centroid_distance``, ``steering_variant``
+    and ``negative_tiers``. Its steering variant depends only on the seed, the epoch and the pair:
+    it is the same for any workers, ranks or order, and after a resume. A Penstock loader provides
+    the epoch; elsewhere the dataset's own epoch counts (`set_epoch`).
 
-    The tables of the directory are attributes by the names of their files (``question_embs``,
-    ``pair_index``, ...). They are shared between datasets of one directory: read, never write.
+    The tables of the directory are attributes with the names of their files (``question_embs``,
+    ``pair_index``, ...). Datasets of one directory share them: do not write to them.
 
     Args:
-        dataset_dir: Holds config.json and the .pt files, or dataset.h5.
+        dataset_dir: Directory with config.json and the .pt files, or dataset.h5.
         split: "train", "val" or "test".
-        epoch: Of the curriculum, to begin with.
-        device: Where the tables are kept; the CPU by default.
-        storage_format: "pt", "hdf5", or "auto": HDF5 where there is one.
-        use_mmap: Leave the tables on disk, mapped: processes share them, and memory does not
-            grow with them. None does so above 10 GiB.
-        seed: Of the variants; None takes the directory's own.
+        epoch: First epoch of the curriculum.
+        device: Where the tables are held; the CPU by default.
+        storage_format: "pt", "hdf5", or "auto": HDF5 if dataset.h5 exists.
+        use_mmap: Map the tables into memory instead of reading them, so that processes share
+            them and memory does not grow with them. None maps above 10 GiB.
+        seed: Seed of the variants; None uses the directory's own.
     """
 
     def __init__(
@@ -81,7 +74,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     ) -> None:
         self.dataset_dir = a_path("dataset_dir", dataset_dir)
         self._config = read_config(self.dataset_dir)
-        self.split = checked_split(split)
+        self.split = choice("Split file not found: split", split, SPLITS, error=ConfigError)
         self.device = _device(device)
         self.storage_format = resolve_format(self.dataset_dir, storage_format)
         self.config = dict(self._config.raw)
@@ -90,8 +83,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.seed = whole_number("seed", wanted, minimum=0, maximum=LARGEST_SEED)
         self.use_mmap = self._maps(use_mmap)
         self._switches = Switches(epoch)
-        self._edition = 0  # of the negatives held here
-        self._dealt: tuple[int, Indices] = (-1, np.empty(0, np.int64))  # of the last epoch read
+        self._version = 0  # of the negatives held in this process
+        self._dealt: tuple[int, Indices] = _NOT_DEALT  # epoch and variants last used
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
         self._rows = read_split(self.dataset_dir, self.storage_format, self.split, pairs)
@@ -104,9 +97,9 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     def _maps(self, asked: bool | None) -> bool:
         if asked is not None:
             if flag("use_mmap", asked) and self.device.type != "cpu":
-                raise ConfigError(f"use_mmap=True keeps tables on disk, not on {self.device}")
+                raise ConfigError(f"use_mmap=True needs tables on the CPU, not on {self.device}")
             return asked
-        pairs = self._config.counts.get("pairs", 0)
+        pairs = self._config.counts.get("n_pairs", 0)
         return self.device.type == "cpu" and maps_by_default(self.embedding_dim, pairs)
 
     def _open(self) -> SteeringTables:
@@ -127,18 +120,25 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Samples, one by one, as torch's loaders want them; gathered in one go."""
+        """Return a list of samples, as torch's loaders expect; gathered as one batch."""
         batch = self.__getbatch__(np.asarray(indices, np.int64))
         columns = [tensor.unbind() for tensor in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def __getbatch__(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """The batch of these samples: one operation for each tensor."""
-        self._check(indices)
-        return gather_batch(self._current_tables(), self._rows[indices], self.variants_of(indices))
+        """Return the batch of these samples, with one operation per tensor."""
+        if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
+            wrong = indices[(indices < 0) | (indices >= len(self))][0]
+            raise IndexError(f"Index {wrong} out of range [0, {len(self)})")
+        return self._current_tables().batch(self._rows[indices], self.variants_of(indices))
 
     def variants_of(self, indices: Indices, epoch: int | None = None) -> Indices:
-        """The steering variants of these samples (0 zero, 1 centroid, 2 keyword, 3 residual)."""
+        """Return the steering variants of samples (0 zero, 1 centroid, 2 keyword, 3 residual).
+
+        Args:
+            indices: Of the samples in this split.
+            epoch: None for the loader's epoch, or the dataset's own outside of a loader.
+        """
         forced = self._switches.forced
         if forced is not None:
             return np.full(len(indices), forced, np.int64)
@@ -150,20 +150,15 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             dealt = self._dealt = epoch, deal_variants(len(self), shares, self.seed, epoch)
         return dealt[1].take(indices)
 
-    def _check(self, indices: Indices) -> None:
-        if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
-            wrong = indices[(indices < 0) | (indices >= len(self))][0]
-            raise IndexError(f"Index {wrong} out of range [0, {len(self)})")
-
-    # -- what may change during training; worker processes see it too
+    # -- settings that may change during training, also in worker processes
 
     @property
     def current_epoch(self) -> int:
-        """The dataset's own epoch: of samples read outside of a loader of ours."""
+        """The dataset's own epoch, used for samples read outside of a Penstock loader."""
         return self._switches.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Move the curriculum to an epoch."""
+        """Set the epoch of the curriculum."""
         self._switches.epoch = epoch
 
     @property
@@ -173,66 +168,62 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def distance_limit(self) -> float | None:
-        """The centroid distance the curriculum has come to, where the config schedules one."""
+        """The scheduled centroid distance of the dataset's own epoch; None if there is none."""
         return self._config.curriculum.distance_limit(self.current_epoch)
 
     @property
     def forced_steering(self) -> str | None:
-        """The variant that every pair gets; None when the curriculum decides."""
+        """The variant of every pair; None if the curriculum decides."""
         forced = self._switches.forced
         return None if forced is None else VARIANTS[forced]
 
     def force_steering(self, variant: str | None) -> None:
-        """Give every pair this variant; None hands back to the curriculum."""
+        """Use one variant for every pair; None returns to the curriculum."""
         choice("steering", variant, (*VARIANTS, None), error=ConfigError)
         self._switches.forced = None if variant is None else VARIANTS.index(variant)
 
     def reload_negatives(self) -> None:
-        """Read the negatives again, for new ones were written; checked as at first."""
+        """Read the negatives again after new ones were written; they are checked as at first."""
         stamp = negatives_stamp(self.dataset_dir, self.storage_format)
         self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
-        self._switches.next_edition(stamp)
-        self._edition = self._switches.edition
+        self._switches.next_version(stamp)
+        self._version = self._switches.version
 
     def _current_tables(self) -> SteeringTables:
-        """The tables; in a worker, with the negatives read again where that was asked for."""
-        edition = self._switches.edition
-        if edition != self._edition:
+        """Return the tables; a worker first reads negatives that another process announced."""
+        version = self._switches.version
+        if version != self._version:
             self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
             if negatives_stamp(self.dataset_dir, self.storage_format) != self._switches.stamp:
                 raise InvalidDataError(
                     f"the negatives in {self.dataset_dir} changed again since reload_negatives(): "
                     "call it after they are written"
                 )
-            self._edition = edition
+            self._version = version
         return self._held()
 
     @property
     def served(self) -> tuple[int | None, int, int]:
-        """Forced variant, edition of the negatives and own epoch: what samples depend on."""
-        return self._switches.forced, self._switches.edition, self._switches.epoch
+        """What samples depend on: forced variant, version of the negatives, and own epoch."""
+        return self._switches.forced, self._switches.version, self._switches.epoch
 
-    # -- what it is
+    # -- contents
 
     def schema(self) -> BatchSchema:
-        """What every batch of it should be."""
+        """Return the schema that every batch must satisfy."""
         clusters = len(self._held()["centroid_embs"])
         return batch_schema(self.embedding_dim, self.n_neg, clusters)
 
     def fingerprint(self) -> str:
-        """Identity of the data: the same wherever it lies, in .pt or HDF5."""
+        """Return the identity of the data, the same for .pt and HDF5 and in any directory."""
         return self._held().fingerprint
 
     @cached_property
     def pair_keyword_ids(self) -> list[list[int]]:
-        """The keyword ids of each pair of the directory; read when first asked for."""
-        offsets, values = self._keywords()
-        ends = offsets.tolist()
-        return [values[a:b].tolist() for a, b in pairwise(ends)]
-
-    def _keywords(self) -> Ragged:
-        with reading(self.dataset_dir, self.storage_format) as reader:
-            return reader.keywords()
+        """The keyword ids of each pair of the directory, read at the first use."""
+        with open_reader(self.dataset_dir, self.storage_format) as reader:
+            offsets, values = reader.keywords()
+        return [values[a:b].tolist() for a, b in pairwise(offsets.tolist())]
 
     def __getattr__(self, name: str) -> torch.Tensor:
         tables = self.__dict__.get("_tables")
@@ -246,16 +237,16 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def _held(self) -> SteeringTables:
         if self._tables is None:
-            raise ValueError("this dataset is closed: build it again")
+            raise ValueError("this dataset is closed: create a new one")
         return self._tables
 
-    # -- its life
+    # -- pickling and closing
 
     def __getstate__(self) -> dict[str, Any]:
-        """Mapped tables are mapped again where it arrives; others go along."""
+        """Leave out mapped tables: the receiving process maps them itself."""
         state = self.__dict__.copy()
         state.pop("pair_keyword_ids", None)
-        state["_dealt"] = (-1, np.empty(0, np.int64))
+        state["_dealt"] = _NOT_DEALT
         if self.use_mmap and self._tables is not None:
             state |= {"_tables": None, "_stamp": self._tables.stamp}
         return state
@@ -265,12 +256,12 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.__dict__.update(state)
         if stamp is not None:
             self._tables = self._open()
-            self._edition = self._switches.edition
-            if self._tables.stamp != stamp and not self._edition:
+            self._version = self._switches.version
+            if self._tables.stamp != stamp and not self._version:
                 raise InvalidDataError(f"{self.dataset_dir} changed since this dataset was built")
 
     def close(self) -> None:
-        """Let go of the tables."""
+        """Release the tables."""
         self._tables = None
 
     def __enter__(self) -> Self:
@@ -283,17 +274,14 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     def create_combined_splits(
         cls, dataset_dir: str | PathLike[str], epoch: int = 0, **options: Any
     ) -> dict[str, Self]:
-        """All splits of a directory by name; they share its tables."""
-        splits: dict[str, Self] = {}
-        for split in SPLITS:
-            splits[split] = cls(dataset_dir, split, epoch, **options)
-        return splits
+        """Return all splits of a directory by name; they share its tables."""
+        return {split: cls(dataset_dir, split, epoch, **options) for split in SPLITS}
 
     @staticmethod
     def convert_pt_to_hdf5(
         dataset_dir: str | PathLike[str], compression: str | None = "gzip"
     ) -> Path:
-        """Write dataset.h5 beside the .pt files; see `convert_to_hdf5`."""
+        """Write dataset.h5 next to the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)
 
 
@@ -304,3 +292,68 @@ def _device(device: Any) -> torch.device:
         raise ConfigError(
             f"device must be a torch.device or its name, got {shown(device)}"
         ) from error
+
+
+class Switches:
+    """What may change during training: the epoch, a forced variant, the version of the negatives.
+
+    The values are in shared memory, so that worker processes see a change at their next batch,
+    however they were started, persistent or not.
+
+    >>> switches = Switches(epoch=3)
+    >>> switches.forced = 1
+    >>> switches.epoch, switches.forced, switches.version
+    (3, 1, 0)
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._share(torch.tensor([_checked_epoch(epoch), _UNFORCED, 0, 0]))
+
+    def _share(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+        self._values: Indices = self._tensor.numpy()  # the same memory, faster to read
+
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        return {"tensor": self._tensor}
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        # a worker receives the shared memory itself, a plain pickle a copy
+        self._share(state["tensor"])
+
+    @property
+    def epoch(self) -> int:
+        """The dataset's own epoch, used where none comes with the indices."""
+        return int(self._values[_EPOCH])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._values[_EPOCH] = _checked_epoch(epoch)
+
+    @property
+    def forced(self) -> int | None:
+        """The variant of every pair; None if the curriculum decides."""
+        forced = int(self._values[_FORCED])
+        return None if forced == _UNFORCED else forced
+
+    @forced.setter
+    def forced(self, variant: int | None) -> None:
+        self._values[_FORCED] = _UNFORCED if variant is None else variant
+
+    @property
+    def version(self) -> int:
+        """How many times the negatives were read again."""
+        return int(self._values[_VERSION])
+
+    @property
+    def stamp(self) -> int:
+        """State of the files that the current negatives were read from."""
+        return int(self._values[_STAMP])
+
+    def next_version(self, stamp: int) -> None:
+        """Announce new negatives, read from files with this stamp."""
+        self._values[_STAMP] = stamp
+        self._values[_VERSION] += 1  # last: a worker that sees it also sees the stamp
+
+
+def _checked_epoch(epoch: int) -> int:
+    return whole_number("epoch", epoch, minimum=0)

@@ -1,39 +1,225 @@
-"""What a .pt file holds, loaded so that nothing in it can run; and ragged lists as two arrays."""
+"""Files of a steering dataset: .pt files or one HDF5 file, read so that nothing in them can run."""
 
 from __future__ import annotations
 
+import json
+import logging
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.arguments import a_path, choice
+from penstock.atomic_files import replace_text, replacing
 from penstock.checks import InvalidDataError
-
-Ragged: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # offsets, values
-
-# what torch.load raises on bytes that are not a file of its own, besides refusing them
-_UNREADABLE = (
-    RuntimeError,
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    AssertionError,
+from penstock.domains.steering.curriculum import read_config
+from penstock.domains.steering.layout import (
+    CONFIG,
+    HDF5,
+    KEYWORDS,
+    SPLIT_TABLES,
+    TABLES,
+    Table,
+    raise_first,
+    shape_faults,
 )
+from penstock.errors import ConfigError, MissingExtraError
+from penstock.extras import optional
+
+log = logging.getLogger("penstock")
+
+FORMATS: Final = ("auto", "pt", "hdf5")
+COMPRESSIONS: Final = ("gzip", "lzf", None)
+COPY_BYTES: Final = 16 << 20  # rows of a table that are copied at once
+# what torch.load raises on bytes that are not a .pt file, apart from UnpicklingError
+_UNREADABLE: Final = (
+    *(RuntimeError, OSError, EOFError, ValueError),
+    *(LookupError, AttributeError, TypeError, AssertionError),
+)
+
+# offsets and values: list i is values[offsets[i] : offsets[i + 1]]
+IdLists: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class MissingHdf5Error(MissingExtraError, ValueError):
+    """HDF5 was requested, and h5py is not installed."""
+
+
+# -- readers
+
+
+class PtReader:
+    """Reads tables from .pt files, one file per table."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def locate(self, table: Table) -> str:
+        """Return the name of the table's file."""
+        return table.file
+
+    def has(self, table: Table) -> bool:
+        """Return whether the table exists."""
+        return (self.directory / table.file).is_file()
+
+    def column(self, table: Table) -> torch.Tensor:
+        """Return the table, mapped into memory."""
+        return self.tensor(table, mapped=True)
+
+    def tensor(self, table: Table, *, mapped: bool) -> torch.Tensor:
+        """Return the whole table; ``mapped`` maps it into memory where that is possible."""
+        value = load_pt(self.directory / table.file, mapped=mapped)
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+        elif value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            kind = "unusual tensor"
+        else:
+            return value
+        raise InvalidDataError(f"{table.file} must hold one tensor, found: {kind}")
+
+    def keywords(self) -> IdLists:
+        """Return the keyword ids of each pair, stored as lists or as (offsets, values)."""
+        return id_lists(load_pt(self.directory / KEYWORDS.file, mapped=False), KEYWORDS.file)
+
+
+class Hdf5Reader:
+    """Reads tables from an open HDF5 file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._dataset = hdf5_library().Dataset
+
+    def locate(self, table: Table) -> str:
+        """Return the name of the file and the table's path in it."""
+        return f"{HDF5}:{table.hdf5}"
+
+    def has(self, table: Table) -> bool:
+        """Return whether the table exists."""
+        return table.hdf5 in self._file
+
+    def column(self, table: Table) -> Any:
+        """Return the table as an HDF5 dataset, whose rows are read when they are indexed."""
+        found = self._file.get(table.hdf5)
+        if not isinstance(found, self._dataset):
+            raise InvalidDataError(f"{self.locate(table)} not found: write the file again")
+        if found.dtype.kind not in "iufb":
+            raise InvalidDataError(f"{self.locate(table)} must hold numbers, found {found.dtype}")
+        return found
+
+    def tensor(self, table: Table, *, mapped: bool) -> torch.Tensor:
+        """Return the whole table; ``mapped`` maps it if it is uncompressed and in one piece."""
+        column = self.column(table)
+        offset = column.id.get_offset() if mapped and column.size else None
+        if offset is not None and column.dtype.isnative:
+            path = Path(self._file.filename)
+            # "c": torch needs writable memory; writes never reach the file
+            return torch.from_numpy(np.memmap(path, column.dtype, "c", offset, column.shape))
+        return read_rows(column, slice(None), self.locate(table))
+
+    def keywords(self) -> IdLists:
+        """Return the keyword ids of each pair, stored as one small dataset each."""
+        group, place = self._file.get(KEYWORDS.hdf5), self.locate(KEYWORDS)
+        if group is None or isinstance(group, self._dataset):
+            raise InvalidDataError(f"{place} not found: write the file again")
+        try:
+            lists = [group[str(i)][:].tolist() for i in range(len(group))]
+        except (KeyError, OSError) as error:
+            raise InvalidDataError(f"{place} cannot be read ({error})") from error
+        return id_lists(lists, place)
+
+
+Reader: TypeAlias = PtReader | Hdf5Reader
+
+
+@contextmanager
+def open_reader(directory: Path, storage_format: str) -> Iterator[Reader]:
+    """Open the files of a directory for the length of a ``with`` block.
+
+    Args:
+        directory: Of the dataset.
+        storage_format: "pt" or "hdf5".
+    """
+    if storage_format == "pt":
+        yield PtReader(directory)
+        return
+    try:
+        file = hdf5_library().File(directory / HDF5, "r")
+    except OSError as error:
+        raise InvalidDataError(
+            f"{HDF5} cannot be read ({_brief(error)}): it is damaged or not HDF5; write it again"
+        ) from error
+    with file:
+        yield Hdf5Reader(file)
+
+
+def resolve_format(directory: Path, storage_format: str) -> str:
+    """Return "pt" or "hdf5": the format requested, or for "auto" the one found, HDF5 first."""
+    choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
+    has_hdf5 = (directory / HDF5).is_file()
+    has_pt = any((directory / table.file).is_file() for table in TABLES)
+    if storage_format == "auto":
+        if not has_hdf5 and not has_pt:
+            raise InvalidDataError(
+                f"No dataset files found: {directory} has neither {HDF5} nor *.pt"
+            )
+        storage_format = "hdf5" if has_hdf5 and not (has_pt and _lacks_hdf5()) else "pt"
+    elif not (has_hdf5 if storage_format == "hdf5" else has_pt):
+        what = HDF5 if storage_format == "hdf5" else "*.pt"
+        raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
+    if storage_format == "hdf5":
+        hdf5_library()
+    return storage_format
+
+
+def hdf5_library() -> ModuleType:
+    """Return h5py; raise `MissingHdf5Error` if it is not installed."""
+    try:
+        return optional("h5py", extra="hdf5")  # type: ignore[no-any-return]
+    except MissingExtraError as error:
+        raise MissingHdf5Error(
+            "h5py is required for HDF5, and h5py is not installed: pip install 'penstock[hdf5]'"
+        ) from error
+
+
+def _lacks_hdf5() -> bool:
+    try:
+        hdf5_library()
+    except MissingHdf5Error:
+        return True
+    return False
+
+
+def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
+    """Return rows of a column as a tensor.
+
+    Args:
+        column: A tensor or an HDF5 dataset.
+        rows: Which rows.
+        place: Name of the table in error messages.
+    """
+    if isinstance(column, torch.Tensor):
+        return column[rows]
+    try:
+        read = column[rows]
+    except OSError as error:
+        raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
+    return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
 
 def load_pt(path: Path, *, mapped: bool) -> Any:
-    """What a .pt file holds: tensors, numbers, lists; anything else is refused, not run."""
+    """Return the contents of a .pt file: tensors, numbers and lists; other objects are refused."""
     if not path.is_file():
         raise InvalidDataError(f"{path.name} not found in {path.parent}")
     try:
-        with warnings.catch_warnings():  # of pickle protocols: what it cannot read, it refuses
+        with warnings.catch_warnings():  # of pickle protocols, which raise an error anyway
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -42,52 +228,108 @@ def load_pt(path: Path, *, mapped: bool) -> Any:
             "it could run code; write it again with torch.save of plain tensors"
         ) from error
     except _UNREADABLE as error:
-        if mapped and "mmap can only be used" in str(error):  # an old file: not in zip form
+        if mapped and "mmap can only be used" in str(error):  # a file of an old torch, not a zip
             return load_pt(path, mapped=False)
         raise InvalidDataError(
-            f"{path.name} cannot be read ({brief(error)}): it is truncated or not a .pt file; "
+            f"{path.name} cannot be read ({_brief(error)}): it is truncated or not a .pt file; "
             "write it again"
         ) from error
 
 
-def ragged(value: Any, place: str) -> Ragged:
-    """Lists of ids (or offsets and values, as tensors) as offsets and values.
+def id_lists(value: Any, place: str) -> IdLists:
+    """Return lists of ids, or a pair of tensors (offsets, values), as offsets and values.
 
-    >>> ragged([[4, 5], [], [6]], "keywords")
+    >>> id_lists([[4, 5], [], [6]], "keywords")
     (array([0, 2, 2, 3]), array([4, 5, 6]))
     """
     if isinstance(value, list | tuple) and len(value) == 2:
         offsets, values = value
         if isinstance(offsets, torch.Tensor) and isinstance(values, torch.Tensor):
-            return _checked_ragged(offsets, values, place)
+            whole = offsets.dtype == values.dtype == torch.int64
+            if not whole or not offsets.ndim == values.ndim == 1 or not _spans(offsets, values):
+                raise InvalidDataError(
+                    f"{place} must hold int64 offsets from 0 to the number of values"
+                )
+            if bool((offsets.diff() < 0).any()):
+                raise InvalidDataError(f"{place} has offsets that decrease")
+            return offsets.numpy(), values.numpy()
     if not isinstance(value, list):
         raise InvalidDataError(f"{place} must hold a list of lists, found {type(value).__name__}")
-    flat: list[int] = []
-    offsets = np.zeros(len(value) + 1, np.int64)
     for row, ids in enumerate(value):
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):
             raise InvalidDataError(f"{place} row {row} must be a list of integers, found {ids!r}")
-        flat += ids
-        offsets[row + 1] = len(flat)
-    return offsets, np.array(flat, np.int64)
+    lengths = np.fromiter(map(len, value), np.int64, len(value))
+    flat = np.fromiter((i for ids in value for i in ids), np.int64, int(lengths.sum()))
+    return np.concatenate([[0], np.cumsum(lengths)]), flat
 
 
-def _checked_ragged(offsets: torch.Tensor, values: torch.Tensor, place: str) -> Ragged:
-    whole = offsets.dtype == values.dtype == torch.int64 and offsets.ndim == values.ndim == 1
-    if not whole or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values):
-        raise InvalidDataError(f"{place} must hold int64 offsets from 0 to the number of values")
-    if bool((offsets.diff() < 0).any()):
-        raise InvalidDataError(f"{place} has offsets that fall: they must rise")
-    return offsets.numpy(), values.numpy()
+def _spans(offsets: torch.Tensor, values: torch.Tensor) -> bool:
+    return len(offsets) > 0 and bool(offsets[0] == 0) and bool(offsets[-1] == len(values))
 
 
-def plain(tensor: torch.Tensor) -> bool:
-    """Is it an ordinary dense tensor in memory?"""
-    return (
-        tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    )
-
-
-def brief(error: BaseException) -> str:
-    """The first line of an error."""
+def _brief(error: BaseException) -> str:
     return str(error).split("\n")[0][:120] or type(error).__name__
+
+
+# -- conversion
+
+
+def convert_to_hdf5(
+    dataset_dir: str | PathLike[str],
+    target_dir: str | PathLike[str] | None = None,
+    *,
+    compression: str | None = "gzip",
+) -> Path:
+    """Write dataset.h5 from the .pt files of a directory, and return its path.
+
+    The file appears under its name when it is complete. Tables are copied in blocks, so that
+    memory does not grow with them.
+
+    Args:
+        dataset_dir: The directory with the .pt files.
+        target_dir: Gets dataset.h5 and config.json; by default dataset.h5 is written into
+            ``dataset_dir``.
+        compression: "gzip", "lzf", or None. Only uncompressed tables can be mapped into memory.
+    """
+    choice("compression", compression, COMPRESSIONS)
+    library = hdf5_library()
+    source = a_path("dataset_dir", dataset_dir)
+    target = source if target_dir is None else a_path("target_dir", target_dir)
+    config = read_config(source)
+    reader = PtReader(source)
+    target.mkdir(parents=True, exist_ok=True)
+    with replacing(target / HDF5) as new, library.File(new, "x", libver="latest") as file:
+        all_tables = (*TABLES, *SPLIT_TABLES.values())
+        tensors = {table.name: reader.column(table) for table in all_tables}
+        raise_first(shape_faults(tensors, config.sizes, reader.locate))
+        for table in all_tables:
+            _copy(file, table.hdf5, tensors[table.name], compression)
+        _copy_keywords(file, reader.keywords(), len(tensors["pair_index"]))
+    if target_dir is not None:
+        settings = dict(config.raw) | {"storage_format": "hdf5"}
+        replace_text(target / CONFIG, json.dumps(settings, indent=2))
+    log.info("wrote %s: %.1f MB", HDF5, (target / HDF5).stat().st_size / 1e6)
+    return target / HDF5
+
+
+def _copy(file: Any, name: str, tensor: torch.Tensor, compression: str | None) -> None:
+    column = file.create_dataset(
+        name,
+        shape=tuple(tensor.shape),
+        dtype=tensor.numpy().dtype,
+        compression=compression if tensor.numel() else None,
+    )
+    rows = max(1, COPY_BYTES // max(1, tensor[:1].nbytes))
+    for start in range(0, len(tensor), rows):
+        column[start : start + rows] = tensor[start : start + rows].numpy()
+
+
+def _copy_keywords(file: Any, keywords: IdLists, pairs: int) -> None:
+    offsets, values = keywords
+    if len(offsets) - 1 != pairs:
+        raise InvalidDataError(
+            f"{KEYWORDS.file} must have {pairs} lists, one for each pair, found {len(offsets) - 1}"
+        )
+    group = file.create_group(KEYWORDS.hdf5)
+    for row, ids in enumerate(np.split(values.astype(np.int32), offsets[1:-1])):
+        group.create_dataset(str(row), data=ids)

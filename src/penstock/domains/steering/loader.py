@@ -1,10 +1,9 @@
-"""Loaders of steering datasets: training by the curriculum, evaluation in a fixed order."""
+"""Loaders of steering datasets: shuffled for training, in fixed order for evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from torch.utils.data import DataLoader, Subset
 from penstock.arguments import flag, instance, whole_number
 from penstock.checks import BatchSchema
 from penstock.distributed.agreement import agreed
-from penstock.domains.steering import JASPERSteeringDataset
-from penstock.domains.steering.schema import batch_schema
+from penstock.domains.steering.dataset import JASPERSteeringDataset
+from penstock.domains.steering.layout import batch_schema
 from penstock.errors import PlanError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
@@ -28,10 +27,15 @@ from penstock.order import Cursor, Plan, PlannedBatch
 
 
 class SteeringLoader(ChunkedDataLoader):
-    """A `ChunkedDataLoader` over a steering dataset: what `create_loader` gives.
+    """A `ChunkedDataLoader` over a steering dataset, made by `create_loader`.
 
-    ``force_steering`` and ``reload_negatives`` of its dataset count from the very next batch, with
-    any number of workers: what they had read ahead is discarded.
+    ``force_steering`` and ``reload_negatives`` of its dataset take effect at the next batch, with
+    any number of workers: batches that workers prepared before are discarded.
+
+    Args:
+        dataset: The dataset.
+        batch_size: Samples per batch, on each rank.
+        **options: Further arguments of `ChunkedDataLoader`.
     """
 
     dataset_obj: JASPERSteeringDataset
@@ -46,19 +50,19 @@ class SteeringLoader(ChunkedDataLoader):
         position = self.position
         if position.iteration == iteration:
             if not position.evaluation and position.cursor.epoch != self.dataset_obj.current_epoch:
-                self.dataset_obj.set_epoch(position.cursor.epoch)  # it tells what is delivered
+                self.dataset_obj.set_epoch(position.cursor.epoch)  # as users read it from there
             self._drop_what_changed(evaluation=position.evaluation)
         return super()._next(plan, iteration)
 
     def _drop_what_changed(self, *, evaluation: bool) -> None:
-        forced, edition, epoch = self.dataset_obj.served
-        served = (forced, edition, epoch if evaluation else 0)
+        forced, version, epoch = self.dataset_obj.served
+        served = (forced, version, epoch if evaluation else 0)
         if served != self._served:
             self._drop_stream()
             self._served = served
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
-        """Evaluation is always epoch 0 of the order, but of the curriculum the dataset's own."""
+        # evaluation uses epoch 0 of the order, but the dataset's own epoch of the curriculum
         batches = super()._batches(plan, cursor)
         if not self.position.evaluation:
             return batches
@@ -67,14 +71,14 @@ class SteeringLoader(ChunkedDataLoader):
 
 
 class SteeringSampler(RankSampler):
-    """This rank's share of a distributed loader; its `set_epoch` moves the loader."""
+    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader."""
 
-    def __init__(self, dataset: Any, course: Position) -> None:
-        super().__init__(dataset, course)
-        self._moved = course
+    def __init__(self, dataset: Any, position: Position) -> None:
+        super().__init__(dataset, position)
+        self._moved = position
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside it already, nothing happens."""
+        """Go to the start of an epoch; inside that epoch, do nothing."""
         self._moved.set_epoch(epoch)
 
 
@@ -92,15 +96,28 @@ def create_loader(
     seed: int | None = None,
     **options: Any,
 ) -> SteeringLoader:
-    """A loader of one split: shuffled for train, in a fixed order and complete for val and test.
+    """Return a loader of one split: shuffled for train; complete and in fixed order otherwise.
 
-    A directory that is loaded already, and unchanged on disk, is not read again; nor is anything
-    read where a ``dataset`` is given. ``distributed`` shares the batches out to the ranks of
-    ``torch.distributed``, none padded, and maps the tables, so that the ranks of a machine hold
-    them once; all ranks must call it, and are all refused where their data, seed or batch size
-    differ. Without it every process sees all. ``drop_last`` is None for train only. ``seed``,
-    of shuffle and variants, is the directory's own by default. Further options are those of
-    `ChunkedDataLoader`.
+    A directory that is loaded already, and unchanged on disk, is not read again.
+
+    Args:
+        dataset_dir: Directory of the dataset.
+        split: "train", "val" or "test".
+        batch_size: Samples per batch, on each rank.
+        num_workers: Worker processes; 0 reads in the calling process.
+        distributed: Divide the batches between the ranks of ``torch.distributed``, without
+            padding, and map the tables, so that the ranks of a machine share their memory. All
+            ranks must call it, with the same data, seed and batch size. By default every process
+            gets all batches.
+        epoch: The epoch to start with.
+        drop_last: Drop the incomplete last step of an epoch; None drops it for train only.
+        pin_memory: Copy batches into pinned memory, where there is an accelerator.
+        dataset: The dataset to use, so that no file is read.
+        seed: Seed of shuffle and variants; None uses the directory's own.
+        **options: Further arguments of `ChunkedDataLoader`.
+
+    Raises:
+        PlanError: An argument is invalid, or ``distributed`` is set without a process group.
     """
     batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
     num_workers = whole_number("num_workers", num_workers, minimum=0)
@@ -114,57 +131,55 @@ def create_loader(
             "distributed=True needs a process group: start the script with torchrun, and call "
             "torch.distributed.init_process_group() before create_loader"
         )
-    make = partial(
-        _create,
-        *(dataset_dir, split, batch_size, num_workers, distributed, epoch, drop_last, pin_memory),
-        dataset=dataset,
-        seed=seed,
-        **options,
-    )
+
+    def make() -> SteeringLoader:
+        data = _dataset(dataset, dataset_dir, split, epoch, seed=seed, distributed=distributed)
+        if num_workers and data.device.type != "cpu":
+            raise PlanError(f"tables on {data.device} need num_workers=0, got {num_workers!r}")
+        train = split == "train"
+        drop = train if drop_last is None else drop_last
+        defaults: dict[str, Any] = {"shuffle": train, "evaluation": not train}
+        if not distributed:
+            defaults |= {"rank": 0, "world_size": 1}
+        if drop and not train:  # evaluation delivers all samples, so the last step is cut off here
+            defaults["limit_batches"] = _whole_batches(len(data), batch_size, distributed)
+        loader = SteeringLoader(
+            data,
+            batch_size,
+            seed=data.seed if seed is None else seed,
+            drop_last=drop,
+            num_workers=num_workers,
+            pin_memory=pin_memory and data.device.type == "cpu",
+            **defaults | options,
+        )
+        if distributed:
+            loader.sampler_obj = SteeringSampler(data, loader.position)
+        loader.seek(epoch)
+        return loader
+
     return agreed(make) if distributed else make()
 
 
-def _create(
+def _dataset(
+    given: JASPERSteeringDataset | None,
     dataset_dir: str | PathLike[str],
     split: str,
-    batch_size: int,
-    num_workers: int,
-    distributed: bool,
     epoch: int,
-    drop_last: bool | None,
-    pin_memory: bool,
     *,
-    dataset: JASPERSteeringDataset | None,
     seed: int | None,
-    **options: Any,
-) -> SteeringLoader:
-    if dataset is None:
+    distributed: bool,
+) -> JASPERSteeringDataset:
+    if given is None:
         mapped = True if distributed else None
-        dataset = JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
-    else:
-        _check_given(dataset, dataset_dir, split)
-        dataset.set_epoch(epoch)
-    if num_workers and dataset.device.type != "cpu":
-        raise PlanError(f"tables on {dataset.device} need num_workers=0, got {num_workers!r}")
-    if not distributed:
-        options = {"rank": 0, "world_size": 1} | options
-    train = split == "train"
-    drop_last = train if drop_last is None else drop_last
-    if drop_last and not train:  # as fixed as with all of them, less the incomplete last step
-        options.setdefault("limit_batches", _whole_batches(len(dataset), batch_size, distributed))
-    loader = SteeringLoader(
-        dataset,
-        batch_size,
-        seed=dataset.seed if seed is None else seed,
-        drop_last=drop_last,
-        num_workers=num_workers,
-        pin_memory=pin_memory and dataset.device.type == "cpu",
-        **{"shuffle": train, "evaluation": not train} | options,
-    )
-    if distributed:
-        loader.sampler_obj = SteeringSampler(dataset, loader.position)
-    loader.seek(epoch)
-    return loader
+        return JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
+    instance("dataset", given, JASPERSteeringDataset)
+    if given.split != split or given.dataset_dir.resolve() != Path(dataset_dir).resolve():
+        raise PlanError(
+            f"the dataset given is the {given.split} split of {given.dataset_dir}, "
+            f"not the {split} split of {dataset_dir}"
+        )
+    given.set_epoch(epoch)
+    return given
 
 
 def _whole_batches(samples: int, batch_size: int, distributed: bool) -> int:
@@ -177,21 +192,10 @@ def _whole_batches(samples: int, batch_size: int, distributed: bool) -> int:
     return samples // step
 
 
-def _check_given(
-    dataset: JASPERSteeringDataset, dataset_dir: str | PathLike[str], split: str
-) -> None:
-    instance("dataset", dataset, JASPERSteeringDataset)
-    if dataset.split != split or dataset.dataset_dir.resolve() != Path(dataset_dir).resolve():
-        raise PlanError(
-            f"the dataset given is the {dataset.split} split of {dataset.dataset_dir}, "
-            f"not the {split} split of {dataset_dir}"
-        )
-
-
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Move a loader's shuffle and its dataset's curriculum to an epoch, workers included.
+    """Set the epoch of a loader's shuffle and of its dataset's curriculum, also in workers.
 
-    Inside that epoch already, a resumed loader stays where it is.
+    A loader that was resumed inside that epoch keeps its position.
 
     Args:
         loader: A Penstock loader, or one of torch's with a sampler that has a ``set_epoch``.
@@ -212,10 +216,14 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool:
-    """True when the first batch is what it should be; else a `BatchError` that says what is not.
+    """Return True if the first batch is valid; raise `BatchError` otherwise.
 
-    The batch is read apart, in this process: no cursor moves, no random number is drawn and no
-    worker starts. ``schema`` is that of the loader's steering dataset by default.
+    The batch is read separately, in this process: the loader's position does not change, no random
+    number is drawn and no worker starts.
+
+    Args:
+        loader: Any loader.
+        schema: What to check; by default the schema of the loader's steering dataset.
     """
     if not hasattr(loader, "__iter__"):
         raise PlanError(f"loader must be a loader, got {loader!r}")
@@ -227,7 +235,7 @@ def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool
 
 
 def first_batch(loader: Any) -> Any:
-    """The batch a loader would begin with, leaving no trace in the run that follows."""
+    """Return the first batch of a loader without changing its position or random state."""
     if isinstance(loader, TorchLoader):
         return loader.peek()
     if isinstance(loader, DataLoader):

@@ -1,10 +1,10 @@
-"""The tables of a directory in memory, read once and shared by all who ask for them."""
+"""The tables of a directory in memory: read once, shared by its datasets, gathered into batches."""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,27 +14,38 @@ import numpy as np
 import torch
 
 from penstock.checks import InvalidDataError
-from penstock.domains.steering.config import SteeringConfig
-from penstock.domains.steering.integrity import first_of, reference_faults, shape_faults
-from penstock.domains.steering.layout import HDF5, KEYWORDS, NEGATIVES, SPLIT_TABLES, TABLES
-from penstock.domains.steering.reading import reading
+from penstock.domains.steering.curriculum import SteeringConfig
+from penstock.domains.steering.files import open_reader
+from penstock.domains.steering.layout import (
+    HDF5,
+    KEYWORDS,
+    NEGATIVES,
+    SPLIT_TABLES,
+    TABLES,
+    Table,
+    first_fault,
+    raise_first,
+    reference_faults,
+    shape_faults,
+)
+from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
-from penstock.sources.fingerprints import digest, row_bytes, sampled_blocks
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
-Key: TypeAlias = tuple[Path, str, bool, str]
 
 MAP_ABOVE_BYTES = 10 * 2**30
-VECTORS_A_PAIR = 15  # with its negatives and the tables behind them, about
-TICK_NS = 20_000_000  # clocks of file systems tick every 4 to 10 ms: in one, writes look alike
+VECTORS_PER_PAIR = 15  # with its negatives and the tables they refer to, roughly
+TICK_NS = 20_000_000  # file times advance every 4 to 10 ms: two writes within one look the same
+STEERING = (None, "steering_centroid", "steering_keyword_weighted", "steering_residual")
 
 
 @dataclass(frozen=True, eq=False)
 class SteeringTables:
-    """The tables every split shares, on one device.
+    """The tables that all splits share, on one device.
 
     Args:
-        stamp: Of the files they were read from.
+        tensors: By name.
+        stamp: Sizes and times of the files they were read from.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -43,174 +54,189 @@ class SteeringTables:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
-    # -- gathering: arrays on the CPU, tensors elsewhere
+    def __reduce__(self) -> tuple[type[SteeringTables], tuple[object, ...]]:
+        """Leave out cached properties, which the other process computes again."""
+        return SteeringTables, (self.tensors, self.stamp)
+
+    # -- batches: numpy arrays on the CPU, tensors on other devices
 
     @cached_property
     def on_cpu(self) -> bool:
-        """Are they in the CPU's memory (or mapped into it)?"""
+        """Whether the tables are in the CPU's memory, or mapped into it."""
         return self["pair_index"].device.type == "cpu"
 
-    def __reduce__(self) -> tuple[type[SteeringTables], tuple[object, ...]]:
-        """Only what cannot be made anew goes to another process."""
-        return SteeringTables, (self.tensors, self.stamp)
+    def batch(self, rows: Indices, variants: Indices) -> dict[str, torch.Tensor]:
+        """Return the nine fields of a batch, one operation for each.
 
-    def index(self, rows: Indices) -> Any:
-        """Numbers where the tables are."""
-        if self.on_cpu:
-            return rows
-        return torch.from_numpy(rows).to(self["pair_index"].device)
+        On the CPU numpy gathers, in the calling thread: torch's thread pool is one and a half
+        times as fast on idle cores, and stalls for milliseconds on busy ones.
 
-    def take(self, name: str, rows: Any) -> Any:
-        """Rows of a table, in the shape of ``rows``."""
+        Args:
+            rows: Of the pairs.
+            variants: The steering variant of each pair.
+        """
+        here = self._index(rows)
+        pairs, negatives = self._take("pair_index", here), self._take("hard_negatives", here)
+        fields = {
+            "question_emb": self._take("question_embs", pairs[:, 0]),
+            "target_source_emb": self._take("source_embs", pairs[:, 1]),
+            "steering": self._steering(rows, variants),
+            "negative_embs": self._take("source_embs", negatives),
+            "cluster_id": self._take("pair_cluster_id", here),
+            "relevance": self._take("pair_relevance", here),
+            "centroid_distance": self._take("centroid_distances", here),
+            "steering_variant": self._index(variants),
+            "negative_tiers": self._take("negative_tiers", here),
+        }
         if self.on_cpu:
-            # seen anew each time: torch moves a tensor's memory when it goes to workers
-            return self[name].numpy().take(rows, axis=0)
+            return {name: torch.from_numpy(field) for name, field in fields.items()}
+        return fields
+
+    def _steering(self, rows: Indices, variants: Indices) -> Any:
+        first = int(variants[0]) if len(variants) else 0
+        name = STEERING[first]
+        if name is not None and (variants == first).all():
+            return self._take(name, self._index(rows))
+        shape = len(rows), self["question_embs"].shape[1]
+        out: Any = (
+            np.zeros(shape, np.float32) if self.on_cpu else self["question_embs"].new_zeros(shape)
+        )
+        for variant, name in enumerate(STEERING):
+            where = np.flatnonzero(variants == variant)
+            if name is not None and where.size:
+                out[self._index(where)] = self._take(name, self._index(rows[where]))
+        return out
+
+    def _index(self, rows: Indices) -> Any:
+        return rows if self.on_cpu else torch.from_numpy(rows).to(self["pair_index"].device)
+
+    def _take(self, name: str, rows: Any) -> Any:
         table = self[name]
+        if self.on_cpu:
+            # numpy() at every call: torch moves a tensor's memory when it is sent to workers
+            return table.numpy().take(rows, axis=0)
         return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
 
-    def zeros(self, count: int) -> Any:
-        """So many vectors of zeros."""
-        vectors = self["question_embs"]
-        if self.on_cpu:
-            return np.zeros((count, vectors.shape[1]), np.float32)
-        return vectors.new_zeros((count, vectors.shape[1]))
-
-    # -- what they are
+    # -- contents
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all tables, mapped ones too."""
+        """Bytes of all tables, including mapped ones."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
     def fingerprint(self) -> str:
         """Identity of the data: the same for .pt and HDF5, and after new negatives."""
-        kept = sorted(self.tensors.keys() - {table.name for table in NEGATIVES})
-        facts = {name: [list(self[name].shape), str(self[name].dtype)] for name in kept}
-        return digest(
-            facts,
-            (
-                row_bytes(self[name][row].cpu().numpy())
-                for name in kept
-                if self[name].device.type != "meta"
-                for row in sampled_blocks(len(self[name]))
-            ),
+        names = sorted(self.tensors.keys() - {table.name for table in NEGATIVES})
+        facts = {name: [list(self[name].shape), str(self[name].dtype)] for name in names}
+        rows = (
+            row_bytes(self[name][row].cpu().numpy())
+            for name in names
+            if self[name].device.type != "meta"
+            for row in sampled_blocks(len(self[name]))
         )
+        return digest(facts, rows)
 
     def with_negatives(self, directory: Path, storage_format: str) -> SteeringTables:
-        """These tables with the negatives as they are on disk now, checked."""
-        tensors = dict(self.tensors)
-        device = tensors["hard_negatives"].device
-        dimensions = {
-            "pairs": len(tensors["pair_index"]),
-            "negatives": tensors["hard_negatives"].shape[1],
-        }
-        with reading(directory, storage_format) as reader:
-            fresh = {t.name: reader.tensor(t, mapped=False) for t in NEGATIVES}
-            first_of(shape_faults(fresh, dimensions, reader.place))
-        first_of(reference_faults(fresh | {"source_embs": tensors["source_embs"]}))
-        tensors |= {name: tensor.to(device) for name, tensor in fresh.items()}
-        return replace(self, tensors=tensors)
+        """Return these tables with the negatives that are on disk now, checked."""
+        old = self["hard_negatives"]
+        sizes = {"pairs": len(self["pair_index"]), "negatives": old.shape[1]}
+        with open_reader(directory, storage_format) as reader:
+            new = {t.name: reader.tensor(t, mapped=False) for t in NEGATIVES}
+            raise_first(shape_faults(new, sizes, reader.locate))
+        raise_first(reference_faults(new | {"source_embs": self["source_embs"]}))
+        on_device = {name: tensor.to(old.device) for name, tensor in new.items()}
+        return replace(self, tensors={**self.tensors, **on_device})
 
 
-_loaded: weakref.WeakValueDictionary[Key, SteeringTables] = weakref.WeakValueDictionary()
+# Datasets of one directory share its tables as long as one of them is alive.
+_loaded: weakref.WeakValueDictionary[tuple[Path, str, bool, str], SteeringTables] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def open_tables(
     directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
 ) -> SteeringTables:
-    """The tables of a directory, checked; those read before while somebody still holds them.
+    """Return the checked tables of a directory, shared with other datasets of it.
 
-    Files that changed since are read again.
+    Files that changed since they were read are read again.
+
+    Args:
+        directory: Of the dataset.
+        storage_format: "pt" or "hdf5".
+        config: Of the directory.
+        mapped: Map the tables into memory instead of reading them.
+        device: Where the tables are held.
     """
     key = (directory.resolve(), storage_format, mapped, device)
-    stamp = stamp_of(directory, storage_format)
     tables = _loaded.get(key)
-    if tables is None or tables.stamp != stamp:
+    if tables is None or tables.stamp != _stamp(directory, storage_format, TABLES):
         tables = _read(directory, storage_format, config, mapped=mapped, device=device)
         _loaded[key] = tables
-    else:  # the config may have changed, though the tables did not
-        first_of(shape_faults(tables.tensors, dimensions_of(config), lambda table: table.file))
+    else:  # the config may have changed although the tables did not
+        raise_first(shape_faults(tables.tensors, config.sizes, lambda table: table.file))
     return tables
 
 
 def _read(
     directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
 ) -> SteeringTables:
-    stamp = _settled_stamp(directory, storage_format)
-    negatives = {table.name for table in NEGATIVES}  # meant to be rewritten: never mapped
-    with reading(directory, storage_format) as reader:
-        tensors = {
-            table.name: reader.tensor(table, mapped=mapped and table.name not in negatives)
-            for table in TABLES
-        }
-        first_of(shape_faults(tensors, dimensions_of(config), reader.place))
+    newest = max(changed for *_, changed in _stamp(directory, storage_format, TABLES))
+    # wait until any later write is sure to change the stamp
+    time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
+    stamp = _stamp(directory, storage_format, TABLES)
+    with open_reader(directory, storage_format) as reader:
+        # negatives may be rewritten during training, so they are never mapped
+        tensors = {t.name: reader.tensor(t, mapped=mapped and t not in NEGATIVES) for t in TABLES}
+        raise_first(shape_faults(tensors, config.sizes, reader.locate))
         if not reader.has(KEYWORDS):
-            raise InvalidDataError(f"{reader.place(KEYWORDS)} not found in {directory}")
-    first_of(reference_faults(tensors))
+            raise InvalidDataError(f"{reader.locate(KEYWORDS)} not found in {directory}")
+    raise_first(reference_faults(tensors))
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 
 
 def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> Indices:
-    """The pair rows of a split, checked."""
+    """Return the checked pair rows of a split of a directory with ``pairs`` pairs."""
     table = SPLIT_TABLES[split]
-    with reading(directory, storage_format) as reader:
-        place = reader.place(table)
+    with open_reader(directory, storage_format) as reader:
+        place = reader.locate(table)
         if not reader.has(table):
             raise InvalidDataError(f"Split file not found: {place} in {directory}")
         rows = reader.tensor(table, mapped=False)
-        first_of(shape_faults({table.name: rows}, {}, reader.place))
+        raise_first(shape_faults({table.name: rows}, {}, reader.locate))
     if not len(rows):
         raise InvalidDataError(f"{place} has no pairs: a split needs at least one")
+    problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
+    raise_first(first_fault(place, rows, (rows < 0) | (rows >= pairs), problem))
     array: Indices = rows.numpy()
-    outside = (array < 0) | (array >= pairs)
-    if outside.any():
-        at = int(outside.argmax())
-        raise InvalidDataError(
-            f"Split indices reference pair {array[at]}, but only {pairs} pairs exist "
-            f"({place} row {at})"
-        )
     return array
 
 
 def maps_by_default(embedding_dim: int, pairs: int) -> bool:
-    """Is a directory of so many pairs too large to be read into memory unasked?
+    """Return whether tables of this size are mapped unless the caller decides otherwise.
 
     >>> maps_by_default(768, 10**6), maps_by_default(64, 100)
     (True, False)
     """
-    return embedding_dim * pairs * 4 * VECTORS_A_PAIR > MAP_ABOVE_BYTES
-
-
-def dimensions_of(config: SteeringConfig) -> dict[str, int]:
-    """Sizes that the config decides."""
-    return {"dim": config.embedding_dim, "negatives": config.n_neg}
-
-
-def stamp_of(directory: Path, storage_format: str) -> Stamp:
-    """Size, identity and times of the files of the shared tables; () for one that is missing."""
-    files = [HDF5] if storage_format == "hdf5" else [table.file for table in TABLES]
-    return tuple(_stamp(directory / file) for file in files)
-
-
-def _settled_stamp(directory: Path, storage_format: str) -> Stamp:
-    """A stamp that any later write will change: where one was just written, a moment is waited."""
-    newest = max(changed for *_, changed in stamp_of(directory, storage_format))
-    left = newest + TICK_NS - time.time_ns()
-    time.sleep(min(max(left, 0), TICK_NS) / 1e9)
-    return stamp_of(directory, storage_format)
+    return embedding_dim * pairs * 4 * VECTORS_PER_PAIR > MAP_ABOVE_BYTES
 
 
 def negatives_stamp(directory: Path, storage_format: str) -> int:
-    """One number for the state of the files that hold the negatives."""
-    files = [HDF5] if storage_format == "hdf5" else [table.file for table in NEGATIVES]
-    parts = [part for file in files for part in _stamp(directory / file)]
-    return derive_key(0, *parts) >> 1  # of 63 bits: it travels as int64
+    """Return one number for the state of the files that hold the negatives."""
+    stamps = _stamp(directory, storage_format, NEGATIVES)
+    return derive_key(0, *(part for stamp in stamps for part in stamp)) >> 1  # fits into int64
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return (0,)
-    return stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
+def _stamp(directory: Path, storage_format: str, tables: Iterable[Table]) -> Stamp:
+    """Return size, identity and times of the files of tables; (0,) for one that is missing."""
+    files = [HDF5] if storage_format == "hdf5" else [table.file for table in tables]
+    stamps: list[tuple[int, ...]] = []
+    for file in files:
+        try:
+            stat = (directory / file).stat()
+        except FileNotFoundError:
+            stamps.append((0,))
+        else:
+            stamps.append((stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
+    return tuple(stamps)

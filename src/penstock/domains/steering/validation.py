@@ -1,37 +1,38 @@
-"""Looks at a whole dataset directory once, in blocks, and names what is wrong."""
+"""Validation of a whole dataset directory, table by table, in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.arguments import a_path, whole_number
 from penstock.checks import Finding, InvalidDataError, Report
-from penstock.domains.steering.config import COUNTS, SteeringConfig, read_config
-from penstock.domains.steering.integrity import outside, shape_faults
+from penstock.domains.steering.curriculum import SteeringConfig, read_config
+from penstock.domains.steering.files import Reader, open_reader, read_rows, resolve_format
 from penstock.domains.steering.layout import (
     BY_NAME,
     CONFIG,
+    COUNTS,
     KEYWORDS,
     REFERENCES,
     SPLIT_TABLES,
     SPLITS,
     TABLES,
-    Reference,
     Table,
+    first_fault,
+    outside,
+    shape_faults,
 )
-from penstock.domains.steering.reading import Reader, read_rows, reading, resolve_format
-from penstock.domains.steering.splits import SplitsCheck
-from penstock.domains.steering.tables import dimensions_of
+from penstock.order import Indices
 
-BLOCK_BYTES = 32 << 20  # of a table looked at in one go; a few times as much is in memory
-
-Columns = dict[str, Any]
+BLOCK_BYTES = 32 << 20  # of a table that is checked at once; a few times as much is in memory
 
 
 def validate_dataset(
@@ -40,166 +41,213 @@ def validate_dataset(
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> Report:
-    """What is wrong with a directory, as a report whose ``findings`` name file, row and value.
+    """Return a report whose ``findings`` name the file, row and value of every kind of fault.
 
-    Looks at every value: files and shapes, references (below zero too), ranges, NaN and
-    infinity, tiers, splits that are disjoint, complete and share no question, and negatives that
-    are a pair's own source. Tables are read in blocks of ``block_bytes``: memory does not
-    grow with the vectors, only by a few bytes a pair.
+    Checks every value: files and shapes, references, ranges, NaN and infinity, tiers, negatives
+    that are a pair's own source, and splits (disjoint, complete, no question in two of them).
+    Memory grows by a few bytes per pair, not with the vectors.
 
     Args:
         dataset_dir: The directory.
-        storage_format: "pt", "hdf5", or "auto": HDF5 where there is one.
-        block_bytes: Of a table that is looked at in one go.
+        storage_format: "pt", "hdf5", or "auto": HDF5 if dataset.h5 exists.
+        block_bytes: Size of the blocks in which tables are read.
     """
     directory = a_path("dataset_dir", dataset_dir)
     whole_number("block_bytes", block_bytes, minimum=1, unit="byte")
     try:
         config = read_config(directory)
-        resolved = resolve_format(directory, storage_format)
-        with reading(directory, resolved) as reader:
+        with open_reader(directory, resolve_format(directory, storage_format)) as reader:
             return _Validation(directory, config, reader, block_bytes).report()
-    except InvalidDataError as error:  # nothing further can be looked at
+    except InvalidDataError as error:  # nothing else can be checked
         file = CONFIG if CONFIG in str(error) else directory.name
         return Report(str(directory), (Finding(file, str(error)),))
 
 
 class _Validation:
-    """One look at a directory; what a check needs must have passed the check before."""
+    """One validation of a directory; a check uses only tables that passed the checks before."""
 
     def __init__(
         self, directory: Path, config: SteeringConfig, reader: Reader, block_bytes: int
     ) -> None:
         self.directory, self.config, self.reader = directory, config, reader
-        self.block_bytes = max(1, block_bytes)
+        self.block_bytes = block_bytes
+        self.opened: dict[str, Any] = {}  # tables that can be read, by name
+        self.columns: dict[str, Any] = {}  # those of the right shape
 
     def report(self) -> Report:
-        columns, findings = self._open()
-        faults = list(shape_faults(columns, dimensions_of(self.config), self.reader.place))
-        bad = {finding.file for finding in faults}
-        sound = {n: c for n, c in columns.items() if self.reader.place(BY_NAME[n]) not in bad}
-        findings += faults
-        findings += self._counts(sound)
-        findings += [f for name, column in sound.items() for f in self._values(name, column)]
-        findings += self._keywords(sound)
-        findings += self._own_sources(sound)
-        findings += self._splits(sound)
+        findings = [*self._open_tables(), *self._counts()]
+        for name in self.columns:
+            findings += self._values(name)
+        findings += [*self._keywords(), *self._own_sources(), *self._splits()]
         facts = {
-            dimension: len_of(sound[table.name])
-            for dimension, table in _SIZES.items()
-            if table.name in sound
+            what: self._rows(table.name)
+            for what, table in COUNTS.values()
+            if table.name in self.columns
         }
         return Report(str(self.directory), tuple(findings), facts)
 
-    def _open(self) -> tuple[Columns, list[Finding]]:
-        columns, findings = {}, []
+    def _rows(self, name: str) -> int:
+        return int(self.columns[name].shape[0])
+
+    def _open_tables(self) -> list[Finding]:
+        """Open all tables; those that cannot be read or have a wrong shape are left out."""
+        findings = []
         for table in (*TABLES, *SPLIT_TABLES.values()):
             try:
-                columns[table.name] = self.reader.column(table)
+                self.opened[table.name] = self.reader.column(table)
             except InvalidDataError as error:
-                findings.append(Finding(self.reader.place(table), str(error)))
-        return columns, findings
+                findings.append(Finding(self.reader.locate(table), str(error)))
+        faults = list(shape_faults(self.opened, self.config.sizes, self.reader.locate))
+        bad = {finding.file for finding in faults}
+        for name, column in self.opened.items():
+            if self.reader.locate(BY_NAME[name]) not in bad:
+                self.columns[name] = column
+        return findings + faults
 
-    def _counts(self, sound: Columns) -> Iterator[Finding]:
-        keys = {dimension: key for key, dimension in COUNTS.items()}
-        for dimension, said in self.config.counts.items():
-            table = _SIZES[dimension]
-            found = len_of(sound[table.name]) if table.name in sound else said
-            if found != said:
-                problem = f"{keys[dimension]} is {said}, but {table.file} has {found} rows"
-                yield Finding(CONFIG, problem, value=said)
+    def _counts(self) -> Iterator[Finding]:
+        for key, stated in self.config.counts.items():
+            table = COUNTS[key][1]
+            if table.name in self.columns and (found := self._rows(table.name)) != stated:
+                problem = f"{key} is {stated}, but {table.file} has {found} rows"
+                yield Finding(CONFIG, problem, value=stated)
 
-    def _blocks(self, name: str, column: Any) -> Iterator[tuple[int, torch.Tensor]]:
-        shape = tuple(column.shape)
-        row_bytes = max(1, int(np.prod(shape[1:], dtype=np.int64)) * column.dtype.itemsize)
-        rows, place = max(1, self.block_bytes // row_bytes), self.reader.place(BY_NAME[name])
-        for start in range(0, shape[0], rows):
+    def _blocks(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        column, place = self.columns[name], self.reader.locate(BY_NAME[name])
+        row_bytes = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
+        rows = max(1, self.block_bytes // max(1, row_bytes))
+        for start in range(0, column.shape[0], rows):
             yield start, read_rows(column, slice(start, start + rows), place)
 
-    def _values(self, name: str, column: Any) -> Iterable[Finding]:
-        """Values of one table: finite, in range, and rows of what they refer to."""
-        table = BY_NAME[name]
-        found: dict[str, Finding] = {}
+    def _values(self, name: str) -> list[Finding]:
+        """Return what is wrong with the values of one table."""
+        place = self.reader.locate(BY_NAME[name])
         targets = [
-            (r, len_of(self._target(r))) for r in REFERENCES if r.name == name and self._known(r)
+            (reference, self.opened[reference.target].shape[0])
+            for reference in REFERENCES
+            if reference.name == name and len(self._target_shape(reference.target)) == 2
         ]
+        found: dict[str, Finding] = {}
         try:
-            for start, block in self._blocks(name, column):
-                faults = [*_range_faults(table, block, start)]
+            for start, block in self._blocks(name):
+                faults = [*_range_faults(BY_NAME[name], block, start)]
                 for reference, count in targets:
                     faults += outside(reference, block, count, start)
-                for kind, finding in ((_kind(f), f) for f in faults):
-                    found[kind] = _joined(found.get(kind), finding)
+                for fault in faults:
+                    # findings that differ only in the value are one kind of fault
+                    kind = fault.problem.replace(str(fault.value), "")
+                    found[kind] = _add(found.get(kind), replace(fault, file=place))
         except InvalidDataError as error:
-            return [Finding(self.reader.place(table), str(error))]
-        return [_placed(finding, self.reader.place(table)) for finding in found.values()]
+            return [Finding(place, str(error))]
+        return list(found.values())
 
-    def _known(self, reference: Reference) -> bool:
-        try:
-            return len(self._target(reference).shape) == 2
-        except InvalidDataError:
-            return False
+    def _target_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.opened[name].shape) if name in self.opened else ()
 
-    def _target(self, reference: Reference) -> Any:
-        return self.reader.column(BY_NAME[reference.target])
-
-    def _keywords(self, sound: Columns) -> Iterator[Finding]:
-        place = self.reader.place(KEYWORDS)
+    def _keywords(self) -> Iterator[Finding]:
+        place = self.reader.locate(KEYWORDS)
         try:
             offsets, values = self.reader.keywords()
         except InvalidDataError as error:
             yield Finding(place, str(error))
             return
         lists = len(offsets) - 1
-        if "pair_index" in sound and lists != len_of(sound["pair_index"]):
-            wanted = len_of(sound["pair_index"])
-            yield Finding(place, f"{place} must have {wanted} lists, one a pair, found {lists}")
-        if "keyword_embs" in sound:
-            count = len_of(sound["keyword_embs"])
+        if "pair_index" in self.columns and lists != (wanted := self._rows("pair_index")):
+            yield Finding(
+                place, f"{place} must have {wanted} lists, one for each pair, found {lists}"
+            )
+        if "keyword_embs" in self.columns:
+            count = self._rows("keyword_embs")
             bad = np.flatnonzero((values < 0) | (values >= count))
             if bad.size:
                 rows = np.searchsorted(offsets, bad, side="right") - 1
                 value = int(values[bad[0]])
-                problem = f"{KEYWORDS.name} references keyword {value}, but only {count} keywords"
-                rows_bad = len(np.unique(rows))
-                yield Finding(place, f"{problem} exist", int(rows[0]), value, rows_bad)
+                problem = (
+                    f"{KEYWORDS.name} references keyword {value}, but only {count} keywords exist"
+                )
+                yield Finding(place, problem, int(rows[0]), value, len(np.unique(rows)))
 
-    def _own_sources(self, sound: Columns) -> Iterator[Finding]:
-        if not {"pair_index", "hard_negatives"} <= sound.keys():
+    def _own_sources(self) -> Iterator[Finding]:
+        if not {"pair_index", "hard_negatives"} <= self.columns.keys():
             return
-        place, found = self.reader.place(BY_NAME["hard_negatives"]), None
-        for start, block in self._blocks("hard_negatives", sound["hard_negatives"]):
+        place, found = self.reader.locate(BY_NAME["hard_negatives"]), None
+        problem = "hard_negatives has the pair's own source {} among its negatives"
+        for start, block in self._blocks("hard_negatives"):
             rows = slice(start, start + len(block))
-            own = read_rows(sound["pair_index"], rows, place)[:, 1]
-            bad = (block == own[:, None]).any(1)
-            if bool(bad.any()):
-                row = int(bad.nonzero()[0])
-                value = int(own[row])
-                problem = f"hard_negatives has the pair's own source {value} among its negatives"
-                found = _joined(found, Finding(place, problem, start + row, value, int(bad.sum())))
+            own = read_rows(self.columns["pair_index"], rows, place)[:, 1]
+            for fault in first_fault(place, block, block == own[:, None], problem, start):
+                found = _add(found, fault)
         if found is not None:
             yield found
 
-    def _splits(self, sound: Columns) -> Iterator[Finding]:
-        tables = [SPLIT_TABLES[split] for split in SPLITS if SPLIT_TABLES[split].name in sound]
-        if "pair_index" not in sound:
+    def _splits(self) -> Iterator[Finding]:
+        if "pair_index" not in self.columns:
             return
-        index = read_rows(sound["pair_index"], slice(None), "pair_index").numpy()
-        splits = SplitsCheck(index[:, 0], self.reader.place)
+        index = read_rows(self.columns["pair_index"], slice(None), "pair_index").numpy()
+        splits = _SplitChecks(index[:, 0])
+        tables = [table for table in SPLIT_TABLES.values() if table.name in self.columns]
         for table in tables:
-            rows = read_rows(sound[table.name], slice(None), table.file).numpy()
-            yield from splits.add(table, rows)
-        if len(tables) == len(SPLITS):
-            yield from splits.uncovered()
+            rows = read_rows(self.columns[table.name], slice(None), table.file).numpy()
+            yield from splits.add(table, rows, self.reader.locate(table))
+        missing = np.flatnonzero(splits.split_of_pair == 0)
+        if missing.size and len(tables) == len(SPLITS):
+            place, row = self.reader.locate(BY_NAME["pair_index"]), int(missing[0])
+            yield Finding(place, f"pair {row} is in no split", row, row, len(missing))
 
 
-_SIZES: Mapping[str, Table] = {
-    "pairs": BY_NAME["pair_index"],
-    "questions": BY_NAME["question_embs"],
-    "sources": BY_NAME["source_embs"],
-    "keywords": BY_NAME["keyword_embs"],
-    "clusters": BY_NAME["centroid_embs"],
-}
+class _SplitChecks:
+    """Compares each split with the ones before."""
+
+    def __init__(self, questions: Indices) -> None:
+        self._questions = questions
+        self._files = [""]  # by the number of the split, from 1
+        self.split_of_pair = np.zeros(len(questions), np.int8)
+        known = questions[questions >= 0]
+        self._split_of_question = np.zeros(int(known.max()) + 1 if known.size else 0, np.int8)
+
+    def add(self, table: Table, rows: Indices, place: str) -> Iterator[Finding]:
+        """Yield what is wrong with a further split, alone and compared with the earlier ones."""
+        self._files.append(table.file)
+        pairs = len(self._questions)
+        if not rows.size:
+            yield Finding(place, f"{table.name} has no pairs: a split needs at least one")
+            return
+        numbers = np.arange(len(rows))
+        exists = (rows >= 0) & (rows < pairs)
+        problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
+        yield from _first_in_split(place, rows, ~exists, problem, numbers)
+        numbers, rows = numbers[exists], rows[exists]
+        again = np.ones(len(rows), np.bool_)
+        again[np.unique(rows, return_index=True)[1]] = False
+        yield from _first_in_split(place, rows, again, f"{table.name} has pair {{}} twice", numbers)
+
+        other = self.split_of_pair[rows]
+        problem = f"pair {{}} is in {self._first_file(other)} too"
+        yield from _first_in_split(place, rows, other > 0, problem, numbers)
+        questions = self._questions[rows]
+        valid = questions >= 0
+        of_question = np.where(valid, self._split_of_question[np.maximum(questions, 0)], 0)
+        problem = (
+            f"question {{}} has pairs in {self._first_file(of_question)} too: what is trained on "
+            "is tested on"
+        )
+        shared = (of_question > 0) & (other == 0)
+        yield from _first_in_split(place, questions, shared, problem, numbers)
+
+        number = len(self._files) - 1
+        new = questions[valid & (of_question == 0)]
+        self._split_of_question[new] = number
+        self.split_of_pair[rows] = number
+
+    def _first_file(self, splits: npt.NDArray[np.int8]) -> str:
+        return self._files[int(splits[splits > 0][0])] if splits.any() else ""
+
+
+def _first_in_split(
+    place: str, values: Indices, bad: npt.NDArray[np.bool_], problem: str, numbers: Indices
+) -> Iterator[Finding]:
+    for fault in first_fault(place, torch.from_numpy(values), torch.from_numpy(bad), problem):
+        assert fault.row is not None
+        yield replace(fault, row=int(numbers[fault.row]))
 
 
 def _range_faults(table: Table, block: torch.Tensor, start: int) -> Iterator[Finding]:
@@ -209,42 +257,15 @@ def _range_faults(table: Table, block: torch.Tensor, start: int) -> Iterator[Fin
     finite = not block.is_floating_point() or abs(low) + abs(high) < float("inf")
     if not finite:
         for what, bad in (("NaN", torch.isnan(block)), ("Inf", torch.isinf(block))):
-            if bool(bad.any()):
-                yield _first(table, block, bad, start, f"{what} detected in {table.name}")
+            problem = f"{what} detected in {table.name}: {{}}"
+            yield from first_fault(table.file, block, bad, problem, start)
     small, large = table.low, table.high
     if small is None or large is None or (finite and small <= low and high <= large):
         return
-    bad = (block < small) | (block > large)
-    if bool(bad.any()):
-        span = f"[{round(small)}, {round(large)}]"
-        yield _first(table, block, bad, start, f"{table.name} out of range {span}")
+    problem = f"{table.name} out of range [{round(small)}, {round(large)}]: {{}}"
+    yield from first_fault(table.file, block, (block < small) | (block > large), problem, start)
 
 
-def _first(
-    table: Table, block: torch.Tensor, bad: torch.Tensor, start: int, problem: str
-) -> Finding:
-    rows = bad if bad.ndim == 1 else bad.any(1)
-    row = int(rows.nonzero()[0])
-    value = block[row][bad[row]][0].item() if bad.ndim > 1 else block[row].item()
-    return Finding(table.file, f"{problem}: {value}", start + row, value, int(rows.sum()))
-
-
-def _kind(finding: Finding) -> str:
-    """What makes two findings of one table the same fault: all but the value."""
-    return finding.problem.replace(str(finding.value), "")
-
-
-def _joined(earlier: Finding | None, later: Finding) -> Finding:
-    if earlier is None:
-        return later
-    rows = earlier.rows + later.rows
-    return Finding(earlier.file, earlier.problem, earlier.row, earlier.value, rows)
-
-
-def _placed(finding: Finding, place: str) -> Finding:
-    return Finding(place, finding.problem, finding.row, finding.value, finding.rows)
-
-
-def len_of(column: Any) -> int:
-    """Rows of a column."""
-    return int(column.shape[0])
+def _add(earlier: Finding | None, later: Finding) -> Finding:
+    """Return the earlier finding with the rows of both."""
+    return later if earlier is None else replace(earlier, rows=earlier.rows + later.rows)

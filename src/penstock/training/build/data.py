@@ -1,21 +1,168 @@
-"""Training, validation and test data behind one door, with Penstock's loaders."""
+"""The data of a configuration: datasets or sources for each part, and the loader of each."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
+from penstock.datamodules.inputs import is_source
+from penstock.datamodules.sequence import SequenceDataset
+from penstock.datamodules.splitting import check_share, split
+from penstock.errors import ConfigError
 from penstock.extras import optional
+from penstock.loaders import ChunkedDataLoader, StreamLoader
+from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
+from penstock.loaders.partition import validation_loader
+from penstock.loaders.position import order_factory
+from penstock.order import derive_key
+from penstock.ranks import ranks
+from penstock.seeds import Seed
+from penstock.sources import open_source
+from penstock.sources.base import Source
+from penstock.sources.combine import SelectedRanges, split_ranges
+from penstock.training.build.objects import Maker, located
+from penstock.training.build.registries import datasets
+from penstock.training.config import Settings
+from penstock.training.config.keys import LOADER, STREAM_LOADER
+
+log = logging.getLogger("penstock")
+
+PARTS = ("train", "val", "test")
+WAYS = "a _name_, a _target_, a path, or sections train and val"
+
+
+def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
+    """Return the data module of the section ``dataset``; None where there is no such section."""
+    section = settings.dataset
+    if section is None:
+        return None
+    section = {"path": section} if isinstance(section, str) else section
+    if "_name_" in section or _is_sequence_dataset(section):
+        return _of_sequences(section, maker, loaders)
+    if "_target_" in section or "path" in section:
+        return _of_one(settings, _opened("dataset", section, maker), loaders)
+    if any(part in section for part in PARTS):
+        return _of_parts(settings, maker, loaders)
+    raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+
+
+def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
+    if "_target_" not in section:
+        return False
+    try:
+        found = located(str(section["_target_"]))
+    except (ImportError, AttributeError):
+        return False  # reported when the object is made
+    return isinstance(found, type) and issubclass(found, SequenceDataset)
+
+
+def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
+    """Return a dataset with S4's conventions, which makes its loaders itself."""
+    chunks = loaders.chunks
+    fixed = {
+        "loader": {"batch_size": BATCH_SIZE} | loaders.options,
+    } | {
+        option.key: getattr(chunks, option.name)
+        for option in ChunkSettings.options()
+        if option.name not in ("cycle", "max_passes", "start_chunk")  # when training ends
+    }
+    made = maker.make("dataset", section, datasets, fixed=fixed)
+    with maker.refusals("dataset", section):
+        made.setup()
+    if made.dataset_train is None:
+        raise ConfigError(f"dataset {made} has no training data: its setup() found none")
+    return made
+
+
+def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
+    if hasattr(made, "train_dataloader"):
+        return _of_module(made, loaders)
+    share = settings.dataset.get("val_split") if isinstance(settings.dataset, Mapping) else None
+    if share is None:
+        return loaded({"train": made}, loaders)
+    check_share(share)
+    steps = loaders.options.get("steps", 1)
+    if is_source(made) and steps > 1:
+        raise ConfigError(
+            f"dataset.val_split={share!r} ({settings.where('dataset.val_split')}) with "
+            f"loader.steps={steps}: a random split leaves gaps, and samples of {steps} consecutive "
+            "rows would reach over them; give dataset.train and dataset.val a path each"
+        )
+    train, val = split(made, share, loaders.chunks.seed or 0)
+    return loaded({"train": train, "val": val}, loaders)
+
+
+def _of_module(made: Any, loaders: PartLoaders) -> Any:
+    """Return the user's data module, wrapped if it is not Lightning's."""
+    if loaders.options:
+        log.info("section 'loader' has no effect: %s makes its own loaders", type(made).__name__)
+    if isinstance(made, lightning.LightningDataModule):
+        return made
+    hooks = {part: getattr(made, f"{part}_dataloader", None) for part in PARTS}
+    return JobData(made, {part: hook for part, hook in hooks.items() if hook is not None})
+
+
+def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData:
+    section = settings.dataset
+    for name in section:
+        if name not in PARTS:
+            raise ConfigError(
+                f"dataset.{name} ({settings.where(f'dataset.{name}')}) is unknown: the parts of "
+                f"a dataset are {', '.join(PARTS)}"
+            )
+    if section.get("train") is None:
+        raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
+    made = {
+        part: _opened(f"dataset.{part}", section[part], maker)
+        for part in PARTS
+        if section.get(part) is not None
+    }
+    return loaded(made, loaders)
+
+
+def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
+    """Return a data module over datasets or sources, one for each part."""
+    if any(is_source(data) for data in parts.values()) and loaders.ignored_in_streams:
+        log.info(
+            "a stream has its own threads: loader.%s have no effect",
+            ", loader.".join(loaders.ignored_in_streams),
+        )
+    by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
+    makers = {part: partial(by_part[part], data) for part, data in parts.items()}
+    return JobData(parts["train"], makers)
+
+
+def _opened(key: str, section: Any, maker: Maker) -> Any:
+    """Return the dataset of a section, or the source of a path."""
+    if isinstance(section, str):
+        return open_source(section)
+    if isinstance(section, Mapping) and "path" in section and "_target_" not in section:
+        options = {n: v for n, v in section.items() if n not in ("path", "val_split")}
+        return open_source(section["path"], **options)
+    if not isinstance(section, Mapping):
+        found = type(section).__name__
+        raise maker.refused(
+            key, f"must be one path or section, got {found}: join several into one dataset"
+        )
+    plain = {n: v for n, v in section.items() if n != "val_split"}
+    made = maker.make(key, plain)
+    return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
+
 
 lightning = optional("lightning.pytorch", extra="lightning")
 
 
 class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
-    """Loaders by part, each made when it is first asked for, then always the same one.
+    """A data module whose loaders are created on first use, and then reused.
 
     Args:
-        dataset: What models and heads ask for sizes (``d_input``, ``n_tokens``).
-        makers: ``"train"``, ``"val"``, ``"test"``: what makes the loader of each part there is.
+        dataset: The training data; models and heads read sizes from it (``d_input``, ``n_tokens``).
+        makers: A function for each part (``"train"``, ``"val"``, ``"test"``) that makes its loader.
     """
 
     def __init__(self, dataset: Any, makers: Mapping[str, Callable[[], Any]]) -> None:
@@ -24,15 +171,15 @@ class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined
         self._makers, self._loaders = dict(makers), dict[str, Any]()
 
     def train_dataloader(self) -> Any:
-        """Batches to train on."""
+        """Return the training loader."""
         return self._loader("train")
 
     def val_dataloader(self) -> Any:
-        """Batches to validate on; an empty list, as Lightning wants it, where there are none."""
+        """Return the validation loader; an empty list where there is none."""
         return self._loader("val")
 
     def test_dataloader(self) -> Any:
-        """Batches to test on; an empty list where there are none."""
+        """Return the test loader; an empty list where there is none."""
         return self._loader("test")
 
     def _loader(self, part: str) -> Any:
@@ -42,24 +189,136 @@ class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined
         return self._loaders[part]
 
     def has(self, part: str) -> bool:
-        """Is there such a part?"""
+        """Return whether there is such a part."""
         return part in self._makers
 
     def teardown(self, stage: str) -> None:
-        """End what runs for the loaders; they may be iterated again."""
+        """Close the loaders; they may be iterated again."""
         self.close()
 
     def close(self) -> None:
-        """End every thread and process of the loaders."""
+        """Stop every thread and process of the loaders."""
         for loader in self._loaders.values():
-            for each in flat(loader):
+            for each in flat_loaders(loader):
                 getattr(each, "close", lambda: None)()
 
 
-def flat(loaders: Any) -> list[Any]:
-    """Loaders given alone, in a list or by name."""
+def flat_loaders(loaders: Any) -> list[Any]:
+    """Return all loaders of a nested structure as a list; none for None.
+
+    >>> flat_loaders({"a": 1, "b": [2, (3,)]}), flat_loaders(None)
+    ([1, 2, 3], [])
+    """
     if isinstance(loaders, Mapping):
-        return [each for value in loaders.values() for each in flat(value)]
+        loaders = list(loaders.values())
     if isinstance(loaders, list | tuple):
-        return [each for value in loaders for each in flat(value)]
-    return [loaders]
+        return [each for value in loaders for each in flat_loaders(value)]
+    return [] if loaders is None else [loaders]
+
+
+BATCH_SIZE = 32  # samples; the default of loader.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class PartLoaders:
+    """Creates the loader of each part; chunked if either chunk size is given.
+
+    Args:
+        options: The section ``loader``, with its objects made.
+        chunks: Chunk sizes, order and seed.
+    """
+
+    options: dict[str, Any]
+    chunks: ChunkSettings
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch of one rank."""
+        size: int = self.options.get("batch_size", BATCH_SIZE)
+        return size
+
+    @property
+    def ignored_in_streams(self) -> list[str]:
+        """The given keys that a `StreamLoader` does not have."""
+        known = {*STREAM_LOADER, "batch_size", "drop_last"}
+        return [name for name in self.options if name not in known]
+
+    def training(self, data: Any) -> Any:
+        """Return the training loader: shuffled; in chunks where training is chunked."""
+        if is_source(data):
+            return self._stream(data, chunk_size=self._train_chunk(len(data)), **self._shuffle)
+        options = self._of_torch()
+        if isinstance(data, IterableDataset):
+            return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
+        options |= {"order": order_factory(self.chunks.order_of), "seed": self.chunks.seed}
+        return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
+
+    def validation(self, data: Any) -> Any:
+        """Return the validation loader: the same batches each time, or the next chunk."""
+        size = self.chunks.val_chunk_size
+        if is_source(data):
+            return self._validation_stream(data, size)
+        options = self._of_torch(drop_last=False)
+        if isinstance(data, IterableDataset):
+            return ChunkedDataLoader(data, self.batch_size, size, **options)
+        options |= {"seed": self.chunks.seed, "cycle": self.chunks.val_cycle}
+        return validation_loader(
+            data, self.batch_size, size or self._inferred(len(data)), **options
+        )
+
+    def testing(self, data: Any) -> Any:
+        """Return the test loader: all samples in order, never chunked."""
+        if is_source(data):
+            return self._stream(data, evaluation=True)
+        options = self._of_torch(drop_last=False)
+        if isinstance(data, IterableDataset):
+            return ChunkedDataLoader(data, self.batch_size, **options)
+        return validation_loader(data, self.batch_size, seed=self.chunks.seed, **options)
+
+    # -- chunk sizes
+
+    def _train_chunk(self, samples: int) -> int | None:
+        return self.chunks.train_chunk_size or self._inferred(samples)
+
+    def _inferred(self, samples: int) -> int | None:
+        """Return a whole partition in batches of this rank; None where nothing is chunked."""
+        return partition_batches(samples, self.batch_size, ranks()) if self.chunks.sized else None
+
+    # -- streams
+
+    def _validation_stream(self, source: Source, size: int | None) -> StreamLoader:
+        if size is None:
+            return self._stream(source, evaluation=True)
+        if self.chunks.val_cycle:
+            return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
+        samples = size * self.batch_size * ranks()
+        seed = Seed.of(self.chunks.seed)
+        if samples < len(source):
+            source = self._chosen(source, samples, seed)
+            seed = seed.fixed("validation samples were chosen")
+        return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
+
+    def _chosen(self, source: Source, samples: int, seed: Seed) -> Source:
+        steps = self.options.get("steps", 1)
+        if steps > 1:
+            raise ConfigError(
+                f"train.val_chunk_size with loader.steps={steps}: a fixed part of the validation "
+                f"data has gaps, and samples of {steps} consecutive rows would reach over them; "
+                "set train.val_cycle=true, or leave out train.val_chunk_size"
+            )
+        key = derive_key(seed.for_ranks(ranks()), "validation")
+        ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
+        return SelectedRanges(source, sorted(ranges))
+
+    @property
+    def _shuffle(self) -> dict[str, Any]:
+        return {"shuffle": self.chunks.shuffle and self.chunks.order != "sequential"}
+
+    def _stream(self, source: Source, **options: Any) -> StreamLoader:
+        kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}
+        kept |= {"seed": self.chunks.seed}
+        return StreamLoader(source, self.batch_size, **(kept | options))
+
+    def _of_torch(self, **options: Any) -> dict[str, Any]:
+        kept = {n: v for n, v in self.options.items() if n in LOADER and n != "batch_size"}
+        return kept | options

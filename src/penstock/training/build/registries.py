@@ -1,8 +1,8 @@
-"""Things by the ``_name_`` a configuration gives them; users add their own.
+"""Objects by the ``_name_`` that a configuration gives; users register their own.
 
-A function or class is called with the keys of its section. What it takes and the section leaves
-out it gets where it is known: ``d_model``, ``d_input``, ``d_output``, ``l_output``, ``n_tokens``,
-and for tasks ``model`` and ``dataset``.
+A registered function or class is called with the keys of its section. Parameters that the section
+leaves out are filled in where their value is known: ``d_model``, ``d_input``, ``d_output``,
+``l_output``, ``n_tokens``, and for tasks also ``model`` and ``dataset``.
 
 >>> @encoders.register("doubled")
 ... def doubled(d_model):
@@ -21,15 +21,15 @@ import torch as torch  # for the example above
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.registry import Registry
 
-Makers: TypeAlias = Registry[Callable[..., Any]]
+Factories: TypeAlias = Registry[Callable[..., Any]]
 
 datasets: Final = SequenceDataset.registry
-models: Final[Makers] = Registry("model")
-tasks: Final[Makers] = Registry("task")
-encoders: Final[Makers] = Registry("encoder")
-decoders: Final[Makers] = Registry("decoder")
-optimizers: Final[Makers] = Registry("optimizer")
-schedulers: Final[Makers] = Registry("scheduler")
-losses: Final[Makers] = Registry("loss")
-metrics: Final[Makers] = Registry("metric")
-callbacks: Final[Makers] = Registry("callback")
+models: Final[Factories] = Registry("model")
+tasks: Final[Factories] = Registry("task")
+encoders: Final[Factories] = Registry("encoder")
+decoders: Final[Factories] = Registry("decoder")
+optimizers: Final[Factories] = Registry("optimizer")
+schedulers: Final[Factories] = Registry("scheduler")
+losses: Final[Factories] = Registry("loss")
+metrics: Final[Factories] = Registry("metric")
+callbacks: Final[Factories] = Registry("callback")

@@ -1,6 +1,5 @@
-"""Configuration: YAML composed by Hydra, then checked strictly."""
+"""Configuration: YAML files composed by Hydra, then checked strictly."""
 
-from penstock.training.config.reading import read_settings
-from penstock.training.config.record import Settings, TrainSettings
+from penstock.training.config.settings import Settings, TrainSettings, read_settings
 
 __all__ = ["Settings", "TrainSettings", "read_settings"]

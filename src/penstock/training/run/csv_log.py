@@ -1,4 +1,4 @@
-"""Lightning's CSV log, that goes on where a checkpoint was: no line lost, none twice."""
+"""Lightning's CSV log, continued exactly from a checkpoint: no line lost, none repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
 
     Args:
         root: The run's directory.
-        keep_below: Lines of steps below it stay, later ones are forgotten: the run goes on there.
+        keep_below: The step the run resumes at; lines from this step on are replaced.
     """
 
     _experiment: Any
@@ -35,7 +35,7 @@ class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
     @property
     @fabric.rank_zero_experiment  # type: ignore[untyped-decorator]
     def experiment(self) -> Any:
-        """What writes the file."""
+        """The writer of the file."""
         if self._experiment is None:
             folder = Path(self.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -44,14 +44,14 @@ class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
         return self._experiment
 
     def finalize(self, status: str) -> None:
-        """Write what is left; of a training that failed before its first line, nothing."""
+        """Write the remaining lines; nothing if training failed before its first line."""
         if self._experiment is not None and status == "success":
             self._experiment.begin()
         super().finalize(status)
 
 
 class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
-    """Writes whole lines; a new column makes a new file, in the place of the one before."""
+    """Writes complete lines; a new column replaces the file."""
 
     metrics: list[dict[str, Any]]
 
@@ -62,13 +62,13 @@ class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
         self._kept: list[dict[str, str]] | None = kept
 
     def begin(self) -> None:
-        """Forget lines that come again; not before there is one, for a resume may be refused."""
+        """Drop the lines to be replaced; not before the first new line: a resume may be refused."""
         if self._kept is not None:
             self._replace(self._kept)
             self._kept = None
 
     def save(self) -> None:
-        """Write what was logged since."""
+        """Write the new lines."""
         if not self.metrics:
             return
         self.begin()
@@ -93,20 +93,20 @@ class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
         return page.getvalue()
 
     def _check_log_dir_exists(self) -> None:
-        """Lines of the run so far are no accident."""
+        """Do not warn about existing lines: they are those of the run so far."""
 
 
 def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
-    """The whole lines of a log, those of steps below a number; one cut short is not among them."""
+    """Return the complete lines of a log, with steps below ``below``; not a truncated last one."""
     if not path.exists() or below == 0:
         return []
     try:
         text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]  # a process killed as it wrote leaves half a line
+        whole = text[: text.rfind("\n") + 1]  # a process killed while writing leaves half a line
         lines = list(csv.DictReader(io.StringIO(whole, newline="")))
         for line in lines:
             if None in line or None in line.values():
-                raise ValueError("a line has not as many columns as the first")
+                raise ValueError("a line has another number of columns than the first")
         return [line for line in lines if below is None or int(line[STEP]) < below]
     except (OSError, ValueError, KeyError, csv.Error) as error:
         why = f"no column {error}" if isinstance(error, KeyError) else error

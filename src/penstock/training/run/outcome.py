@@ -1,4 +1,4 @@
-"""What became of a run, in numbers and in a few lines to read."""
+"""The result of a run: numbers for a program, a few lines for the user, or an error."""
 
 from __future__ import annotations
 
@@ -7,31 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StateError
+from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.extras import optional
 from penstock.loaders.chunk_report import counted, counted_passes
+from penstock.training.run.checkpoints import (
+    Score,
+    first_mismatch,
+    mismatch_error,
+    one_line,
+    raised_while_restoring,
+)
 from penstock.training.run.directory import RunPaths
-from penstock.training.run.fitting import Fit
-from penstock.training.run.rehearsal import Forecast
-from penstock.training.run.saving import Score
+from penstock.training.run.dry_run import Forecast
+from penstock.training.run.trainer import Fit
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has seen, over all its sessions, and where it is kept.
+    """The result of a run, over all its sessions.
 
     Args:
         run_dir: The run's directory.
-        steps: Optimizer steps that are in the weights.
-        chunks: Chunks that were finished; epochs of Lightning where there are none.
-        samples: Samples trained on, over all ranks and passes; 0 where nobody knows.
-        passes: How often the dataset was gone through.
-        coverage: The share of the dataset that was seen at least once.
-        best: The best score of a validation, if one was scored.
+        steps: Optimizer steps done.
+        chunks: Chunks done; epochs of Lightning where training is not chunked.
+        samples: Samples trained on, over all ranks and passes; 0 where unknown.
+        passes: Passes over the dataset.
+        coverage: Share of the dataset that was seen at least once.
+        best: The best validation score, if any.
         best_path: Its checkpoint.
         last_path: The last checkpoint.
-        stopped_by: The signal that ended it early; 0 if none did.
-        reason: What ended it, if that was neither the passes nor the chunks asked for.
-        forecast: What it would take, of a dry run.
+        stopped_by: The signal that ended it early, or 0.
+        reason: What ended it early, such as ``max_steps``; empty where nothing did.
+        forecast: The estimate of a dry run.
     """
 
     run_dir: Path
@@ -49,11 +56,11 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0, or as a shell says which signal it was."""
+        """The exit code: 0, or 128 plus the signal, as in a shell."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def text(self) -> str:
-        """A few lines to read."""
+        """Return a few lines for the user."""
         if self.forecast is not None:
             return self.forecast.text()
         ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
@@ -71,12 +78,12 @@ class Outcome:
         if self.last_path is not None:
             lines.append(f"  last   {self.last_path}")
         if self.stopped_by:
-            lines.append("  go on with the same command and --resume")
+            lines.append("  continue with the same command and --resume")
         return "\n".join(lines)
 
 
 def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
-    """What is in the run directory now."""
+    """Return the outcome of a fit."""
     best, saved = fit.saving.best, paths.saved()
     return Outcome(
         paths.root,
@@ -91,21 +98,45 @@ def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
 
 
 def reason_of(trainer: Any) -> str:
-    """What ended training before all its chunks were done; nothing where nothing did."""
+    """Return what ended training early; an empty string where nothing did."""
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"max_steps={trainer.max_steps}"
     for callback in trainer.early_stopping_callbacks:
         if callback.stopping_reason_message:
-            said = " ".join(callback.stopping_reason_message.split()).rstrip(".")
-            return f"early stopping: {said}"
+            message = " ".join(callback.stopping_reason_message.split()).rstrip(".")
+            return f"early stopping: {message}"
     return ""
 
 
 def seen_by(fit: Fit) -> dict[str, Any]:
-    """What of the dataset is in the weights, as far as it is known."""
+    """Return how much of the dataset was trained on, as far as it is known."""
     try:
         summary = fit.chunked.summary()
-    except StateError:  # a loader that is not ours, or nothing was left to train
+    except StateError:  # not a Penstock loader, or nothing was left to train
         return {"chunks": fit.trainer.current_epoch}
     names = ("samples", "passes", "coverage", "chunks")
     return {name: getattr(summary, name) for name in names}
+
+
+exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
+
+
+class RunFailedError(PenstockError, RuntimeError):
+    """Training failed after it had begun; its run directory can be resumed."""
+
+
+def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
+    """Return the error to raise instead of the one that Lightning's Trainer raised.
+
+    Before the first step, errors of Penstock stay as they are and Lightning's become `ConfigError`.
+    """
+    if began:
+        return RunFailedError(
+            f"{one_line(error)} (training stopped; the run is kept in {str(run_dir)!r}: fix "
+            "the cause and continue with --resume)"
+        )
+    if isinstance(error, exceptions.MisconfigurationException):
+        return ConfigError(f"Lightning refuses the configuration: {one_line(error)}")
+    if not isinstance(error, PenstockError) and raised_while_restoring(error):
+        return mismatch_error(first_mismatch(error))
+    return error

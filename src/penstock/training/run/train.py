@@ -1,4 +1,4 @@
-"""Training what a configuration says; stopped at any moment, it goes on without a trace."""
+"""One run, from settings to outcome; interrupted at any moment, it can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from contextlib import contextmanager
 
 from penstock.training.build import build
 from penstock.training.config import Settings
-from penstock.training.run.directory import RunPaths, Saved, last_good, refuse_a_run
-from penstock.training.run.failing import failure
-from penstock.training.run.fitting import Fit, make_fit
-from penstock.training.run.lock import locked
-from penstock.training.run.outcome import Outcome, outcome_of
-from penstock.training.run.ranks import is_first_rank
-from penstock.training.run.rehearsal import rehearse
-from penstock.training.run.stopping import Listener, Stopped
+from penstock.training.run.directory import RunPaths, Saved, check_no_run, last_readable, locked
+from penstock.training.run.dry_run import measure
+from penstock.training.run.outcome import Outcome, failure, outcome_of
+from penstock.training.run.signals import SignalListener, StoppedBySignal, is_first_rank
+from penstock.training.run.trainer import Fit, make_fit
 
 log = logging.getLogger("penstock")
 
@@ -30,22 +27,25 @@ def train(
     dry_run: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> Outcome:
-    """Train in chunks, in a run directory of its own, and say what was seen.
+    """Train in chunks, in a run directory, and return the outcome.
 
-    SIGTERM, SIGINT and SIGUSR1 end it between two batches, with a checkpoint; the outcome says so.
+    SIGTERM, SIGINT and SIGUSR1 end training between two batches, with a checkpoint.
 
     Args:
-        settings: What to train, from `read_settings`.
-        resume: Go on from the last checkpoint that can be read; begin where there is none.
-        chunk: The chunk to begin with, counted from 0 over all passes.
-        dry_run: Only measure what it would take, with weights that are thrown away.
-        environment: Where those who start several processes say which one this is.
+        settings: From `read_settings`.
+        resume: Continue from the last intact checkpoint; start where there is none.
+        chunk: The chunk to start with, counted from 0 over all passes.
+        dry_run: Only estimate time and disk space.
+        environment: Environment variables, by which launchers such as torchrun number processes.
     """
     paths = RunPaths(settings.run_dir)
     if dry_run:
-        return Outcome(paths.root, forecast=rehearse(settings))
+        return Outcome(paths.root, forecast=measure(settings))
     first_rank = is_first_rank(environment)
-    with Listener() as listener, held(paths, resume=resume, first_rank=first_rank) as saved:
+    with (
+        SignalListener() as listener,
+        opened_run(paths, resume=resume, first_rank=first_rank) as saved,
+    ):
         fit = make_fit(
             settings,
             build(settings),
@@ -59,27 +59,27 @@ def train(
 
 
 @contextmanager
-def held(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[Saved | None]:
-    """A block in which the run directory is this run's, and the checkpoint it goes on from."""
+def opened_run(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[Saved | None]:
+    """Lock the run directory for a block, and yield the checkpoint to resume from."""
     if not first_rank:
-        yield last_good(paths, first_rank=False) if resume else None
+        yield last_readable(paths, first_rank=False) if resume else None
         return
     paths.make()
     with locked(paths.root):
         if not resume:
-            refuse_a_run(paths)
-        saved = last_good(paths, first_rank=True) if resume else None
+            check_no_run(paths)
+        saved = last_readable(paths, first_rank=True) if resume else None
         if saved is not None:
             log.info("resuming from %s", saved.path)
         elif resume:
-            log.info("nothing to resume in %s: beginning", paths.root)
+            log.info("nothing to resume in %s: starting", paths.root)
         paths.clean()
         yield saved
 
 
 @contextmanager
-def no_empty_logs(fit: Fit, paths: RunPaths) -> Iterator[None]:
-    """A block that takes TensorBoard's new file away again if training did not begin in it."""
+def without_empty_logs(fit: Fit, paths: RunPaths) -> Iterator[None]:
+    """Remove TensorBoard's new file after a block in which training did not begin."""
     before = set(paths.board.glob("events.*"))
     try:
         yield
@@ -90,19 +90,19 @@ def no_empty_logs(fit: Fit, paths: RunPaths) -> Iterator[None]:
 
 
 def run(fit: Fit, paths: RunPaths, saved: Saved | None) -> int:
-    """Train; the signal that ended it early, or 0."""
+    """Train; return the signal that ended it early, or 0."""
     try:
-        with no_empty_logs(fit, paths):
+        with without_empty_logs(fit, paths):
             fit.run(saved)
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         return stopped.number
     except SystemExit as end:  # Lightning's, for a Ctrl-C before training began
         if not isinstance(end.__context__, KeyboardInterrupt):
             raise
         return signal.SIGINT
     except Exception as error:
-        told = failure(error, paths.root, began=fit.saving.began)
-        if told is error:
+        explained = failure(error, paths.root, began=fit.saving.began)
+        if explained is error:
             raise
-        raise told from error
+        raise explained from error
     return 0

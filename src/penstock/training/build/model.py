@@ -1,0 +1,322 @@
+"""The module of a configuration: the user's own, or a task around a model; and its optimizer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn, optim
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
+
+from penstock.errors import ConfigError
+from penstock.extras import optional
+from penstock.training.build import registries
+from penstock.training.build.module import Chain, TaskModule
+from penstock.training.build.objects import Maker
+from penstock.training.build.registries import optimizers, schedulers
+from penstock.training.build.tasks import accuracy_among
+from penstock.training.config import Settings
+
+lightning = optional("lightning.pytorch", extra="lightning")
+
+OF_DATA = ("d_input", "d_output", "l_output", "n_tokens", "n_classes")
+OF_SCHEDULER = ("interval", "frequency", "monitor")  # keys for Lightning, not for the scheduler
+
+
+log = logging.getLogger("penstock")
+
+
+def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
+    """Return the LightningModule: the user's own, or a task around the section ``model``."""
+    if settings.model is None:
+        raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
+    section = {"_name_": settings.model} if isinstance(settings.model, str) else settings.model
+    own = {name: value for name, value in section.items() if name not in ("encoder", "decoder")}
+    takes_heads = "_target_" in section
+    model = maker.make("model", section if takes_heads else own, registries.models)
+    if isinstance(model, lightning.LightningModule):
+        _log_unused(settings)
+        return model
+    _check_is_module(settings, model)
+    heads = {} if takes_heads else section
+    return Builder(settings, maker, data, model, sizes_of(data)).module(heads)
+
+
+def _check_is_module(settings: Settings, model: Any) -> None:
+    where = f"model ({settings.where('model')})"
+    if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
+        raise ConfigError(
+            f"{where} is a module of pytorch_lightning, which this Trainer does not accept: "
+            "import lightning.pytorch instead"
+        )
+    if not isinstance(model, nn.Module):
+        found = type(model).__name__
+        raise ConfigError(f"{where} must be a torch or Lightning module, got {found}")
+
+
+def _log_unused(settings: Settings) -> None:
+    names = ("encoder", "decoder", "task", "optimizer", "scheduler")
+    found = [name for name in names if getattr(settings, name) is not None]
+    if found:
+        log.info(
+            "the model is a LightningModule, used as it is: %s have no effect", ", ".join(found)
+        )
+
+
+def sizes_of(data: Any) -> dict[str, Any]:
+    """Return the sizes that the data define (``d_input``, ``n_tokens``, ...)."""
+    dataset = getattr(data, "dataset", data)
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        dataset = dataset.dataset  # of a torch Subset
+    found = {name: _size(dataset, name) for name in OF_DATA}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _size(dataset: Any, name: str) -> Any:
+    try:
+        return getattr(dataset, name, None)
+    except NotImplementedError:  # how S4 marks a size that a dataset does not have
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds a `TaskModule` around a model."""
+
+    settings: Settings
+    maker: Maker
+    data: Any
+    model: nn.Module
+    sizes: Mapping[str, Any]
+
+    def module(self, of_model: Mapping[str, Any]) -> TaskModule:
+        """Return the module; ``of_model``: encoder and decoder in the section of the model."""
+        settings = self.settings
+        d_model = self._width("d_model")
+        d_output = self._width("d_output") or d_model
+        task = self._task(d_model)
+        encoders = [*listed(settings.encoder), *listed(of_model.get("encoder"))]
+        decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
+        into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
+        out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
+        before = self._heads("encoder", encoders, registries.encoders, into)
+        after = self._heads("decoder", decoders, registries.decoders, out)
+        self._check_heads(task, before, after)
+        module = TaskModule(
+            self.model,
+            task,
+            Chain(task.encoder, *before),
+            Chain(*after, task.decoder),
+            self.optimize,
+        )
+        module.configure_optimizers()  # report an invalid optimizer now, not when training begins
+        return module
+
+    def _width(self, name: str) -> Any:
+        section = self.settings.model if isinstance(self.settings.model, Mapping) else {}
+        found = getattr(self.model, name, None)
+        return section.get(name) if found is None else found
+
+    def _heads(
+        self,
+        key: str,
+        sections: list[Any],
+        registry: registries.Factories,
+        given: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        return [self.maker.make(key, section, registry, given=given) for section in sections]
+
+    def _check_heads(self, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
+        """Refuse an encoder or decoder that repeats the task's own."""
+        if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
+            raise self.maker.refused(
+                "encoder", "the task has an embedding of its own: leave the encoder out"
+            )
+        last = getattr(after[-1], "output", after[-1]) if after else None
+        given, taken = (
+            getattr(last, "out_features", None),
+            getattr(task.decoder, "in_features", None),
+        )
+        if None not in (given, taken) and given != taken:
+            raise self.maker.refused(
+                "decoder",
+                f"the task has a projection of its own, from a width of {taken} and not {given}: "
+                "leave the decoder out",
+            )
+
+    # -- the task
+
+    def _task(self, d_model: Any) -> Any:
+        section = self.settings.task
+        if section is None:
+            raise ConfigError(
+                f"{self.settings.path.name} has no task: give task.loss, or a model that is a "
+                "LightningModule"
+            )
+        section = {"_name_": section} if isinstance(section, str) else dict(section)
+        given = {**self.sizes, "dataset": self.data, "model": self.model, "d_model": d_model}
+        if "_target_" in section:
+            return self.maker.make("task", section, given=given)
+        section.setdefault("_name_", "base")
+        if section.get("torchmetrics") in (None, []):
+            section.pop("torchmetrics", None)
+        self._resolve_scores(section)
+        return self.maker.make("task", section, registries.tasks, given=given)
+
+    def _resolve_scores(self, section: dict[str, Any]) -> None:
+        """Replace names of losses and metrics by functions."""
+        if section["_name_"] == "lm" and section.get("loss") is None:
+            section["loss"] = "cross_entropy"
+        for name in ("loss", "loss_val"):
+            if section.get(name) is not None:
+                section[name] = self._function(f"task.{name}", section[name], registries.losses)
+            else:
+                section.pop(name, None)
+        names = listed(section.get("metrics"))
+        section["metrics"] = {metric_name(each): self._metric(each) for each in names}
+
+    def _metric(self, section: Any) -> Any:
+        name, at, count = str(section).partition("@")
+        if at and name == "accuracy" and count.isdigit():
+            return partial(accuracy_among, count=int(count))
+        return self._function("task.metrics", section, registries.metrics)
+
+    def _function(self, key: str, section: Any, registry: registries.Factories) -> Any:
+        options = {"_name_": section} if isinstance(section, str) else dict(section)
+        if "_target_" in options:
+            return self.maker.make(key, options | {"_partial_": True})
+        return self.maker.function(key, options, registry)
+
+    # -- the optimizer
+
+    def optimize(self, module: nn.Module) -> Any:
+        """Return the optimizer and scheduler for ``configure_optimizers``."""
+        settings, groups = self.settings, parameter_groups(module.parameters())
+        section = settings.optimizer or "adamw"
+        if isinstance(section, Mapping) and section.get("_partial_"):
+            section = {name: value for name, value in section.items() if name != "_partial_"}
+        optimizer = self.maker.make("optimizer", section, registries.optimizers, groups)
+        if settings.scheduler is None:
+            return optimizer
+        section = settings.scheduler
+        section = {"_name_": section} if isinstance(section, str) else dict(section)
+        options = {name: section.pop(name) for name in OF_SCHEDULER if name in section}
+        section.pop("_partial_", None)
+        made = self.maker.make("scheduler", section, registries.schedulers, optimizer)
+        train = settings.train
+        how = {"interval": train.interval, "monitor": train.monitor, "name": "trainer/lr"} | options
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, **how}}
+
+
+def listed(section: Any) -> list[Any]:
+    """Return None, one value or several as a list."""
+    several = section if isinstance(section, list) else [section]
+    return [each for each in several if each is not None]
+
+
+def metric_name(section: Any) -> str:
+    """Return the name under which a metric is logged."""
+    return section if isinstance(section, str) else str(section.get("_name_", "metric"))
+
+
+optimizers.add("adam", optim.Adam)
+optimizers.add("adamw", optim.AdamW)
+optimizers.add("rmsprop", optim.RMSprop)
+optimizers.add("sgd", optim.SGD)
+
+schedulers.add("plateau", ReduceLROnPlateau)
+schedulers.add("step", StepLR)
+schedulers.add("multistep", MultiStepLR)
+schedulers.add("cosine", CosineAnnealingLR)
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Group parameters by their own options (S4's ``_optim``); those without any come first."""
+    groups: dict[tuple[tuple[str, Any], ...], list[nn.Parameter]] = {(): []}
+    for each in parameters:
+        options = tuple(sorted(getattr(each, "_optim", {}).items()))
+        groups.setdefault(options, []).append(each)
+    return [{"params": found, **dict(options)} for options, found in groups.items() if found]
+
+
+# -- schedules: objects with plain numbers, so that checkpoints can store them
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """A factor that rises to 1 in ``warmup`` steps, then stays."""
+
+    warmup: int
+
+    def __call__(self, step: int) -> float:
+        """Return the factor at a step."""
+        return step / self.warmup if step < self.warmup else 1.0
+
+
+@dataclass(frozen=True)
+class LinearDecay(Warmup):
+    """A factor that rises to 1, then falls linearly to 0 at step ``total``."""
+
+    total: int
+
+    def __call__(self, step: int) -> float:
+        """Return the factor at a step."""
+        if step < self.warmup:
+            return super().__call__(step)
+        return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
+
+
+@dataclass(frozen=True)
+class CosineDecay(Warmup):
+    """A factor that rises to 1, then follows ``cycles`` periods of a cosine to step ``total``."""
+
+    total: int
+    cycles: float
+
+    def __call__(self, step: int) -> float:
+        """Return the factor at a step."""
+        if step < self.warmup:
+            return super().__call__(step)
+        done = (step - self.warmup) / max(1, self.total - self.warmup)
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * done)))
+
+
+@schedulers.register("constant")
+def constant(optimizer: optim.Optimizer) -> LambdaLR:
+    """Return a constant schedule."""
+    return LambdaLR(optimizer, Warmup(0))
+
+
+@schedulers.register("constant_warmup")
+def constant_warmup(optimizer: optim.Optimizer, num_warmup_steps: int) -> LambdaLR:
+    """Return a schedule that rises, then stays."""
+    return LambdaLR(optimizer, Warmup(num_warmup_steps))
+
+
+@schedulers.register("linear_warmup")
+def linear_warmup(
+    optimizer: optim.Optimizer, num_warmup_steps: int, num_training_steps: int
+) -> LambdaLR:
+    """Return a schedule that rises, then falls linearly."""
+    return LambdaLR(optimizer, LinearDecay(num_warmup_steps, num_training_steps))
+
+
+@schedulers.register("cosine_warmup")
+def cosine_warmup(
+    optimizer: optim.Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float = 0.5,
+) -> LambdaLR:
+    """Return a schedule that rises, then falls as a cosine."""
+    return LambdaLR(optimizer, CosineDecay(num_warmup_steps, num_training_steps, num_cycles))

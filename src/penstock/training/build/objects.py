@@ -1,0 +1,319 @@
+"""Objects from sections of a configuration, by ``_target_`` or by a ``_name_`` in a registry.
+
+An error names the key, with the file and line that set it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, NoneType
+from typing import Any, Final, get_args
+
+from torch import Tensor
+
+from penstock.errors import ConfigError, PlanError, SourceError
+from penstock.extras import optional
+from penstock.registry import Registry, close_name, did_you_mean, unknown_name
+from penstock.training.config import Settings
+
+RESERVED: Final = ("_name_", "_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+
+
+class Maker:
+    """Creates the objects that sections describe; errors have the file and line of the key."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def make(
+        self,
+        key: str,
+        section: Any,
+        registry: Registry[Any] | None = None,
+        *args: Any,
+        given: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return the object that a section describes.
+
+        Args:
+            key: The section's key: ``"model"``, ``"dataset.train"``.
+            section: Keys of the object and its ``_target_`` or ``_name_``; or a name alone.
+            registry: Resolves a ``_name_``; without one, only ``_target_`` is accepted.
+            *args: Positional arguments of the call.
+            given: Further arguments, passed if the object accepts them and the section lacks them.
+            fixed: Further arguments that override the section.
+        """
+        options = {"_name_": section} if isinstance(section, str) else dict(section)
+        fixed = fixed or {}
+        options = {name: value for name, value in options.items() if name not in fixed}
+        by_target = "_target_" in options
+        function = self._target(key, options) if by_target else self._named(key, options, registry)
+        wanted = {name: value for name, value in options.items() if name not in RESERVED}
+        self._check(key, function, wanted)
+        extra = {n: v for n, v in (given or {}).items() if n not in wanted and _takes(function, n)}
+        extra |= fixed
+        if not {"_partial_", "_args_"} & options.keys():
+            self._check_complete(key, function, args, wanted, extra)
+        if not by_target:
+            nested = self._nested(key, wanted)
+            with self.refusals(key, options, foreign=True):
+                return function(*args, **nested, **extra)
+        made = self._instantiated(key, options)
+        if options.get("_partial_"):
+            return partial(made, **extra)
+        with self.refusals(key, options):
+            return made(*args, **extra)
+
+    def refusals(
+        self, key: str, section: Mapping[str, Any], *, foreign: bool = False
+    ) -> AbstractContextManager[None]:
+        """Return a block that adds file and line to the errors raised in it."""
+        return located_errors(self._settings, key, section, foreign=foreign)
+
+    def _nested(self, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options, with nested ``_target_`` sections made."""
+        return {
+            name: self.make(f"{key}.{name}", value)
+            if isinstance(value, Mapping) and "_target_" in value
+            else value
+            for name, value in options.items()
+        }
+
+    def function(self, key: str, section: Mapping[str, Any], registry: Registry[Any]) -> Any:
+        """Return a registered function with the keys of its section bound."""
+        function = self._named(key, section, registry)
+        options = {name: value for name, value in section.items() if name != "_name_"}
+        self._check(key, function, options)
+        return partial(function, **options) if options else function
+
+    def _target(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+        path = options["_target_"]
+        try:
+            found = located(str(path))
+        except (ImportError, AttributeError) as error:
+            raise self.refused(
+                f"{key}._target_", f"{path!r} cannot be imported: {error}"
+            ) from error
+        if not callable(found):
+            raise self.refused(f"{key}._target_", f"{path!r} is not a class or function")
+        function: Callable[..., Any] = found
+        return function
+
+    def _named(
+        self, key: str, options: Mapping[str, Any], registry: Registry[Any] | None
+    ) -> Callable[..., Any]:
+        name = options.get("_name_")
+        if registry is None or name is None:
+            wanted = "_target_" if registry is None else "_target_ or _name_"
+            raise self.refused(key, f"has no {wanted}: add one")
+        if name not in registry:
+            unknown = unknown_name(registry.kind, name, registry)
+            hint = "" if close_name(name, registry) else "; register yours in a module of imports"
+            raise self.refused(f"{key}._name_", unknown + hint)
+        function: Callable[..., Any] = registry.find(name)
+        return function
+
+    def _check(self, key: str, function: Callable[..., Any], wanted: Mapping[str, Any]) -> None:
+        known = _parameters(function)
+        self._check_numbers(key, known or {}, wanted)
+        if known is None or any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            return
+        for name in wanted:
+            if name not in known:
+                meant = did_you_mean(name, known, otherwise="it takes")
+                called = getattr(function, "__name__", function)
+                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
+
+    def _check_numbers(
+        self, key: str, known: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]
+    ) -> None:
+        for name, value in wanted.items():
+            words = number_words(known[name].annotation) if name in known else None
+            if words is not None and isinstance(value, str):
+                place = f"{key}.{name}"
+                raise ConfigError(
+                    f"{place} ({self._settings.where(place)}) must be {words}, got {value!r}"
+                )
+
+    def _check_complete(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *keywords: Mapping[str, Any],
+    ) -> None:
+        known = list((_parameters(function) or {}).values())
+        for each in known[len(args) :]:
+            needed = each.default is each.empty and each.kind in (
+                each.POSITIONAL_OR_KEYWORD,
+                each.KEYWORD_ONLY,
+            )
+            if needed and not any(each.name in given for given in keywords):
+                called = getattr(function, "__name__", function)
+                raise self.refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
+
+    def _instantiated(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the target with its keys bound and nested targets made."""
+        hydra, errors = optional("hydra.utils", extra="train"), optional("hydra.errors", "train")
+        try:
+            found = hydra.instantiate({"_convert_": "all", **options}, _partial_=True)
+        except errors.InstantiationException as error:
+            cause = error.__cause__
+            if cause is None or "Error locating target" in str(error):
+                why = " ".join(str(error).split())
+                raise self.refused(key, f"cannot be made: {why}") from error
+            cause.add_note(f"while making {key} ({self._settings.where(key)})")
+            raise cause from None
+        function: Callable[..., Any] = found
+        return function
+
+    def refused(self, key: str, why: str) -> ConfigError:
+        """Return the error for a key, with the file and line that set it."""
+        return ConfigError(f"{key} ({self._settings.where(key)}): {why}")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    with suppress(Exception):  # annotations need not be importable names
+        return inspect.signature(function, eval_str=True).parameters
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    return name in (_parameters(function) or {})
+
+
+def located(path: str) -> Any:
+    """Return what a dotted path names: modules first, then attributes.
+
+    >>> located("collections.abc.Mapping.get").__name__
+    'get'
+    """
+    parts = path.split(".")
+    found = import_module(parts[0])
+    for number, part in enumerate(parts[1:], start=2):
+        name = ".".join(parts[:number])
+        if not hasattr(found, part) and isinstance(found, ModuleType):
+            try:
+                import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name != name:
+                    raise  # the module exists, but a module it imports does not
+        found = getattr(found, part)
+    return found
+
+
+OURS: Final = (ConfigError, PlanError, SourceError)
+NUMBERS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@contextmanager
+def located_errors(
+    settings: Settings, key: str, section: Mapping[str, Any], *, foreign: bool = False
+) -> Iterator[None]:
+    """Add the key, file and line to errors that are raised in the block.
+
+    Args:
+        settings: The settings, which know the file and line of each key.
+        key: The section's key: ``"dataset"``.
+        section: The section; an error may name one of its keys.
+        foreign: Also convert a TypeError or ValueError of other libraries.
+    """
+    try:
+        yield
+    except OURS as error:
+        kind = next(each for each in OURS if isinstance(error, each))
+        raise kind(_placed(settings, key, section, str(error))) from error
+    except (TypeError, ValueError) as error:
+        if not foreign:
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        name = _by_value(section, lines[0])
+        place, what = _joined(key, name), "" if name is None else f": {key}"
+        raise ConfigError(
+            f"{place} ({settings.where(place)}){what} cannot be made: {lines[0]}"
+        ) from error
+
+
+def _placed(settings: Settings, key: str, section: Mapping[str, Any], text: str) -> str:
+    name = _named_in(section, text)
+    place = _joined(key, name)
+    if name is not None and text.startswith(f"{name} "):
+        return f"{place} ({settings.where(place)}) {text.removeprefix(name).lstrip()}"
+    return f"{place} ({settings.where(place)}): {text}"
+
+
+def _joined(key: str, name: str | None) -> str:
+    return key if name is None else f"{key}.{name}"
+
+
+def _named_in(section: Mapping[str, Any], text: str) -> str | None:
+    """Return the key that a message of ours names first: at its start, in quotes, or as ``key=``.
+
+    >>> _named_in({"bits": 8, "bist": 4}, "unknown key 'bist': did you mean 'bits'?")
+    'bist'
+    """
+    found = {}
+    for name in map(str, section):
+        same = re.escape(name)
+        match = re.search(rf"^{same}\b|'{same}'|\b{same}=", text)
+        if match:
+            found[name] = match.start()
+    return min(found, key=lambda name: found[name]) if found else None
+
+
+def _by_value(section: Mapping[str, Any], text: str) -> str | None:
+    """Return the one key whose number a message ends with.
+
+    >>> _by_value({"_name_": "sgd", "lr": -1}, "Invalid learning rate: -1")
+    'lr'
+    """
+    numbers = {n: v for n, v in section.items() if isinstance(v, int | float)}
+    found = [str(name) for name, value in numbers.items() if text.endswith(f" {value!r}")]
+    return found[0] if len(found) == 1 else None
+
+
+def number_words(annotation: Any) -> str | None:
+    """Return what a parameter for numbers accepts, for messages; None for any other parameter.
+
+    >>> number_words(float | None), number_words(str | int)
+    ('a number or null', None)
+    """
+    kinds = get_args(annotation) or (annotation,)
+    if not all(kind in (*NUMBERS, NoneType, None, Tensor) for kind in kinds):
+        return None
+    words = [words for kind, words in NUMBERS.items() if kind in kinds]
+    null = ["null"] if NoneType in kinds or None in kinds else []
+    return " or ".join(words + null) if words else None
+
+
+def import_users(settings: Settings) -> None:
+    """Import the modules of ``imports``, which may register models and datasets by name.
+
+    They are looked up on Python's path, then in the working directory, beside the configuration,
+    and beside its tree. The path stays extended, because workers import them again by name.
+    """
+    folders = (Path.cwd(), settings.path.parent, settings.root, settings.root.parent)
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that no installed package is hidden
+    for number, name in enumerate(settings.imports):
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module exists, but a module it imports does not
+            raise ConfigError(
+                f"imports[{number}] ({settings.where('imports')}): there is no module {name!r} "
+                f"on the Python path or beside {settings.path.name}"
+            ) from error

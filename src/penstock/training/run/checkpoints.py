@@ -1,0 +1,321 @@
+"""Writing the checkpoints of a run, and restoring from one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import ConfigError, first_line
+from penstock.extras import optional
+from penstock.integrations.lightning import compat
+from penstock.training.checkpoint_files import (
+    check_loadable,
+    random_state,
+    read_checkpoint,
+    restore_random_state,
+    write_checkpoint,
+)
+from penstock.training.run.directory import RunPaths
+
+log = logging.getLogger("penstock")
+
+callbacks = optional("lightning.pytorch.callbacks", extra="train")
+
+LOSSES: Final = ("val/loss", "val_loss", "valid/loss", "validation/loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric of a validation, and the step it was measured after."""
+
+    metric: str
+    value: float
+    step: int
+
+    def beats(self, other: Score | None, mode: str) -> bool:
+        """Return whether this score is better; NaN never is.
+
+        >>> Score("val/loss", 0.2, 9).beats(Score("val/loss", 0.3, 4), "min")
+        True
+        >>> Score("val/loss", math.nan, 9).beats(None, "min")
+        False
+        """
+        if math.isnan(self.value):
+            return False
+        if other is None:
+            return True
+        return self.value < other.value if mode == "min" else self.value > other.value
+
+
+class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
+    """Writes checkpoints: before the first step, after each validation, every ``every`` steps.
+
+    Each is written between two batches, after everything before it was logged, and includes the
+    state of the global random generators. The last two and the best are kept.
+
+    Args:
+        paths: The run's paths.
+        resolved: The configuration; written when training begins, because a resume may be refused.
+        monitor: The metric that decides which is best; None: the validation loss.
+        mode: ``"min"`` or ``"max"``.
+        every: Optimizer steps between checkpoints inside a chunk; None for none.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        resolved: dict[str, Any],
+        *,
+        monitor: str | None,
+        mode: str,
+        every: int | None,
+    ) -> None:
+        self._resolved = resolved
+        self.paths, self.monitor, self.mode, self.every = paths, monitor, mode, every
+        self.best: Score | None = None
+        self._random: dict[str, Any] = {}  # at the last optimizer step, or after validation
+        self._steps = 0  # when that was
+        self._accumulating = False  # batches were delivered since that are not in the weights
+        self._saved = -1  # the step of the last checkpoint
+        self._validated = -1  # the step of the last validation
+        self._scores: list[str] = []  # what that logged
+        self._restored = False
+        self._warned = False  # that nothing is monitored
+        self.began = False  # training did
+
+    # -- what is in a checkpoint
+
+    @property
+    def state_key(self) -> str:
+        """The name in checkpoints; the class's first name, so that older ones load."""
+        return "Saving"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this callback adds to a checkpoint."""
+        return {"best": asdict(self.best) if self.best else None, "random": self._random}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        best, self._random = state_dict["best"], state_dict["random"]
+        self.best = Score(**best) if best else None
+        self._restored = True
+
+    # -- when
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Save before the first step, so that a run that cannot be saved fails at once."""
+        self._steps = trainer.global_step
+        check_optimizers(trainer.optimizers)
+        if trainer.is_global_zero:
+            self.paths.write_config(self._resolved)
+        if self._restored:
+            self._restore(trainer)
+        else:
+            self._note(trainer)
+            self.save(trainer)
+        self.began = True
+
+    def _restore(self, trainer: Any) -> None:
+        self._saved = trainer.global_step
+        if self._random:
+            restore_random_state(self._random)
+        self._complete_best(trainer)
+
+    def _complete_best(self, trainer: Any) -> None:
+        """Link the best checkpoint if the process was killed after saving it, before linking it."""
+        step = trainer.global_step
+        path = self.paths.checkpoint(step)
+        is_best = self.best is not None and self.best.step == step
+        if trainer.is_global_zero and is_best and path.exists():
+            self.paths.keep_as_best(path)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if ``every`` steps are done, or if the weights were just validated."""
+        step = trainer.global_step
+        if self._validated == step:
+            (self._save_best if self._accumulating else self.save)(trainer)
+        elif self.every and step != self._saved and step - self._saved >= self.every:
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note where the generators are, if the optimizer stepped: batches since come again."""
+        self._accumulating = trainer.global_step == self._steps
+        self._note(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that these weights have a score."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated = trainer.global_step
+            self._scores = list(compat.epoch_metrics(trainer))
+            self._note(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note the random state again: hooks of a chunk's end may have drawn numbers."""
+        self._note(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Save the chunk that ended, after its logs and schedulers."""
+        self._save_if_new(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save the final state."""
+        self._save_if_new(trainer)
+
+    def _save_if_new(self, trainer: Any) -> None:
+        if trainer.global_step != self._saved or self._validated == self._saved:
+            self.save(trainer)
+
+    def _note(self, trainer: Any) -> None:
+        """Note the random state, unless the batches since the last step will be repeated."""
+        if not self._accumulating:
+            self._random, self._steps = random_state(), trainer.global_step
+
+    # -- saving
+
+    def save(self, trainer: Any) -> None:
+        """Write the checkpoint of this step, on all ranks together."""
+        step = trainer.global_step
+        is_best = self._validated == step and self._scored_best(trainer)
+        path = self.paths.checkpoint(step)
+        trainer.save_checkpoint(path, weights_only=False)  # "only" as in: not the loops
+        self._saved, self._validated = step, -1
+        if trainer.is_global_zero:
+            if is_best:
+                self.paths.keep_as_best(path)
+            self.paths.remove_old()
+
+    def _save_best(self, trainer: Any) -> None:
+        """Save these weights as the best, if they are; a resume uses the checkpoint before.
+
+        A resume repeats this validation together with the batches before it, so callbacks that
+        already counted it must not be in a checkpoint to resume from.
+        """
+        self._validated = -1
+        if trainer.strategy.broadcast(self._scored_best(trainer)):  # the scores of ranks may differ
+            trainer.save_checkpoint(self.paths.best, weights_only=False)
+
+    def _scored_best(self, trainer: Any) -> bool:
+        score = self._score(trainer)
+        if score is None:
+            return False
+        is_best = score.beats(self.best, self.mode)
+        if is_best:
+            self.best = score
+        if trainer.is_global_zero:
+            so_far = ", the best so far" if is_best else ""
+            log.info("%s %.6g after step %d%s", score.metric, score.value, score.step, so_far)
+        return is_best
+
+    def _score(self, trainer: Any) -> Score | None:
+        metrics = trainer.callback_metrics
+        name = self.monitor or next((each for each in LOSSES if each in metrics), None)
+        if name is not None and name in metrics:
+            return Score(name, float(metrics[name]), trainer.global_step)
+        if not self._warned:
+            self._warned = True
+            wanted = repr(self.monitor) if self.monitor else "a loss such as 'val/loss'"
+            log.warning(
+                "no best checkpoint is kept: validation logs %s, not %s; set "
+                "train.monitor to one of these",
+                *(", ".join(map(repr, self._scores)) or "nothing", wanted),
+            )
+        return None
+
+
+plugins = optional("lightning.pytorch.plugins.io", extra="train")
+
+
+class AtomicCheckpointIO(plugins.TorchCheckpointIO):  # type: ignore[misc, name-defined]
+    """Lightning's checkpoint files, written atomically and read with every byte checked.
+
+    A process killed at any moment leaves the old file or the new one. An object that could be saved
+    but not loaded again (not tensors and plain values) is refused at the first checkpoint, which is
+    written before the first step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checked = False
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint to ``path``."""
+        if not self._checked:
+            check_loadable(checkpoint)
+            self._checked = True
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(Path(path), checkpoint)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return the checkpoint at ``path``, on the CPU."""
+        return read_checkpoint(Path(path))
+
+
+connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")
+
+
+def raised_while_restoring(error: BaseException) -> bool:
+    """Return whether Lightning raised it while restoring a checkpoint."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename == connector.__file__ for frame, _ in frames)
+
+
+def mismatch_error(difference: str) -> ConfigError:
+    """Return the error for a checkpoint that does not fit the configuration."""
+    return ConfigError(
+        f"the checkpoint does not fit this configuration: {difference}; resume with the "
+        "model and optimizer it was trained with, or start in another run_dir"
+    )
+
+
+def first_mismatch(error: BaseException) -> str:
+    """Return the first difference that torch found, of perhaps hundreds.
+
+    >>> first_mismatch(RuntimeError('Missing key(s) in state_dict: "a.b", "a.c".'))
+    "the model has 'a.b', the checkpoint does not"
+    """
+    for line in map(str.strip, str(error).splitlines()):
+        name = line.partition('"')[2].partition('"')[0]
+        if line.startswith("Missing key"):
+            return f"the model has {name!r}, the checkpoint does not"
+        if line.startswith("Unexpected key"):
+            return f"the checkpoint has {name!r}, the model does not"
+        if line.startswith("size mismatch"):
+            return line.rstrip(".")
+    return one_line(error)
+
+
+def check_optimizers(optimizers: Iterable[Any]) -> None:
+    """Refuse optimizers that were restored from another kind: torch does not check this."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            missing = sorted(optimizer.defaults.keys() - group.keys())
+            if missing:
+                kind = type(optimizer).__name__
+                raise mismatch_error(f"{kind} needs {missing[0]!r}, which the checkpoint lacks")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the class and message of an error, without a worker's traceback.
+
+    >>> one_line(ValueError("no such pitch: 440"))
+    'ValueError: no such pitch: 440'
+    >>> one_line(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    text = str(error).strip()
+    if "\n" in text and "Traceback" in text:
+        return text.splitlines()[-1].strip()  # torch puts a worker's error after its traceback
+    return f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__

@@ -1,0 +1,290 @@
+"""`penstock plan`: what a run reads and when, and which samples are in a step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock.arguments import whole_number
+from penstock.errors import ConfigError
+from penstock.integrations.lightning.loaders import (
+    as_training_loader,
+    as_validation_loader,
+    has_position,
+)
+from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
+from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.metrics import bytes_of
+from penstock.order import Cursor, Steps, Topology
+from penstock.sizes import format_bytes
+from penstock.training.build import Job, build
+from penstock.training.build.data import flat_loaders
+from penstock.training.config import Settings
+
+ROWS = 12  # of the table of chunks; the middle of more is left out
+
+
+def plan_text(settings: Settings) -> str:
+    """Return a page: what is read and when, how much of the dataset is seen, memory."""
+    chunks = ChunkSettings.of_config(settings)
+    with planned_loaders(build(settings), chunks) as loaders:
+        lines = [
+            loaders.train.describe(),
+            "",
+            *table(steps_of(loaders.train)),
+            "",
+            *validation_lines(loaders),
+            *length_lines(loaders.train, chunks_of(settings, loaders.train)),
+            *memory_lines(loaders.train),
+        ]
+    return "\n".join(lines)
+
+
+def step_text(settings: Settings, step: int) -> str:
+    """Return the samples of a step (counted from 0 over all passes) by rank, without reading."""
+    whole_number("--step", step, minimum=0, error=ConfigError)
+    chunks = ChunkSettings.of_config(settings)
+    with planned_loaders(build(settings), chunks) as loaders:
+        steps = steps_of(loaders.train)
+        epoch, within = divmod(step, steps.count)
+        place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
+        if steps.chunk is not None:
+            chunk, batch = divmod(within, steps.chunk)
+            place += f", chunk {chunk + 1}/{steps.total_chunks}, batch {batch:,}"
+        lines = [f"step {step:,}: {place}", *accumulation_lines(settings, steps, step)]
+        for rank in range(loaders.world):
+            lines += rank_lines(loaders, rank, within, epoch)
+    return "\n".join(lines)
+
+
+def accumulation_lines(settings: Settings, steps: Steps, step: int) -> Iterator[str]:
+    """Yield the optimizer step of a batch, where batches are accumulated."""
+    together = accumulated(settings)
+    if together == 1:
+        return
+    size = steps.chunk or steps.count
+    of_a_chunk = -(-size // together)  # the last batch of a chunk always makes a step
+    rest_of_a_pass = -(-(steps.count % size) // together)
+    of_a_pass = steps.count // size * of_a_chunk + rest_of_a_pass
+    epoch, within = divmod(step, steps.count)
+    chunk, batch = divmod(within, size)
+    into = epoch * of_a_pass + chunk * of_a_chunk + batch // together
+    yield (
+        f"accumulate_grad_batches={together}: a step is a batch here; checkpoints and metrics "
+        f"count optimizer steps, and this batch is in optimizer step {into:,}, counted from 0"
+    )
+
+
+def accumulated(settings: Settings) -> int:
+    """Return the number of batches per optimizer step."""
+    return int(settings.trainer.get("accumulate_grad_batches") or 1)
+
+
+def rank_lines(loaders: PlannedLoaders, rank: int, step: int, epoch: int) -> Iterator[str]:
+    """Yield the samples of a rank, each with its location."""
+    loader = loaders.on_rank(rank)
+    dataset: Any = getattr(loader, "dataset", None)
+    for index in loader.samples_at(step, epoch).tolist():
+        where = locate(dataset, index)
+        at = f"rank {rank}  " if loaders.world > 1 else ""
+        yield f"  {at}sample {index:,}" + (f"  {where}" if where else "")
+
+
+def steps_of(loader: Loader) -> Steps:
+    """Return how a loader divides its order into batches and chunks."""
+    return loader.position.plan.steps
+
+
+def table(steps: Steps) -> Iterator[str]:
+    """Yield a line for each chunk; of many, for the first and last ones."""
+    yield "chunk   steps                     batches     samples"
+    size = steps.chunk or steps.count
+    count = -(-steps.count // size)
+    head = range(count) if count <= ROWS else range(ROWS - 4)
+    for chunk in (*head, *range(max(count - 3, head.stop), count)):
+        if chunk == count - 3 and count > ROWS:
+            yield "  ..."
+        first, end = chunk * size, min((chunk + 1) * size, steps.count)
+        samples = steps.stop(steps.start(end - 1)) - steps.start(first)
+        span = f"{first:,} to {end - 1:,}"
+        yield f"{chunk + 1:>5}   {span:<22} {end - first:>10,} {samples:>11,}"
+
+
+def validation_lines(loaders: PlannedLoaders) -> Iterator[str]:
+    """Yield what a validation reads."""
+    for loader in loaders.validation:
+        yield f"validation after each chunk: {counted(len(loader), 'batch')} on each rank"
+    if not loaders.validation:
+        yield "validation: none"
+
+
+def chunks_of(settings: Settings, loader: Loader) -> float:
+    """Return the number of chunks of the run; infinite where nothing ends it."""
+    steps = steps_of(loader)
+    ends = [math.inf]
+    passes = ChunkSettings.of_config(settings).passes
+    epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
+    if passes is not None:
+        ends.append(passes * steps.total_chunks)
+    if epochs is not None and epochs >= 0:
+        ends.append(epochs)
+    if most is not None and most >= 0:
+        batches = most * accumulated(settings)
+        ends.append(batches / (steps.chunk or steps.count))
+    return min(ends)
+
+
+def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
+    """Yield the length of training, and how much of the dataset it sees."""
+    plan, steps = loader.position.plan, steps_of(loader)
+    if math.isinf(chunks):
+        yield "training has no end: give trainer.max_epochs, or train.max_passes"
+        return
+    if steps.limit is not None:
+        epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
+        yield f"training: {epochs}, the first ones of another shuffle each time"
+        return
+    epoch, rest = divmod(chunks, steps.total_chunks)
+    step = min(int(rest * (steps.chunk or steps.count)), steps.count)
+    end = Cursor(int(epoch), steps.start(step) if step else 0)
+    share = coverage(plan, Cursor(), end)
+    yield (
+        f"training: {counted(chunks, 'chunk')} = {counted_passes(passes_after(steps, chunks))}, "
+        f"{share:.1%} of {steps.size:,} samples seen"
+    )
+
+
+def memory_lines(loader: Loader) -> Iterator[str]:
+    """Yield the size of a batch, and the memory of batches read ahead."""
+    batch = loader.peek()
+    size = bytes_of(batch)
+    yield f"a batch: {shapes_of(batch)}, {format_bytes(size)}"
+    if isinstance(loader, ChunkedDataLoader):  # a stream describes its buffers itself
+        ahead = 1 + loader.num_workers * (loader.prefetch_factor or 0)
+        held = f"{counted(ahead, 'batch')} at once on each rank, {format_bytes(ahead * size)}"
+        yield f"memory: up to {held}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoaders:
+    """The loaders of training and validation.
+
+    Args:
+        train: The training loader.
+        validation: Those of validation, Penstock's or torch's.
+        world: Number of ranks of the run.
+    """
+
+    train: Loader
+    validation: tuple[Any, ...]
+    world: int
+
+    def on_rank(self, rank: int) -> Loader:
+        """Return the training loader, planned for a rank."""
+        place(self.train, rank, self.world)
+        return self.train
+
+
+@contextmanager
+def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoaders]:
+    """Yield the loaders of a job, as `ChunkedTraining` will use them."""
+    data, world = job.data if job.data is not None else job.module, world_of(job.trainer_kwargs)
+    for hook, arguments in (("prepare_data", ()), ("setup", ("fit",))):
+        getattr(data, hook, lambda *_: None)(*arguments)
+    with ExitStack() as opened:
+        train = data.train_dataloader()
+        if settings.sized:
+            train = as_training_loader(train, settings, name="train_dataloader")
+        if not has_position(train):
+            raise ConfigError(
+                f"cannot plan what is read: the order of a {type(train).__name__} is unknown; "
+                "set train.train_chunk_size"
+            )
+        limit = job.trainer_kwargs.get("limit_train_batches")
+        if limit is not None and limit != 1.0 and train.position.chunk is None:
+            train.position.use(limit=limit)
+        validation = tuple(
+            as_validation_loader(each, settings, name="val_dataloader") if settings.sized else each
+            for each in flat_loaders(data.val_dataloader())
+        )
+        for loader in (train, *validation):
+            if isinstance(loader, Loader):
+                opened.enter_context(loader)
+                place(loader, 0, world)
+        yield PlannedLoaders(train, validation, world)
+
+
+def place(loader: Loader, rank: int, world: int) -> None:
+    """Make a loader plan for a rank of a run that is not started."""
+    if has_position(loader):
+        loader.position.use(topology=Topology(rank, world))
+
+
+def world_of(trainer: dict[str, Any]) -> int:
+    """Return the number of ranks that the configuration asks for."""
+    devices, nodes = trainer.get("devices", 1), trainer.get("num_nodes", 1)
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(devices)
+    return max(1, int(devices)) * int(nodes) if str(devices).isdigit() else int(nodes)
+
+
+def locate(dataset: Any, index: int) -> str | None:
+    """Return where a sample is stored; None where that is unknown.
+
+    A dataset may define a method ``locate(index)``. Nothing is read.
+
+    >>> class Lines:
+    ...     def locate(self, index):
+    ...         return f"book.txt:{index + 1}"
+    >>> locate(Subset(Lines(), [7, 8]), 1)
+    'book.txt:9'
+    """
+    if isinstance(dataset, Subset):
+        return locate(dataset.dataset, int(dataset.indices[index]))
+    if isinstance(dataset, ConcatDataset):
+        part = bisect_right(dataset.cumulative_sizes, index)
+        before = dataset.cumulative_sizes[part - 1] if part else 0
+        return locate(dataset.datasets[part], index - before)
+    method = getattr(dataset, "locate", None)
+    return str(method(index)) if callable(method) else None
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration with a unit.
+
+    >>> [format_duration(seconds) for seconds in (0.0421, 75, 7500, math.inf)]
+    ['0.042 s', '1 min 15 s', '2 h 5 min', 'without end']
+    """
+    if math.isinf(seconds):
+        return "without end"
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def shapes_of(batch: Any) -> str:
+    """Return the types and shapes in a batch.
+
+    >>> shapes_of((torch.zeros(4, 2), {"y": torch.zeros(4, dtype=torch.int64)}))
+    '(float32 4x2, {y: int64 4})'
+    """
+    if isinstance(batch, torch.Tensor):
+        kind = str(batch.dtype).removeprefix("torch.")
+        return f"{kind} {'x'.join(map(str, batch.shape)) or 'scalar'}"
+    if isinstance(batch, dict):
+        return "{" + ", ".join(f"{key}: {shapes_of(each)}" for key, each in batch.items()) + "}"
+    if isinstance(batch, list | tuple):
+        return "(" + ", ".join(map(shapes_of, batch)) + ")"
+    return type(batch).__name__
