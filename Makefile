@@ -21,7 +21,7 @@ test: $(READY)
 # under a minute, while you edit: order, plan, sources, collate, settings
 quick: $(READY)
 	$(BIN)/pytest -q -m "not proof and not cuda and not timing" -n $(JOBS) --dist loadfile \
-		tests/order tests/keyed tests/checks tests/collate tests/training/settings \
+		tests/order tests/keyed tests/checks tests/collate tests/training/config \
 		tests/sources/test_memory.py tests/sources/test_npy.py tests/sources/test_combine.py \
 		tests/sources/test_contract.py src/penstock/order src/penstock/collate
 

@@ -1,18 +1,25 @@
 """Run by test_import.py in a fresh interpreter: what each import loads, as JSON.
 
-Standard input is a JSON object of library names by extra. Each extra is left out in a fork of this
-process, which has imported the libraries already: importing torch and Lightning takes seconds.
+Standard input is a JSON object: library names by extra, and domains. Each extra and each domain is
+left out in a fork of this process, which has imported the libraries already: importing torch and
+Lightning takes seconds.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
+import pkgutil
 import pydoc
+import shutil
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 # a fork imports the package again: without this it would compile it again too
@@ -24,11 +31,42 @@ def libraries() -> list[str]:
     return sorted({name.partition(".")[0] for name in sys.modules})
 
 
-def without(missing: list[str]) -> list[str]:
-    """Return the root names that cannot be imported when these libraries are not installed."""
+def forget_penstock() -> None:
+    """Remove the modules of the package, so that they are imported again."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "penstock":
             del sys.modules[name]
+
+
+def without_domains(removed: list[str]) -> list[str]:
+    """Return what cannot be imported from a copy of the package without some of the domains."""
+    import penstock
+
+    source = Path(penstock.__file__).parent
+    homes = dict(penstock._HOME)
+    forget_penstock()
+    with TemporaryDirectory() as folder:
+        ignore = shutil.ignore_patterns("__pycache__", *removed)
+        shutil.copytree(source, Path(folder, "penstock"), ignore=ignore)
+        sys.path.insert(0, folder)
+        package = importlib.import_module("penstock")
+        assert Path(package.__file__ or "").is_relative_to(folder)
+        names = [each.name for each in pkgutil.walk_packages(package.__path__, "penstock.")]
+        failed = []
+        for name in names:
+            if not name.endswith("__main__") and "lib" not in name.rpartition(".")[2][:3]:
+                try:
+                    importlib.import_module(name)
+                except ImportError as error:
+                    failed.append(f"{name}: {error}")
+        gone = tuple(f"penstock.domains.{each}" for each in removed)
+        failed += [n for n, at in homes.items() if at not in gone and not hasattr(package, n)]
+    return failed
+
+
+def without(missing: list[str]) -> list[str]:
+    """Return the root names that cannot be imported when these libraries are not installed."""
+    forget_penstock()
     hidden = [name for name in sys.modules if name.partition(".")[0] in missing]
     sys.modules.update(dict.fromkeys([*missing, *hidden]))
     import penstock
@@ -49,14 +87,14 @@ def without(missing: list[str]) -> list[str]:
     return gone
 
 
-def in_a_fork(missing: list[str]) -> Any:
-    """Return what `without` returns in a child process."""
+def in_a_fork(function: Callable[[list[str]], list[str]], missing: list[str]) -> Any:
+    """Return what ``function(missing)`` returns in a child process."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            os.write(writer, json.dumps(without(missing)).encode())
+            os.write(writer, json.dumps(function(missing)).encode())
             status = 0
         finally:
             sys.stderr.flush()
@@ -84,8 +122,11 @@ def main() -> None:
     found["the loaders"] = libraries()
     for name in penstock._HOME:
         getattr(penstock, name)
-    for extra, missing in json.load(sys.stdin).items():
-        found[extra] = in_a_fork(missing.split())
+    asked = json.load(sys.stdin)
+    for extra, missing in asked["extras"].items():
+        found[extra] = in_a_fork(without, missing.split())
+    for domain, removed in asked["domains"].items():
+        found[domain] = in_a_fork(without_domains, removed.split())
     print(json.dumps(found))
 
 

@@ -50,7 +50,14 @@ EXTRAS = {
     "report": "plotly",
 }
 EXTRAS["all of them"] = " ".join([*EXTRAS.values(), "rich"])
-MOST_MODULES = 120  # that `from penstock import StreamLoader` loads
+DOMAINS = {
+    "audio": "audio",
+    "folds": "folds",
+    "recording": "recording",
+    "spectrograms": "spectrograms folds",  # folds is built on spectrograms
+    "steering": "steering",
+}
+MOST_MODULES = 94  # that `from penstock import StreamLoader` loads
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ def fresh() -> dict[str, Any]:
     program = Path(__file__).with_name("import_program.py")
     result = subprocess.run(
         [sys.executable, str(program)],
-        input=json.dumps(EXTRAS),
+        input=json.dumps({"extras": EXTRAS, "domains": DOMAINS}),
         check=True,
         capture_output=True,
         text=True,
@@ -83,6 +90,16 @@ def test_the_loaders_need_no_extra(fresh):
 
 def test_a_loader_loads_few_modules(fresh):
     assert fresh["modules of StreamLoader"] <= MOST_MODULES
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_without_a_domain_everything_else_can_be_imported(fresh, domain):
+    assert fresh[domain] == []
+
+
+def test_every_domain_is_left_out_once():
+    folder = Path(penstock.__file__).parent / "domains"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(DOMAINS)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -39,3 +39,15 @@ def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
     if not (dist.is_available() and dist.is_initialized()):
         return False
     return (group or dist.group.WORLD).size() > 1  # type: ignore[union-attr]
+
+
+def shared_store(prefix: str) -> dist.Store:
+    """Return the key-value store of the default process group, with keys under ``prefix``.
+
+    Unlike a collective, it needs no device, and the ranks need not call it together.
+
+    Args:
+        prefix: Separates the keys of one purpose from others.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"penstock/{prefix}", store)

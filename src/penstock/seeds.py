@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from penstock.arguments import LARGEST_SEED, whole_number
 from penstock.errors import PlanError
-from penstock.ranks import has_several_ranks
+from penstock.ranks import has_several_ranks, shared_store
 
 log = logging.getLogger("penstock")
 
@@ -115,8 +115,7 @@ def from_rank_zero(mine: int) -> int:
     Args:
         mine: The seed of this rank.
     """
-    shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore("penstock/seed", shared)
+    store = shared_store("seed")
     if dist.get_rank() == 0:
         return int(store.compare_set("value", "", str(mine)))
     try:

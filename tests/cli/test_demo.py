@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from penstock.cli import demo
-from penstock.cli.demo import PASSES, SAMPLES, _report
+from penstock.cli.demo import PASSES, SAMPLES, Console, _report, run_demo
 
 
 def penstock(*arguments):
@@ -14,22 +14,39 @@ def penstock(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_the_demo_is_killed_and_resumes_without_a_trace(tmp_path):
-    done = penstock("demo", "--directory", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "exit code -9" in done.stdout
-    assert "resuming from killed/checkpoints/step-00000270.ckpt" in done.stderr
-    assert done.stdout.count("yes") == 3 and "NO" not in done.stdout
-
-    last = tmp_path / "killed" / "checkpoints" / "step-00000500.ckpt"
+def check_demo(folder, out, err):
+    assert "exit code -9" in out
+    assert "resuming from killed/checkpoints/step-00000270.ckpt" in err
+    assert out.count("yes") == 3 and "NO" not in out
+    last = folder / "killed" / "checkpoints" / "step-00000500.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     assert checkpoint["state_dict"]["times_seen"].tolist() == [PASSES] * SAMPLES
+    return last, checkpoint
+
+
+def test_the_demo_is_killed_and_resumes_exactly(commands, tmp_path, capsys):
+    errors = []
+
+    def run(folder, *arguments):
+        done = commands(folder, *arguments)  # a fork: a new interpreter takes seconds to import
+        errors.append(done.err)
+        return done.code
+
+    assert run_demo(tmp_path, run) == 0, errors
+    last, checkpoint = check_demo(tmp_path, capsys.readouterr().out, errors[-1])
 
     checkpoint["state_dict"]["digest"] += 1  # the comparison can fail
     torch.save(checkpoint, last)
-    assert _report(demo.Console(quiet=True), tmp_path) == 1
+    assert _report(Console(quiet=True), tmp_path) == 1
 
 
-def test_the_command_line_says_its_version_and_refuses_what_it_does_not_know():
+@pytest.mark.proof
+def test_the_command_runs_the_demo_in_new_processes(tmp_path):
+    done = penstock("demo", "--directory", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_demo(tmp_path, done.stdout, done.stderr)
+
+
+def test_the_command_line_prints_its_version_and_refuses_unknown_commands():
     assert penstock("--version").stdout.startswith("penstock 0.")
     assert penstock("no-such-command").returncode == 2

@@ -130,7 +130,7 @@ REFUSED = {
     "no dataset": (["tiny.yaml", "dataset=null"], "dataset"),
     "no model": (["tiny.yaml", "model._target_=recording.Nobody"], "Nobody"),
     "unsaveable": (["tiny.yaml", "model.unsaveable=true"], "cannot be in a checkpoint"),
-    "no key": (["tiny.yaml", "=3"], "is key=value, got '=3'"),
+    "no key": (["tiny.yaml", "=3"], "invalid override '=3': expected key=value"),
     "no devices": (["tiny.yaml", "trainer.accelerator=none_such"], "none_such"),
 }
 
@@ -203,7 +203,7 @@ def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback(module):
 def test_nobody_who_reads_on_is_no_failure():
     reader, writer = os.pipe()
     os.close(reader)
-    program = "from penstock.cli.reporting import say; say('a plan'); say('more')"
+    program = "from penstock.cli.output import print_result as p; p('a plan'); p('more')"
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, check=False
     )

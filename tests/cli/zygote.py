@@ -12,7 +12,7 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-IMPORTS = ("torch.utils.tensorboard", "penstock.cli.train", "penstock.cli.plan")
+IMPORTS = ("torch.utils.tensorboard", "penstock.cli.train")
 
 
 def serve():

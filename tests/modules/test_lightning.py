@@ -458,7 +458,7 @@ def test_a_checkpoint_of_another_dataset_is_refused(tmp_path):
 
 def test_the_missing_library_is_named_with_its_extra(monkeypatch):
     for name in [*sys.modules]:
-        if name.startswith(("lightning.", "penstock.integrations.lightning.callback")):
+        if name.startswith(("lightning.", "penstock.integrations.lightning")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(MissingExtraError, match=r"penstock\[lightning\]"):

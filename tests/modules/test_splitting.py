@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.datamodules.splitting import KeyedIndices, split, split_sizes
 from penstock.errors import ConfigError
 from penstock.sources import MemorySource
+from penstock.sources.combine import SelectedRanges, split_ranges
 from penstock.testing import SourceContract
 
 sizes = st.integers(2, 300)

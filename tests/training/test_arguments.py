@@ -192,6 +192,12 @@ def table(tmp_path):
     }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def temporary_working_directory(tmp_path, monkeypatch):
+    """A wrong value that is accepted as a path must not create files in the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("arguments")

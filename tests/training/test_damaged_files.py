@@ -199,7 +199,7 @@ def written(request, tmp_path_factory):
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_changed_bytes_are_read_or_refused_with_the_files_name(written, data):
     kind, folder, content = written
     for _ in range(data.draw(st.integers(1, 3))):
@@ -211,7 +211,7 @@ def test_changed_bytes_are_read_or_refused_with_the_files_name(written, data):
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_values_of_another_type_are_read_or_refused_with_the_files_name(written, data):
     kind, folder, content = written
     if not kind.name.endswith(".json"):
@@ -292,7 +292,7 @@ def fold_states(tmp_path_factory):
 
 
 @given(data=st.data(), done=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_fold_with_other_content_is_trained_or_refused_with_its_name(fold_states, data, done):
     folder, unfinished, finished = fold_states
     state = changed(finished if done else unfinished, data)

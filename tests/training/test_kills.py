@@ -13,9 +13,9 @@ from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, last_readable
 from tests.training.killing import kill_at
-from tests.training.running.forking import forked
+from tests.training.run.forking import forked
 
-SAVES = 4
+SAVES = 3
 FEWEST_WINDOWS = 12  # open, rename, link, rename, and remove of old ones: a check that bites
 
 
@@ -128,7 +128,7 @@ def test_a_kill_between_any_two_file_operations_leaves_a_directory_to_resume(kin
 
 
 @pytest.mark.parametrize(
-    "kills", [8, pytest.param(150, marks=pytest.mark.proof)], ids=["quick", "proof"]
+    "kills", [4, pytest.param(150, marks=pytest.mark.proof)], ids=["quick", "proof"]
 )
 @pytest.mark.parametrize("kind", [Run, Manager, Folds])
 def test_kills_at_random_times_leave_a_directory_to_resume(kind, tmp_path, kills):

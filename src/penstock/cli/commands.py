@@ -1,4 +1,4 @@
-"""The commands, each a thin door to a function of the library."""
+"""The commands. Each imports its function when it is called, so that completion stays fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli.demo import run_demo
 from penstock.errors import MissingExtraError, PenstockError
 from penstock.extras import load_extensions
 
@@ -20,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def version(asked: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if asked:
         typer.echo(f"penstock {penstock.__version__}")
         raise typer.Exit
@@ -43,6 +42,9 @@ def demo(
     directory: Annotated[Path | None, typer.Option(help="Keep the data and runs here.")] = None,
 ) -> None:
     """Train from Zarr in chunks, be killed half way, resume, and prove that nothing was lost."""
+    with explained_imports():
+        from penstock.cli.demo import run_demo
+
     try:
         if directory is not None:
             raise SystemExit(run_demo(directory))
@@ -54,11 +56,11 @@ def demo(
 
 
 @contextmanager
-def told_extras() -> Iterator[None]:
-    """A block of imports: a library that is not there is told by the extra that installs it."""
+def explained_imports() -> Iterator[None]:
+    """Report a missing library of a block of imports by the extra that installs it."""
     try:
         yield
-    except KeyboardInterrupt:  # it takes seconds, and there is nothing to save yet
+    except KeyboardInterrupt:  # importing takes seconds, and there is nothing to save yet
         raise SystemExit(130) from None
     except MissingExtraError as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -88,8 +90,8 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train in chunks through the whole dataset, validating after each."""
-    with told_extras():
-        from penstock.cli.train import run_train  # here: it takes Lightning seconds to be imported
+    with explained_imports():
+        from penstock.cli.train import run_train
 
     run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run, debug=debug)
 
@@ -102,8 +104,8 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what will be read, and when; or which samples a step is made of."""
-    with told_extras():
-        from penstock.cli.plan import run_plan  # here: it takes Lightning seconds to be imported
+    with explained_imports():
+        from penstock.cli.train import run_plan
 
     run_plan(config, overrides or [], step=step, debug=debug)
 
@@ -114,7 +116,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
-    from penstock.cli.reporting import say  # here: only some commands need it
+    from penstock.cli.output import print_result
 
     run_validate = load_extensions("penstock.commands")["validate"]
     try:
@@ -122,7 +124,7 @@ def validate(
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    say(text)
+    print_result(text)
     raise SystemExit(code)
 
 
@@ -137,6 +139,6 @@ def convert(
     ] = None,
 ) -> None:
     """Write data as Zarr made for streaming; a steering directory as HDF5."""
-    from penstock.cli.convert import run_convert  # here: only this command needs it
+    from penstock.cli.convert import run_convert
 
     run_convert(source, target, chunk_rows=chunk_rows)

@@ -1,9 +1,13 @@
-"""The demo: train, be killed, resume, and compare with a run that nobody killed."""
+"""The demo: train, be killed, resume, and compare with a run that was not killed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from penstock.extras import optional
 
@@ -22,14 +27,14 @@ loader: {{batch_size: {BATCH}, memory_budget: 8MB}}
 dataset:
   train: {{path: train.zarr}}
   val: {{path: val.zarr}}
-model: {{_target_: penstock.cli.demo_model.DemoModel, samples: {SAMPLES}, features: {FEATURES}}}
+model: {{_target_: penstock.cli.demo.DemoModel, samples: {SAMPLES}, features: {FEATURES}}}
 trainer: {{accelerator: cpu, devices: 1, enable_model_summary: false}}
 """
 KILL_AT = 273  # in the middle of a chunk, of an epoch, and between two checkpoints
 
 
 def make_project(folder: Path) -> None:
-    """A configuration, and two Zarr groups: a function to learn, and each row's index."""
+    """Write a configuration and two Zarr groups: a function to learn, and each row's index."""
     zarr = optional("zarr", extra="zarr")
     rng = np.random.default_rng(0)
     direction = rng.standard_normal(FEATURES).astype(np.float32)
@@ -45,24 +50,39 @@ def make_project(folder: Path) -> None:
     (folder / "demo.yaml").write_text(CONFIG)
 
 
-def run_demo(folder: Path) -> int:
-    """Run the demo in a directory; 0 if everything held."""
+def run_in_new_process(folder: Path, *arguments: str) -> int:
+    """Run ``penstock`` with these arguments in a directory; return its exit code."""
+    program = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(program, cwd=folder, check=False).returncode
+
+
+def run_demo(folder: Path, run: Callable[..., int] = run_in_new_process) -> int:
+    """Run the demo in a directory.
+
+    Args:
+        folder: For data and runs.
+        run: Runs a command: ``run(folder, "train", "demo.yaml")`` returns its exit code.
+
+    Returns:
+        0 if all promises hold, else 1.
+    """
     console = Console()
     console.print(f"[bold]1[/] making {SAMPLES:,} samples in Zarr, and demo.yaml:")
     folder.mkdir(parents=True, exist_ok=True)
     make_project(folder)
     console.print(CONFIG, style="dim", soft_wrap=True, highlight=False, markup=False)
-    _step(console, 2, folder, "train", "run_dir=whole")
-    _step(console, 3, folder, "train", "run_dir=killed", f"model.kill_at={KILL_AT}")
-    _step(console, 4, folder, "train", "run_dir=killed", "--resume")
+    step = partial(_step, console, folder, run)
+    step(2, "train", "demo.yaml", "run_dir=whole")
+    step(3, "train", "demo.yaml", "run_dir=killed", f"model.kill_at={KILL_AT}")
+    step(4, "train", "demo.yaml", "run_dir=killed", "--resume")
     return _report(console, folder)
 
 
-def _step(console: Console, number: int, folder: Path, command: str, *arguments: str) -> None:
-    said = " ".join(["penstock", command, "demo.yaml", *arguments])
-    console.print(f"[bold]{number} {said}[/]", highlight=False)
-    program = [sys.executable, "-m", "penstock", command, "demo.yaml", *arguments]
-    code = subprocess.run(program, cwd=folder, check=False).returncode
+def _step(
+    console: Console, folder: Path, run: Callable[..., int], number: int, *arguments: str
+) -> None:
+    console.print(f"[bold]{number} {' '.join(['penstock', *arguments])}[/]", highlight=False)
+    code = run(folder, *arguments)
     killed = any(argument.startswith("model.kill_at") for argument in arguments)
     if killed:
         console.print(f"  killed (SIGKILL) after step {KILL_AT}, exit code {code}")
@@ -95,3 +115,52 @@ def _weights(run: Path) -> dict[str, Any]:
     last = max((run / "checkpoints").glob("step-*.ckpt"))
     weights: dict[str, Any] = torch.load(last, weights_only=True)["state_dict"]
     return weights
+
+
+lightning = optional("lightning.pytorch", extra="train")
+
+
+class DemoModel(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A small regression that records which samples it was trained on, and in which order.
+
+    Args:
+        samples: Size of the dataset.
+        features: Width of a sample.
+        kill_at: The step after which to kill this process.
+    """
+
+    times_seen: torch.Tensor
+    digest: torch.Tensor
+
+    def __init__(self, samples: int, features: int, kill_at: int | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.kill_at = kill_at
+        self.register_buffer("times_seen", torch.zeros(samples, dtype=torch.int64))
+        self.register_buffer("digest", torch.zeros((), dtype=torch.int64))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters(), lr=3e-3)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return self._loss(batch)
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        """Log the loss."""
+        self.log("val/loss", self._loss(batch), batch_size=len(batch["y"]), prog_bar=True)
+
+    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layers(batch["x"])[:, 0], batch["y"])
+
+    def on_train_batch_end(
+        self, outputs: Any, batch: dict[str, torch.Tensor], batch_idx: int
+    ) -> None:
+        """Record the samples of the batch."""
+        index = batch["index"]
+        self.times_seen[index] += 1
+        weight = torch.arange(1, len(index) + 1)  # another order gives another sum
+        self.digest.mul_(1_000_003).add_((weight * index).sum())
+        if self.trainer.global_step == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,13 +1,15 @@
-"""`penstock train`: a YAML file in, a trained model out."""
+"""`penstock train` and `penstock plan`: from a YAML file to a trained model, or to its plan."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
-from penstock.cli.reporting import say, speaking
-from penstock.cli.settings import given_settings
-from penstock.training.run import is_first_rank, train
+from penstock.cli.output import command_output, print_result
+from penstock.errors import ConfigError
+from penstock.training.config import Settings, read_settings
+from penstock.training.run import is_first_rank, plan_text, step_text, train
 
 
 def run_train(
@@ -19,12 +21,33 @@ def run_train(
     dry_run: bool,
     debug: bool,
 ) -> None:
-    """Train, or only say what it would take; leaves with the exit code of what happened."""
+    """Train, or estimate what it would take; exit with the code of the outcome."""
     first_rank = is_first_rank(os.environ)
-    with speaking(debug=debug, aloud=first_rank):
+    with command_output(debug=debug, first_rank=first_rank):
         settings = given_settings(config, overrides)
         outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
         if first_rank:
-            say(outcome.text())
-    # of several processes one speaks: who started the others takes their codes for failures
+            print_result(outcome.text())
+    # only one process reports: launchers treat the exit code of the others as a failure
     raise SystemExit(outcome.exit_code if first_rank else 0)
+
+
+def run_plan(config: Path, overrides: list[str], *, step: int | None, debug: bool) -> None:
+    """Print the plan, or the samples of one step."""
+    with command_output(debug=debug):
+        settings = given_settings(config, overrides)
+        print_result(plan_text(settings) if step is None else step_text(settings, step))
+
+
+log = logging.getLogger("penstock")
+
+
+def given_settings(config: Path, overrides: list[str]) -> Settings:
+    """Return the settings, and log their notes."""
+    for override in overrides:
+        if not override.lstrip("+~").partition("=")[0].strip():
+            raise ConfigError(f"invalid override {override!r}: expected key=value")
+    settings = read_settings(config, overrides)
+    for note in settings.notes:
+        log.info("%s", note)
+    return settings

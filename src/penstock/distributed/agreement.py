@@ -14,7 +14,7 @@ import torch.distributed as dist
 from penstock.errors import PlanError
 from penstock.fingerprints import short_digest
 from penstock.loaders.base import Loader
-from penstock.ranks import has_several_ranks
+from penstock.ranks import has_several_ranks, shared_store
 
 DELIVERY_SECONDS = 3.0  # to wait until the other ranks have received a reason
 
@@ -121,8 +121,7 @@ def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> 
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     group_key = short_digest([repr(ranks).encode()])
-    shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"penstock/agree/{group_key}", shared)
+    store = shared_store(f"agree/{group_key}")
     call = store.add(f"calls/{rank}", 1)  # the same on every rank: this is a collective call
     store.set(f"{call}/{rank}", json.dumps(mine, default=int))  # default: numpy's numbers
     if rank == 0:

@@ -10,12 +10,11 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from penstock.arguments import real_number
 from penstock.distributed.agreement import DELIVERY_SECONDS, one_line
 from penstock.errors import WorkerError
-from penstock.ranks import has_several_ranks
+from penstock.ranks import has_several_ranks, shared_store
 
 FOREVER = timedelta(days=365)
 EVERYONE_IS_DONE = ""
@@ -65,9 +64,8 @@ class _SharedBlock:
 
     def __init__(self, rank: int, world: int, grace_seconds: float) -> None:
         self.rank, self.world, self.grace_seconds = rank, world, grace_seconds
-        store = _get_default_store()
-        block = store.add(f"penstock/together/blocks/{rank}", 1)  # the same count on every rank
-        self._store = PrefixStore(f"penstock/together/{block}", store)
+        block = shared_store("together").add(f"blocks/{rank}", 1)  # the same on every rank
+        self._store = shared_store(f"together/{block}")
         self._received = threading.Event()
         self._message = EVERYONE_IS_DONE  # or a reason; valid once `_received` is set
         self._left = threading.Event()
@@ -77,7 +75,7 @@ class _SharedBlock:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Run a thread that waits for a message during the block, on its own connection."""
-        store: Store = self._store.clone()  # type: ignore[attr-defined]
+        store: dist.Store = self._store.clone()  # type: ignore[attr-defined]
         thread = threading.Thread(
             target=self._listen, args=(store,), name="penstock-together", daemon=True
         )
@@ -90,7 +88,7 @@ class _SharedBlock:
                 self._wait_for_delivery()  # this process may host the store, which ends with it
             thread.join(DELIVERY_SECONDS)
 
-    def _listen(self, store: Store) -> None:
+    def _listen(self, store: dist.Store) -> None:
         mine = f"wake/{self.rank}"
         try:
             store.wait([mine], FOREVER)

@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import ChunkedTraining
-from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
+from penstock.integrations.lightning.loaders import as_training_loader, as_validation_loader
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
@@ -36,12 +36,12 @@ def doubled(samples):
 def test_a_replaced_loader_has_the_settings_of_the_one_it_replaces():
     options = {"num_workers": 2, "prefetch_factor": 3, "timeout": 60.0, "drop_last": True}
     before = stock(23, batch=4, collate_fn=doubled, worker_init_fn=print, **options)
-    after = training_loader(before, ChunkSettings(2), name="train_dataloader")
+    after = as_training_loader(before, ChunkSettings(2), name="train_dataloader")
     assert isinstance(after, ChunkedDataLoader) and after.dataset is before.dataset
     for name in ("batch_size", "collate_fn", "worker_init_fn", *options):
         assert getattr(after, name) == getattr(before, name), name
     assert after.persistent_workers and (after.chunk_size, after.total_chunks) == (2, 3)
-    scored = scoring_loader(before, ChunkSettings(2), name="val_dataloader")
+    scored = as_validation_loader(before, ChunkSettings(2), name="val_dataloader")
     assert scored.collate_fn is doubled and scored.num_workers == 2 and len(scored) == 6
 
 
@@ -64,10 +64,10 @@ def test_the_order_is_the_callbacks_whatever_the_stock_loader_did(own):
 def test_a_share_of_ranks_stays_that_share():
     sampler = DistributedSampler(range(20), num_replicas=2, rank=1)
     loader = DataLoader(ids(20), 2, sampler=sampler)
-    after = training_loader(loader, ChunkSettings(3), name="train_dataloader")
+    after = as_training_loader(loader, ChunkSettings(3), name="train_dataloader")
     steps = after.position.plan.steps
     assert (steps.world, after.position.plan.rank, steps.total_chunks) == (2, 1, 2)
-    inferred = training_loader(loader, ChunkSettings(None, 3), name="train_dataloader")
+    inferred = as_training_loader(loader, ChunkSettings(None, 3), name="train_dataloader")
     assert inferred.chunk_size == 5
 
 
@@ -127,7 +127,7 @@ NO_ORDER = {
 @pytest.mark.parametrize("side", ["train", "val"])
 def test_what_has_no_order_is_refused_a_chunk_size(reason, side):
     loader, settings = NO_ORDER[reason](), ChunkSettings(**{f"{side}_chunk_size": 3})
-    replace = {"train": training_loader, "val": scoring_loader}[side]
+    replace = {"train": as_training_loader, "val": as_validation_loader}[side]
     with pytest.raises(ConfigError) as refused:
         replace(loader, settings, name=f"{side}_dataloader")
     assert f"{side}_chunk_size=3 needs" in str(refused.value)
@@ -148,7 +148,7 @@ def test_two_different_sizes_for_one_loader_are_refused():
         fit(ChunkedTraining(val_chunk_size=4), val=validation_loader(ids(9), 2, 2))
     stream = StreamLoader(torch.arange(9).numpy(), 2, evaluation=True)
     with pytest.raises(ConfigError, match="val_chunk_size=4 of a StreamLoader"):
-        scoring_loader(stream, ChunkSettings(None, 4), name="val_dataloader")
+        as_validation_loader(stream, ChunkSettings(None, 4), name="val_dataloader")
 
 
 def test_overfitting_and_chunks_are_refused_together():

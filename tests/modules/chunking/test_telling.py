@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
-from penstock.loaders.chunk_report import coverage, place_in_words, samples_between
+from penstock.loaders.chunk_report import coverage, describe_position, samples_between
 from penstock.order import Cursor, Plan, ShuffledOrder, Steps
 from tests.modules.chunking.runs import fit, ids, stock
 
@@ -187,7 +187,7 @@ def test_the_place_is_that_of_the_batch_delivered_last(size, batch, chunk, count
         before = loader.state_dict()["epoch"], loader.current_chunk, loader.total_chunks
         for _ in loader:
             course = loader.position
-            words = place_in_words(course.plan.steps, course.cursor)
+            words = describe_position(course.plan.steps, course.cursor)
             places.append(words)
             assert words == f"epoch {before[0]}, chunk {before[1] + 1}/{before[2]}"
 

@@ -1,0 +1,99 @@
+"""Output of commands: results, log lines and errors, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.errors import MissingExtraError, PenstockError
+
+log = logging.getLogger("penstock")
+
+REFUSED: Final = 2
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+LIGHTNING_NOTES: Final = (  # warnings about what Penstock decides for the user
+    ".*does not have many workers",
+    ".*LeafSpec",
+    ".*smaller than the logging interval",
+    ".*exists and is not empty",
+    ".*callbacks used to create the checkpoint",
+    ".*sync_dist=True",
+    ".*across ranks is zero",
+)
+
+
+@contextmanager
+def command_output(*, debug: bool, first_rank: bool = True) -> Iterator[None]:
+    """Show log lines of a block, and turn its errors into a sentence and an exit code.
+
+    Args:
+        debug: Show tracebacks, and all messages of Lightning.
+        first_rank: False for all processes of a run but one: only their warnings are shown.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if first_rank else logging.WARNING)
+    try:
+        with quiet_lightning(debug=debug), exit_codes(debug=debug):
+            yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def print_result(text: str) -> None:
+    """Print text; a closed pipe, as in ``penstock plan x.yaml | head -1``, is not an error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes stdout once more at exit
+
+
+@contextmanager
+def quiet_lightning(*, debug: bool) -> Iterator[None]:
+    """Hide Lightning's own notes during a block, unless ``debug`` is set."""
+    names = ("lightning.pytorch", "lightning.fabric")
+    before = {name: logging.getLogger(name).level for name in names}
+    with warnings.catch_warnings():
+        if not debug:
+            for pattern in LIGHTNING_NOTES:
+                warnings.filterwarnings("ignore", message=pattern)
+            for name in names:
+                logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def exit_codes(*, debug: bool) -> Iterator[None]:
+    """Exit with 2 for an invalid request and 1 for a failed run, if the block raises."""
+    # imported here: other commands work without the libraries of training
+    from penstock.training.run.checkpoints import one_line
+    from penstock.training.run.outcome import RunFailedError
+
+    try:
+        yield
+    except Exception as error:
+        if debug:
+            log.exception("where it happened:")
+        refused = isinstance(error, PenstockError)
+        failed = isinstance(error, RunFailedError | MissingExtraError)
+        print(f"penstock: {error if refused else one_line(error)}", file=sys.stderr)
+        raise SystemExit(REFUSED if refused and not failed else FAILED) from None
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
