@@ -267,7 +267,7 @@ def _propose_split(table: _AuthorTable, test_size: float, seed: int) -> Parts:
     return table.parts_of([train, val])
 
 
-def _broken_rule(table: _AuthorTable, *rules: tuple[npt.NDArray[np.bool_], str]) -> Rating | None:
+def _broken_rule(table: _AuthorTable, *rules: tuple[Any, str]) -> Rating | None:
     """Return a rating that names the first class for which a rule is broken."""
     for broken, problem in rules:
         if broken.any():
