@@ -1,13 +1,13 @@
-"""Train a latent model on a recording that is never in memory as a whole.
+"""Train a latent model on a recording that is too large for memory, and resume it exactly.
 
-This is the guide to chunked streaming, steps 1 to 5, as it is written, with other import lines;
-what is added for exact resume is marked with `+`. It makes a small recording, trains, validates,
-and checkpoints in the middle of epochs.
+The program writes a small recording, trains on it chunk by chunk, validates after each epoch, and
+saves checkpoints in the middle of chunks. A run that was killed continues with the same batches
+and ends with the same weights as a run that was not.
 
-    python examples/latent_streaming.py                  # streamed, chunk by chunk
-    python examples/latent_streaming.py --in-memory      # as before: all of it in memory
-    python examples/latent_streaming.py --kill-at 200    # dies (SIGKILL) at step 200; run it again:
-    python examples/latent_streaming.py                  # it goes on as if nothing had happened
+    python examples/latent_streaming.py                  # stream the recording in chunks
+    python examples/latent_streaming.py --in-memory      # for comparison: all of it in memory
+    python examples/latent_streaming.py --kill-at 130    # stop by SIGKILL after 130 steps, then:
+    python examples/latent_streaming.py                  # continue from the last checkpoint
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import multiprocessing
 import os
 import resource
 import signal
-import time
-from contextlib import chdir
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace as Config
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,60 +44,46 @@ from penstock import (
     write_recording,
 )
 
-NEURONS, TIMESTEPS = 128, 100_352
-SAVE_EVERY = 50  # batches: in the middle of chunks
-
-cfg = Config(
-    training=Config(
-        simulation_config="small",
-        column_to_model="VOLTAGE",
-        data_split=DataSplit(
-            train_start=512, train_end=98_816, validation_start=99_328, validation_end=100_352
-        ),
-        seed=234,
-        epochs=2,
-        batch_size=256,
-        time_units=5,
-        evolve_multiple_steps=2,
-        data_passes_per_epoch=1,
-        grad_clip_max_norm=1.0,
-        unconnected_to_zero=Config(num_neurons=4),
-    ),
-    stimulus_encoder_params=Config(num_input_dims=32),
-)
+NEURONS, STIMULUS_NEURONS, TIMESTEPS = 128, 32, 26_112
+SPLIT = DataSplit(512, 25_088, validation_start=25_088, validation_end=TIMESTEPS)
+SEED, EPOCHS, BATCH_SIZE = 234, 2, 256
+CHUNK_TIMESTEPS = 4096  # for a recording of a million timesteps, 65,536 is a good size
+ROLLOUT_STEPS, STEP_TIMESTEPS = 2, 5  # a rollout has 2 steps of 5 timesteps each
+ROLLOUT_TIMESTEPS = ROLLOUT_STEPS * STEP_TIMESTEPS
+SILENCED_NEURONS = 4
+SAVE_EVERY = 50  # steps
 
 
 def make_recording(path: Path) -> None:
-    """Neurons that follow a few slow waves, with noise, and a stimulus."""
+    """Write neurons that follow a few slow waves with noise, and a stimulus."""
     rng = np.random.default_rng(0)
-    time_axis = np.arange(TIMESTEPS, dtype=np.float32)[:, None]
-    waves = np.sin(time_axis / np.linspace(20, 200, 8, dtype=np.float32))
+    t = np.arange(TIMESTEPS, dtype=np.float32)[:, None]
+    waves = np.sin(t / np.linspace(20, 200, 8, dtype=np.float32))
     voltage = np.tanh(waves @ rng.standard_normal((8, NEURONS), np.float32))
     voltage += 0.1 * rng.standard_normal(voltage.shape, np.float32)
-    stimulus = np.sin(time_axis / 50 + np.arange(NEURONS, dtype=np.float32))
+    stimulus = np.sin(t / 50 + np.arange(NEURONS, dtype=np.float32))
     write_recording(path, {"VOLTAGE": voltage, "STIMULUS": stimulus}, chunk_timesteps=1024)
 
 
+@cache
 def connectome() -> tuple[torch.Tensor, torch.Tensor]:
-    """Who is presynaptic to whom, as CSR: 8 partners each."""
-    rng = keyed_generator(cfg.training.seed, "connectome")
+    """Return 8 presynaptic partners for each neuron, as a CSR matrix."""
+    rng = keyed_generator(SEED, "connectome")
     indices = torch.randint(NEURONS, (NEURONS * 8,), generator=rng)
     return indices, torch.arange(0, len(indices) + 1, 8)
 
 
-# -- the model
+# -- model
 
 
 class Latent(torch.nn.Module):
-    """Encodes the neurons, evolves them with the stimulus, decodes what comes after."""
+    """Encodes the neurons, evolves the latent state with the stimulus, and decodes each step."""
 
-    def __init__(self, latent_dims: int = 32) -> None:
+    def __init__(self, size: int = 32) -> None:
         super().__init__()
-        self.encode = torch.nn.Linear(NEURONS, latent_dims)
-        self.evolve = torch.nn.Linear(
-            latent_dims + cfg.stimulus_encoder_params.num_input_dims, latent_dims
-        )
-        self.decode = torch.nn.Linear(latent_dims, NEURONS)
+        self.encode = torch.nn.Linear(NEURONS, size)
+        self.evolve = torch.nn.Linear(size + STIMULUS_NEURONS, size)
+        self.decode = torch.nn.Linear(size, NEURONS)
 
     def forward(self, x: torch.Tensor, stimuli: list[torch.Tensor]) -> list[torch.Tensor]:
         z, predicted = self.encode(x), []
@@ -105,305 +93,248 @@ class Latent(torch.nn.Module):
         return predicted
 
 
-def train_step_fn(model, data, stim, batch_indices, selected_neurons, needed_indices, cfg):
-    """The loss of rollouts from these timesteps: (total, evolution, silenced neurons)."""
-    unit, steps = cfg.training.time_units, cfg.training.evolve_multiple_steps
-    start = data[batch_indices].index_fill(1, selected_neurons, 0.0)
-    predicted = model(start, [stim[batch_indices + m * unit] for m in range(steps)])
-    targets = [data[batch_indices + (m + 1) * unit] for m in range(steps)]
-    evolution = sum((p - t).square().mean() for p, t in zip(predicted, targets, strict=True))
-    silenced = (predicted[-1] - targets[-1])[:, needed_indices].square().mean()
-    return evolution + 0.1 * silenced, evolution, silenced
+Tensors = tuple[torch.Tensor, ...]
 
 
-@dataclass
-class LossComponents:
-    """Mean losses of an epoch."""
-
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    count: int = 0
-
-    def accumulate(self, *losses: torch.Tensor) -> None:
-        self.sums = [total + loss.item() for total, loss in zip(self.sums, losses, strict=True)]
-        self.count += 1
-
-    def mean(self) -> float:
-        return self.sums[0] / max(1, self.count)
-
-
-# -- checkpoints: the only thing that the guide leaves to its reader
-
-
-class Run:
-    """A directory with the newest checkpoint, and a record of what every step has seen."""
-
-    def __init__(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
-        folder.mkdir(exist_ok=True)
-        self.folder, self.parts = folder, {"model": model, "optimizer": optimizer}
-        self.steps, self.place, self.chunks = 0, (0, 0, 0), None
-        if (folder / "checkpoint.pt").exists():
-            saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-            for name, part in self.parts.items():
-                part.load_state_dict(saved[name])
-            self.steps, self.place, self.chunks = saved["steps"], saved["place"], saved["chunks"]
-            print(f"resumed at step {self.steps}, (epoch, chunk, batch) {self.place}")
-        self.seen = (folder / "seen.bin").open("ab")
-        self.seen.truncate(self.steps * 8 * (cfg.training.batch_size + 4))  # the killed run's rest
-
-    def record(self, place: tuple[int, int, int], chunk_start: int, indices: torch.Tensor) -> None:
-        np.array([*place, chunk_start, *indices.tolist()], np.int64).tofile(self.seen)
-        self.steps += 1
-
-    def save(self, place: tuple[int, int, int], chunks: dict) -> None:
-        """``place``: the next batch; ``chunks``: the loader's state before its chunk was got."""
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        state |= {"steps": self.steps, "place": place, "chunks": chunks}
-        self.seen.flush()
-        torch.save(state, self.folder / "new.pt")
-        (self.folder / "new.pt").replace(self.folder / "checkpoint.pt")  # whole, or not at all
-
-
-def validate(model: Latent, val_data: torch.Tensor, val_stim: torch.Tensor) -> float:
-    """The loss of rollouts from all over the validation data, the same each time."""
-    total_steps = cfg.training.time_units * cfg.training.evolve_multiple_steps
-    starts = torch.arange(0, len(val_data) - total_steps, 7, device=val_data.device)
-    nothing = starts[:0]
-    with torch.no_grad():
-        return train_step_fn(model, val_data, val_stim, starts, nothing, nothing, cfg)[1].item()
+def rollout_loss(model: Latent, data: Tensors, batch: Tensors) -> Tensors:
+    """Return the loss of a batch of rollouts: the total and the loss of all neurons."""
+    (values, stimulus), (starts, silenced, needed) = data, batch
+    at = [starts + i * STEP_TIMESTEPS for i in range(ROLLOUT_STEPS + 1)]
+    begin = values[starts].index_fill(1, silenced, 0.0)
+    predicted = model(begin, [stimulus[i] for i in at[:-1]])
+    errors = [p - values[i] for p, i in zip(predicted, at[1:], strict=True)]
+    everywhere = torch.stack([error.square().mean() for error in errors]).sum()
+    if not len(needed):
+        return everywhere, everywhere
+    return everywhere + 0.1 * errors[-1][:, needed].square().mean(), everywhere
 
 
 def new_model(device: torch.device) -> tuple[Latent, torch.optim.Optimizer]:
-    torch.manual_seed(cfg.training.seed)
+    torch.manual_seed(SEED)
     model = Latent().to(device)
     return model, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
-def train_streamed(device: torch.device, kill_at: int) -> torch.nn.Module:
-    """The guide, from its second step on."""
-    wmat_indices, wmat_indptr = connectome()
-    model, optimizer = new_model(device)
-    run = Run(Path("run"), model, optimizer)  # +
+def update(
+    model: Latent,
+    optimizer: torch.optim.Optimizer,
+    data: Tensors,
+    batch: Tensors,
+    stats: ChunkLatencyStats | None = None,
+) -> float:
+    """Do one training step and return its loss; record its times in ``stats``."""
+    marks = [perf_counter()]
+    total = rollout_loss(model, data, batch)[0]
+    marks.append(perf_counter())
+    optimizer.zero_grad()
+    total.backward()
+    marks.append(perf_counter())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    marks.append(perf_counter())
+    if stats is not None:
+        stats.record_batch_times(*(end - begin for begin, end in pairwise(marks)))
+    return total.item()
 
-    # Load metadata and validation data only (validation stays on GPU - small enough)
-    data_path = f"graphs_data/fly/{cfg.training.simulation_config}/x_list_0"
-    column_idx = FlyVisSim[cfg.training.column_to_model].value
 
-    # validation data (small, fits on GPU)
-    val_data = torch.from_numpy(
-        load_column_slice(
-            data_path,
-            column_idx,
-            cfg.training.data_split.validation_start,
-            cfg.training.data_split.validation_end,
-        )
-    ).to(device)
+# -- data
 
-    val_stim = torch.from_numpy(
-        load_column_slice(
-            data_path,
-            FlyVisSim.STIMULUS.value,
-            cfg.training.data_split.validation_start,
-            cfg.training.data_split.validation_end,
-            neuron_limit=cfg.stimulus_encoder_params.num_input_dims,
-        )
-    ).to(device)
 
-    # Load neuron metadata
-    metadata = load_metadata(data_path)
-    neuron_data = NeuronData.from_metadata(metadata)
-    print(f"{len(neuron_data.ix)} neurons of {len(neuron_data.indices_per_type)} types")
+def slices(path: Path, start: int, end: int, device: torch.device) -> Tensors:
+    """Return the voltage and the stimulus of a range of timesteps, as a whole."""
+    voltage = load_column_slice(path, FlyVisSim["VOLTAGE"].value, start, end)
+    stimulus = load_column_slice(
+        path, FlyVisSim.STIMULUS.value, start, end, neuron_limit=STIMULUS_NEURONS
+    )
+    return torch.from_numpy(voltage).to(device), torch.from_numpy(stimulus).to(device)
 
-    # Create zarr loader for training data (NOT loaded to GPU yet)
-    train_total_timesteps = cfg.training.data_split.train_end - cfg.training.data_split.train_start
 
-    zarr_load_fn = create_zarr_loader(
-        data_path=data_path,
-        column_idx=column_idx,
+def describe_neurons(path: Path) -> str:
+    neurons = NeuronData.from_metadata(load_metadata(path))
+    return f"{len(neurons.ix)} neurons of {len(neurons.indices_per_type)} types"
+
+
+def training_chunks(path: Path, device: torch.device) -> RandomChunkLoader:
+    """Return a loader of the training range; its timestep 0 is ``SPLIT.train_start``."""
+    read = create_zarr_loader(
+        data_path=path,
+        column_idx=FlyVisSim["VOLTAGE"].value,
         stim_column_idx=FlyVisSim.STIMULUS.value,
-        num_stim_dims=cfg.stimulus_encoder_params.num_input_dims,
+        num_stim_dims=STIMULUS_NEURONS,
     )
 
-    # Create chunk loader (streams data in background)
-    chunk_size = 4096  # timesteps; 65536 for a recording of a million
-    chunk_loader = RandomChunkLoader(
-        load_fn=lambda start, end: zarr_load_fn(
-            cfg.training.data_split.train_start + start, cfg.training.data_split.train_start + end
-        ),
-        total_timesteps=train_total_timesteps,
-        chunk_size=chunk_size,
-        device=device,
-        prefetch=2,  # buffer 2 chunks ahead
-        seed=cfg.training.seed,
-    )
-    if run.chunks is not None:  # +
-        chunk_loader.load_state_dict(run.chunks)  # +
+    def load(start: int, end: int) -> Any:
+        return read(SPLIT.train_start + start, SPLIT.train_start + end)
 
-    # Calculate chunking parameters
-    total_steps = cfg.training.time_units * cfg.training.evolve_multiple_steps
-    chunks_per_epoch, batches_per_chunk, batches_per_epoch = calculate_chunk_params(
-        total_timesteps=train_total_timesteps,
-        chunk_size=chunk_size,
-        batch_size=cfg.training.batch_size,
-        data_passes_per_epoch=cfg.training.data_passes_per_epoch,
-    )
-
-    print(
-        f"Chunked streaming: {chunks_per_epoch} chunks/epoch, "
-        f"{batches_per_chunk} batches/chunk, {batches_per_epoch} total batches/epoch"
-    )
-
-    # Initialize latency tracker
-    latency_stats = ChunkLatencyStats()
-
-    # Epoch loop with chunked streaming
-    for epoch in range(cfg.training.epochs):
-        if epoch < run.place[0]:  # + trained on before the checkpoint
-            continue
-        epoch_start = datetime.now()
-        losses = LossComponents()
-
-        # Start loading chunks for this epoch
-        chunk_loader.start_epoch(num_chunks=chunks_per_epoch)
-        spans = chunk_loader.plan.spans(epoch, chunks_per_epoch)  # + only for the record
-
-        # Iterate over chunks
-        for chunk_idx in range(chunks_per_epoch):
-            if (epoch, chunk_idx) < run.place[:2]:  # +
-                continue
-            before = chunk_loader.state_dict()  # + resuming in this chunk gets it again
-
-            # Get next chunk (blocks until ready, overlaps with previous training)
-            get_start = time.time()
-            chunk_data, chunk_stim = chunk_loader.get_next_chunk()
-            latency_stats.record_chunk_get(time.time() - get_start)
-
-            if chunk_data is None:
-                break  # end of epoch
-
-            # Train on batches within this chunk
-            for batch_in_chunk in range(batches_per_chunk):
-                if (epoch, chunk_idx, batch_in_chunk) < run.place:  # +
-                    continue
-                optimizer.zero_grad()
-
-                # Sample batch within current chunk
-                batch_indices, selected_neurons, needed_indices = sample_batch_within_chunk(
-                    chunk_data=chunk_data,
-                    chunk_stim=chunk_stim,
-                    wmat_indices=wmat_indices,
-                    wmat_indptr=wmat_indptr,
-                    batch_size=cfg.training.batch_size,
-                    total_steps=total_steps,
-                    num_neurons_to_zero=cfg.training.unconnected_to_zero.num_neurons,
-                    device=device,
-                    generator=keyed_generator(cfg.training.seed, epoch, chunk_idx, batch_in_chunk),
-                )
-
-                # Training step (same as before, but uses chunk instead of full dataset)
-                forward_start = time.time()
-                loss_tuple = train_step_fn(
-                    model,
-                    chunk_data,
-                    chunk_stim,
-                    batch_indices,
-                    selected_neurons,
-                    needed_indices,
-                    cfg,
-                )
-                forward_time = time.time() - forward_start
-
-                backward_start = time.time()
-                loss_tuple[0].backward()
-                backward_time = time.time() - backward_start
-
-                step_start = time.time()
-                if cfg.training.grad_clip_max_norm > 0:
-                    torch.nn.utils.clip_grad_norm_(
-                        model.parameters(), cfg.training.grad_clip_max_norm
-                    )
-                optimizer.step()
-                step_time = time.time() - step_start
-
-                losses.accumulate(*loss_tuple)
-
-                # Sample timing every 10 batches to avoid overhead
-                if batch_in_chunk % 10 == 0:
-                    latency_stats.record_batch_times(forward_time, backward_time, step_time)
-
-                place = (epoch, chunk_idx, batch_in_chunk)  # +
-                run.record(place, spans[chunk_idx][0], batch_indices)  # +
-                if run.steps % SAVE_EVERY == 0:  # +
-                    run.save((epoch, chunk_idx, batch_in_chunk + 1), before)  # +
-                if run.steps == kill_at:  # +
-                    os.kill(os.getpid(), signal.SIGKILL)  # +
-
-        # Print latency stats every epoch
-        if epoch % 10 == 0:
-            latency_stats.print_summary()
-
-        run.save((epoch + 1, 0, 0), chunk_loader.state_dict())  # +
-        print(
-            f"epoch {epoch}: loss {losses.mean():.4f}, validation "
-            f"{validate(model, val_data, val_stim):.4f}, {datetime.now() - epoch_start}"
-        )
-
-    # At end of training
-    chunk_loader.cleanup()
-    return model
+    return RandomChunkLoader(
+        load_fn=load, total_timesteps=SPLIT.train_timesteps, chunk_size=CHUNK_TIMESTEPS,
+        device=device, prefetch=2, seed=SEED,
+    )  # fmt: skip
 
 
-def train_in_memory(device: torch.device) -> torch.nn.Module:
-    """As before the guide: the whole training data on the device."""
-    wmat_indices, wmat_indptr = connectome()
+def sampled(data: Tensors, device: torch.device, *key: int) -> Tensors:
+    """Return a batch of rollouts that depends only on the seed and ``key``."""
+    indices, indptr = connectome()
+    voltage, stimulus = data
+    return sample_batch_within_chunk(
+        chunk_data=voltage, chunk_stim=stimulus, wmat_indices=indices, wmat_indptr=indptr,
+        batch_size=BATCH_SIZE, total_steps=ROLLOUT_TIMESTEPS,
+        num_neurons_to_zero=SILENCED_NEURONS, device=device,
+        generator=keyed_generator(SEED, *key),
+    )  # fmt: skip
+
+
+def validation_loss(model: Latent, data: Tensors) -> float:
+    """Return the loss of rollouts from all over the validation range, the same each time."""
+    starts = torch.arange(0, len(data[0]) - ROLLOUT_TIMESTEPS, 7, device=data[0].device)
+    with torch.no_grad():
+        return rollout_loss(model, data, (starts, starts[:0], starts[:0]))[1].item()
+
+
+# -- checkpoints
+
+
+@dataclass
+class Run:
+    """A training run in a directory: the latest checkpoint, and a record of every step.
+
+    ``position`` is (epoch, chunk, batch) of the next step, and ``chunks`` the loader's state
+    *before* it returned that chunk, so that a resumed run gets the same chunk again.
+    """
+
+    folder: Path
+    model: Latent
+    optimizer: torch.optim.Optimizer
+    steps: int = 0
+    position: tuple[int, int, int] = (0, 0, 0)
+    chunks: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        if (self.folder / "checkpoint.pt").exists():
+            saved = torch.load(self.folder / "checkpoint.pt", weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.steps, self.chunks = saved["steps"], saved["chunks"]
+            self.position = tuple(saved["position"])
+            print(f"resumed at step {self.steps}, (epoch, chunk, batch) {self.position}")
+        self.record = (self.folder / "record.bin").open("ab")
+        self.record.truncate(self.steps * 8 * (BATCH_SIZE + 4))  # steps after the checkpoint
+
+    def note(self, position: tuple[int, int, int], start: int, starts: torch.Tensor) -> None:
+        """Append a step to the record: its position, its chunk and its rollouts."""
+        np.array([*position, start, *starts.tolist()], np.int64).tofile(self.record)
+        self.steps += 1
+
+    def save(self, position: tuple[int, int, int], chunks: dict[str, Any]) -> None:
+        """Write a checkpoint; an interrupted write leaves the previous one in place."""
+        self.record.flush()
+        new = self.folder / "new.pt"
+        state = {"steps": self.steps, "position": position, "chunks": chunks}
+        state["model"], state["optimizer"] = self.model.state_dict(), self.optimizer.state_dict()
+        torch.save(state, new)
+        new.replace(self.folder / "checkpoint.pt")
+
+
+# -- training
+
+
+def train_streamed(path: Path, device: torch.device, kill_at: int) -> Latent:
+    """Train on one chunk after another; the next ones are loaded in the background."""
     model, optimizer = new_model(device)
-    data_path = f"graphs_data/fly/{cfg.training.simulation_config}/x_list_0"
-    split, stimuli = cfg.training.data_split, cfg.stimulus_encoder_params.num_input_dims
-
-    def load(start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        data = load_column_slice(data_path, FlyVisSim[cfg.training.column_to_model], start, end)
-        stim = load_column_slice(data_path, FlyVisSim.STIMULUS, start, end, neuron_limit=stimuli)
-        return torch.from_numpy(data).to(device), torch.from_numpy(stim).to(device)
-
-    train_data, train_stim = load(split.train_start, split.train_end)
-    val_data, val_stim = load(split.validation_start, split.validation_end)
-    total_steps = cfg.training.time_units * cfg.training.evolve_multiple_steps
-    for epoch in range(cfg.training.epochs):
-        losses = LossComponents()
-        for batch in range(split.train_timesteps // cfg.training.batch_size):
-            optimizer.zero_grad()
-            chosen = sample_batch_within_chunk(
-                train_data, train_stim, wmat_indices, wmat_indptr, cfg.training.batch_size,
-                total_steps, cfg.training.unconnected_to_zero.num_neurons, device,
-                generator=keyed_generator(cfg.training.seed, epoch, batch),
-            )  # fmt: skip
-            loss_tuple = train_step_fn(model, train_data, train_stim, *chosen, cfg)
-            loss_tuple[0].backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.training.grad_clip_max_norm)
-            optimizer.step()
-            losses.accumulate(*loss_tuple)
-        print(
-            f"epoch {epoch}: loss {losses.mean():.4f}, validation "
-            f"{validate(model, val_data, val_stim):.4f}"
-        )
+    run = Run(path.parent / "run", model, optimizer)
+    validation = slices(path, SPLIT.validation_start, SPLIT.validation_end, device)
+    print(describe_neurons(path))
+    loader = training_chunks(path, device)
+    if run.chunks is not None:
+        loader.load_state_dict(run.chunks)
+    layout = calculate_chunk_params(
+        total_timesteps=SPLIT.train_timesteps, chunk_size=CHUNK_TIMESTEPS,
+        batch_size=BATCH_SIZE, data_passes_per_epoch=1,
+    )  # fmt: skip
+    print("an epoch has {} chunks of {} batches, {} batches in all".format(*layout))
+    stats = ChunkLatencyStats()
+    for epoch in range(run.position[0], EPOCHS):
+        losses = []
+        for position, data, before in epoch_batches(loader, epoch, layout, run.position, stats):
+            batch = sampled(data, device, *position)
+            timed = stats if position[2] % 10 == 0 else None
+            losses.append(update(model, optimizer, data, batch, timed))
+            start = loader.plan.spans(epoch, layout[0])[position[1]][0]
+            run.note(position, start, batch[0])
+            if run.steps % SAVE_EVERY == 0:
+                run.save((epoch, position[1], position[2] + 1), before)
+            if run.steps == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        run.save((epoch + 1, 0, 0), loader.state_dict())
+        stats.print_summary()
+        report(epoch, losses, validation_loss(model, validation))
+    loader.cleanup()
     return model
+
+
+def epoch_batches(
+    loader: RandomChunkLoader,
+    epoch: int,
+    layout: tuple[int, int, int],
+    first: tuple[int, int, int],
+    stats: ChunkLatencyStats,
+) -> Iterator[tuple[tuple[int, int, int], Tensors, dict[str, Any]]]:
+    """Yield position, chunk and the loader's state before that chunk, from ``first`` on."""
+    chunks, batches, _ = layout
+    loader.start_epoch(num_chunks=chunks)
+    for number in range(first[1] if first[0] == epoch else 0, chunks):
+        before, asked = loader.state_dict(), perf_counter()
+        data = loader.get_next_chunk()  # waits only if training is faster than loading
+        stats.record_chunk_get(perf_counter() - asked)
+        if data[0] is None:
+            return
+        for batch in range(first[2] if first[:2] == (epoch, number) else 0, batches):
+            yield (epoch, number, batch), data, before
+
+
+def train_in_memory(path: Path, device: torch.device) -> Latent:
+    """Train with the whole training range on the device, for comparison."""
+    model, optimizer = new_model(device)
+    data = slices(path, SPLIT.train_start, SPLIT.train_end, device)
+    validation = slices(path, SPLIT.validation_start, SPLIT.validation_end, device)
+    for epoch in range(EPOCHS):
+        batches = (sampled(data, device, epoch, i) for i in range(len(data[0]) // BATCH_SIZE))
+        losses = [update(model, optimizer, data, batch) for batch in batches]
+        report(epoch, losses, validation_loss(model, validation))
+    return model
+
+
+def report(epoch: int, losses: list[float], validation: float) -> None:
+    mean = sum(losses) / max(1, len(losses))
+    print(f"epoch {epoch}: loss {mean:.4f}, validation {validation:.4f}")
+
+
+# -- program
 
 
 def peak_bytes() -> int:
-    """Most memory this process ever had."""
+    """Return the most memory that this process has used."""
     status = Path("/proc/self/status")
-    if status.exists():  # where it is, it does not count what the parent process had
+    if status.exists():  # unlike getrusage, it does not include the parent process
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+@contextmanager
+def measured(way: str) -> Iterator[None]:
+    """Print the time and the additional memory of a block."""
+    before, begin = peak_bytes(), perf_counter()
+    yield
+    seconds, grown = perf_counter() - begin, peak_bytes() - before
+    print(f"{way}: {seconds:.1f} s, peak memory {grown / 1e6:.0f} MB above the start")
+
+
 def warm_up(device: torch.device) -> None:
-    """One step on nothing, so that memory which torch takes once is not counted."""
-    data = torch.zeros(cfg.training.batch_size + 64, NEURONS, device=device)
-    stim = data[:, : cfg.stimulus_encoder_params.num_input_dims]
-    starts = torch.arange(cfg.training.batch_size, device=device)
-    model, optimizer = new_model(device)
-    train_step_fn(model, data, stim, starts, starts[:0], starts[:1], cfg)[0].backward()
-    optimizer.step()
+    """Train once on zeros, so that memory which torch allocates only once is not measured."""
+    data = torch.zeros(BATCH_SIZE + 64, NEURONS, device=device)
+    starts = torch.arange(BATCH_SIZE, device=device)
+    update(*new_model(device), (data, data[:, :STIMULUS_NEURONS]), (starts, starts[:0], starts[:1]))
 
 
 def main() -> None:
@@ -411,29 +342,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path(".latent_streaming"))
-    parser.add_argument("--in-memory", action="store_true", help="the whole recording in memory")
-    parser.add_argument("--kill-at", type=int, default=-1, metavar="STEP", help="die there")
+    parser.add_argument("--in-memory", action="store_true", help="load the whole recording")
+    parser.add_argument("--kill-at", type=int, default=-1, metavar="STEP", help="stop by SIGKILL")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    with chdir(options.folder):
-        path = Path(f"graphs_data/fly/{cfg.training.simulation_config}/x_list_0")
-        if not (path / "metadata.zarr").exists():  # made elsewhere: its memory is not ours
-            maker = multiprocessing.get_context("spawn").Process(target=make_recording, args=[path])
-            maker.start()
-            maker.join()
-        torch.set_num_threads(1)  # the steps are tiny: more threads would only wait for each other
-        device = torch.device(options.device)
-        warm_up(device)
-        before, begin = peak_bytes(), time.perf_counter()
-        if options.in_memory:
-            model = train_in_memory(device)
-        else:
-            model = train_streamed(device, options.kill_at)
-        way = "in-memory" if options.in_memory else "streamed"
-        torch.save(model.state_dict(), f"{way}.pt")
-        seconds, grown = time.perf_counter() - begin, peak_bytes() - before
-        print(f"{way}: {seconds:.1f} s, peak memory {grown / 1e6:.0f} MB above the start")
+    path = options.folder / "recording"
+    if not (path / "metadata.zarr").exists():  # in another process, whose memory does not count
+        writer = multiprocessing.get_context("spawn").Process(target=make_recording, args=[path])
+        writer.start()
+        writer.join()
+    torch.set_num_threads(1)  # the model is tiny; more threads only wait for each other
+    device = torch.device(options.device)
+    warm_up(device)
+    way = "in-memory" if options.in_memory else "streamed"
+    train = partial(train_streamed, kill_at=options.kill_at)
+    if options.in_memory:
+        train = train_in_memory
+    with measured(way):
+        model = train(path, device)
+    torch.save(model.state_dict(), options.folder / f"{way}.pt")
 
 
 if __name__ == "__main__":

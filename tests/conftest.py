@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests import laws, timed
 from tests.left_running import nothing_is_left_running as nothing_is_left_running
+
+# a forkserver imports torch once, and not again in every worker of every test
+multiprocessing.set_forkserver_preload(["torch", "penstock.loaders"])
 
 # a shell makes its background jobs ignore Ctrl-C, and so would everything that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,8 @@ Penstock's own domains are found by entry points too, so that the core imports n
 - ``penstock.sources``: source classes with a static method ``accepts(path) -> bool``
 - ``penstock.datasets``: modules that register sequence datasets when they are imported
 - ``penstock.commands``: functions that are added to the command line
+- ``penstock.converters``: objects with ``accepts(path)`` and ``convert(source, target)``, for
+  `penstock convert`
 """
 
 from __future__ import annotations

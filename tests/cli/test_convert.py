@@ -119,11 +119,11 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path):
 def test_what_is_there_is_never_overwritten(tmp_path):
     np.save(tmp_path / "rows.npy", np.arange(3))
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         check_conversion(tmp_path / "rows.npy", tmp_path / "there")
     with pytest.raises(ConfigError, match="at least 1 row"):
         check_conversion(tmp_path / "rows.npy", tmp_path / "new", 0)
-    with pytest.raises(ConfigError, match=r"'new.parquet' ends in '.parquet', and a Zarr dir"):
+    with pytest.raises(ConfigError, match=r"'new.parquet' ends in '.parquet', but a Zarr dir"):
         check_conversion(tmp_path / "rows.npy", tmp_path / "new.parquet")
     assert (tmp_path / "there").read_text() == "mine"
 
@@ -137,7 +137,7 @@ def test_the_command_converts_refuses_and_fails_by_its_exit_code(tmp_path, capsy
     assert done.returncode == 0 and "rows.zarr written" in done.stdout, done.stderr
     for source, target, code, message in (
         ("nowhere.npy", "new", 2, "there is nothing at"),
-        ("rows.npy", "rows.zarr", 2, "is there already"),
+        ("rows.npy", "rows.zarr", 2, "exists already"),
         ("rows.npy", "rows.npy/inside", 1, "File exists"),
     ):
         with pytest.raises(SystemExit) as left:

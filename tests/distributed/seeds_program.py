@@ -28,7 +28,7 @@ from penstock import (
 )
 from penstock.datamodules import UniversalDataModule
 from penstock.datamodules.sequence import SequenceDataset
-from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
+from penstock.integrations.lightning.loaders import as_training_loader, as_validation_loader
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
 from penstock.sources import open_source
@@ -101,8 +101,8 @@ def cases(folder):
         "module, source": lambda: module(numbers),
         "module, iterable": lambda: module(Counting(), val_split=0),
         "sequence": halved,
-        "replaced": lambda: training_loader(stock(), CHUNKS, name="train"),
-        "replaced, validation": lambda: scoring_loader(stock(), CHUNKS, name="val"),
+        "replaced": lambda: as_training_loader(stock(), CHUNKS, name="train"),
+        "replaced, validation": lambda: as_validation_loader(stock(), CHUNKS, name="val"),
         "yaml": lambda: {"train": sides().training(tensor), "val": sides().validation(tensor)},
         "yaml, source": lambda: {
             "train": sides().training(open_source(numbers)),

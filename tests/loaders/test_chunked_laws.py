@@ -43,8 +43,8 @@ def test_each_sample_exactly_once_an_epoch_over_all_ranks(n, batch, world, chunk
     assert_covers(make, n, world_size=world, dropped=dropped)
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 60), st.integers(1, 9), chunks, st.booleans(), kinds, seeds)
+@settings(max_examples=15)
+@given(st.integers(1, 30), st.integers(1, 9), chunks, st.booleans(), kinds, seeds)
 def test_resuming_after_any_batch_gives_exactly_the_rest(n, batch, chunk, drop, kind, seed):
     assume(possible(n, batch, 1, drop))
 
@@ -55,7 +55,8 @@ def test_resuming_after_any_batch_gives_exactly_the_rest(n, batch, chunk, drop, 
     assert_resumes_everywhere(make)
 
 
-@given(st.integers(13, 200), st.sampled_from([12, 24]), chunks, st.booleans(), kinds, seeds)
+@settings(max_examples=15)
+@given(st.integers(13, 100), st.sampled_from([12, 24]), chunks, st.booleans(), kinds, seeds)
 def test_the_global_batches_are_the_same_for_every_split(n, whole, chunk, drop, kind, seed):
     assume(n >= whole)
 
@@ -68,6 +69,7 @@ def test_the_global_batches_are_the_same_for_every_split(n, whole, chunk, drop, 
     assert_topology_free(make, n, global_batch=whole, worlds=[1, 2, 3, 4, 6])
 
 
+@settings(max_examples=20)
 @given(small, st.booleans(), seeds, kinds, st.data())
 def test_resuming_on_any_sequence_of_topologies_delivers_exactly_the_rest(
     n, drop, seed, kind, data

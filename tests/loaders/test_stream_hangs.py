@@ -277,24 +277,29 @@ BEGIN = "it = iter(loader); next(it); entered.wait(90)"
 ENDINGS = {
     "the user's own error": f"{BEGIN}; raise ZeroDivisionError",
     "the end of the program": BEGIN,
+    # Python drops an interrupt that arrives in the callback of a weak reference, such as that of a
+    # batch that is dropped: so it is sent when the main thread does nothing but wait
     "ctrl-c": """
-def interrupt():
-    entered.wait(60)
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Thread(target=interrupt, daemon=True).start()
+import logging
+threads.WARN_SECONDS = 0.2
+
+class Interrupt(logging.Handler):
+    def emit(self, record):
+        if "no batch for" in record.getMessage():
+            logging.getLogger("penstock").removeHandler(self)
+            after = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+            after.daemon = True
+            after.start()
+
+logging.getLogger("penstock").addHandler(Interrupt())
+logging.getLogger("penstock").addHandler(logging.StreamHandler())
 for _ in loader: pass
 """,
 }
 
 
-CASES = [
-    pytest.param(kind, ending, marks=[pytest.mark.proof] if ending == "ctrl-c" else [])
-    for kind in ("stream", "threads", "chunks")
-    for ending in ENDINGS
-]
-
-
-@pytest.mark.parametrize(("kind", "ending"), CASES)
+@pytest.mark.parametrize("kind", ["stream", "threads", "chunks"])
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_the_process_ends_although_a_read_never_returns(kind, ending):
     program = [sys.executable, "-W", "ignore", "-c", PROGRAM + ENDINGS[ending], kind]
     done = subprocess.run(program, capture_output=True, text=True, timeout=100)  # it does end

@@ -79,7 +79,7 @@ def split(options):
     return options.pop("samples"), options.pop("world_size"), options
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(geometries(), st.sampled_from(DTYPES), st.booleans())
 def test_every_batch_is_what_the_plan_says_on_every_rank(options, dtype, mapped):
     samples, world, options = split(options)
@@ -90,7 +90,7 @@ def test_every_batch_is_what_the_plan_says_on_every_rank(options, dtype, mapped)
             assert expect_epochs(loader, {"": array}) > 0
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(geometries(longest=60))
 def test_ranks_together_cover_every_sample_once_an_epoch(options):
     samples, world, options = split(options)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.loaders.stream import StreamLoader
-from penstock.sources import scratch
+from penstock.sources import thread_buffers
 from penstock.streaming import buffers
 from penstock.testing import WatchedSource
 
@@ -51,7 +51,7 @@ def ledger(monkeypatch):
     noted = {name: getattr(mmap, name) for name in dir(mmap) if name.isupper()}
     monkeypatch.setattr(buffers, "mmap", types.SimpleNamespace(mmap=Pages, **noted))
     names = {name: getattr(np, name) for name in ("uint8", "prod", "int64", "ndarray", "dtype")}
-    monkeypatch.setattr(scratch, "np", types.SimpleNamespace(empty=empty, **names))
+    monkeypatch.setattr(thread_buffers, "np", types.SimpleNamespace(empty=empty, **names))
     return found
 
 

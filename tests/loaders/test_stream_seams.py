@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import StreamLoader, open_source
-from penstock.datamodules.ranges import SelectedRanges
 from penstock.datamodules.splitting import split
 from penstock.errors import PlanError
-from penstock.sources.combine import ConcatenatedSource, RangeSource, ZippedSource, seams_of
+from penstock.sources.combine import (
+    ConcatenatedSource,
+    RangeSource,
+    SelectedRanges,
+    ZippedSource,
+    seams_of,
+)
 from penstock.sources.memory import MemorySource
 from penstock.testing import WatchedSource
 

@@ -14,11 +14,14 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, WorkerError
-from penstock.loaders import waiting
+from penstock.loaders import worker_errors
 from penstock.loaders.workers import END_SECONDS
 
 ENOUGH_SECONDS = 60  # for anything bounded, on a busy machine
-LARGE = 1 << 17  # elements: such a batch goes through shared memory, in a dialogue with its worker
+LARGE = 1 << 17  # elements: such a batch goes through shared memory, exchanged by messages
+# In the sixth batch of two workers, which is requested when the second one was received. A worker
+# that stops earlier may hold the lock of the queue, and then no batch arrives at all.
+TRAPPED = 20
 
 
 def lock_up():
@@ -35,7 +38,7 @@ WAYS = {"locked": lock_up, "stopped": stop, "asleep": lambda: time.sleep(1000)}
 
 
 class Hanging(Dataset):
-    """Reading sample 12 hangs, as long as a file is there."""
+    """Reading one sample hangs, as long as a file exists; another file says that it does."""
 
     def __init__(self, trap, how, size=1):
         self.trap, self.how, self.size = trap, how, size
@@ -44,19 +47,31 @@ class Hanging(Dataset):
         return 64
 
     def __getitem__(self, index):
-        if index == 12 and self.trap.exists():
+        if index == TRAPPED and self.trap.exists():
+            entered(self.trap).touch()
             WAYS[self.how]()
         return torch.full((self.size,), index)
 
 
+def entered(trap):
+    return trap.with_suffix(".entered")
+
+
+def wait_until_one_hangs(trap):
+    deadline = time.monotonic() + ENOUGH_SECONDS
+    while not entered(trap).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class HangsInCollate:
-    """Collating sample 12 hangs."""
+    """Collating one sample hangs."""
 
     def __init__(self, trap):
         self.trap = trap
 
     def __call__(self, samples):
-        if any(int(sample[0]) == 12 for sample in samples) and self.trap.exists():
+        if any(int(sample[0]) == TRAPPED for sample in samples) and self.trap.exists():
             lock_up()
         return torch.stack(samples)
 
@@ -98,15 +113,15 @@ def test_a_timeout_names_the_worker_what_it_reads_and_its_state(trap, how, state
     with pytest.raises(WorkerError) as caught:
         for batch in loader:
             came += first_of(batch)
-            loader._workers._timeout = 2  # not before: a start may take long here
+            loader._workers._timeout = 1  # not before: a start may take long here
     assert time.monotonic() - begin < 60 + ENOUGH_SECONDS
     assert not multiprocessing.active_children()
     words = str(caught.value)
-    assert re.match(r"waited 2 s \(timeout\) for worker process \d+ \(", words)
+    assert re.match(r"waited 1 s \(timeout\) for worker process \d+ \(", words)
     assert f"({state})" in words or "is stopped" in words
     next_ones = list(range(len(came), len(came) + 4))  # a stopped worker has not sent all it read
     assert f"to deliver samples {next_ones}" in words
-    assert came == list(range(len(came))) and len(came) <= 12
+    assert came == list(range(len(came))) and len(came) <= TRAPPED
     assert "iterate again to continue there" in words
     trap.unlink()  # what the message advises
     with loader:
@@ -156,19 +171,22 @@ def test_a_worker_stopped_as_it_starts_is_named_and_ended(trap, method):
 def test_close_ends_workers_that_hang(trap, how):
     loader = ChunkedDataLoader(Hanging(trap, how), 4, 16, shuffle=False, num_workers=2)
     batches = iter(loader)
-    assert first_of(next(batches)) == [0, 1, 2, 3]
+    assert [first_of(next(batches)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    wait_until_one_hangs(trap)
     begin = time.monotonic()
     loader.close()
     assert time.monotonic() - begin < END_SECONDS + 20  # torch takes ten for each
     assert not multiprocessing.active_children()
 
 
-def test_workers_that_hang_in_a_batch_no_longer_needed_are_replaced(trap, caplog):
-    with ChunkedDataLoader(Hanging(trap, "stopped"), 4, 16, shuffle=False, num_workers=2) as loader:
+def test_workers_that_hang_in_a_batch_no_longer_needed_are_replaced(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("penstock.loaders.executors.END_SECONDS", 1.0)
+    with ChunkedDataLoader(
+        Hanging(tmp_path / "no trap", "never"), 4, 16, shuffle=False, num_workers=2
+    ) as loader:
         batches = iter(loader)
         assert first_of(next(batches)) == [0, 1, 2, 3]
         before = {process.pid for process in loader._workers.processes}
-        trap.unlink()
         for process in loader._workers.processes:
             os.kill(process.pid, signal.SIGSTOP)
         loader.seek(0, 3)
@@ -178,8 +196,8 @@ def test_workers_that_hang_in_a_batch_no_longer_needed_are_replaced(trap, caplog
 
 
 def test_a_long_wait_is_logged_and_goes_on(trap, monkeypatch, caplog):
-    monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.5)
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(worker_errors, "REPORT_SECONDS", 0.5)
+    monkeypatch.setattr(worker_errors, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr("penstock.loaders.executors.LOOK_SECONDS", 0.1)
     dataset = Hanging(trap, "stopped")
     said = []

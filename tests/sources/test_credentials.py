@@ -10,7 +10,7 @@ import zarr
 from penstock import StreamLoader
 from penstock.errors import PenstockError
 from penstock.sources import open_source
-from penstock.sources.urls import is_url, redacted
+from penstock.sources.storage import is_url, redacted
 from tests.s3_server import KEY, SECRET, Server
 
 SECRETS = ("hidden-key", "hidden-secret", "hidden-token", "hidden-sig")

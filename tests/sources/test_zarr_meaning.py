@@ -206,7 +206,7 @@ def test_scalars_are_left_out_with_one_line_in_the_log(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "penstock"):
         assert list(open_source(tmp_path / "g").fields) == ["t"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"leaving out scalar arrays of {tmp_path / 'g'}: crs, img/crs"
+        f"ignoring scalar arrays of {tmp_path / 'g'}: crs, img/crs"
     ]
     with pytest.raises(SourceError, match="is a scalar"):
         open_source(tmp_path / "g", fields=["crs"])

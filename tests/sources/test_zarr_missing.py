@@ -10,7 +10,8 @@ import zarr
 from penstock import StreamLoader
 from penstock.errors import PlanError, SourceError
 from penstock.sources import ZarrSource, open_source
-from penstock.sources.zarr.stored import Directory
+from penstock.sources.storage import DirectoryStore
+from penstock.sources.zarr.direct import CACHED_MAPS
 from tests.s3_server import Server
 
 DATA = np.arange(1, 401, dtype="f4").reshape(100, 4)
@@ -115,16 +116,16 @@ def test_a_shard_that_is_deleted_while_its_index_is_kept_is_an_error(tmp_path):
         read(source, 25, 35)
 
 
-class Counting(Directory):
+class Counting(DirectoryStore):
     """Counts how often each file is fetched."""
 
     def __init__(self, path):
         super().__init__(path)
         self.fetched = []
 
-    def fetch(self, key, room, offset=0, nbytes=None):
+    def fetch(self, key, allocate, offset=0, nbytes=None):
         self.fetched.append(key)
-        return super().fetch(key, room, offset, nbytes)
+        return super().fetch(key, allocate, offset, nbytes)
 
 
 def test_looking_for_the_metadata_costs_one_request_a_read_and_none_without_misses(tmp_path):
@@ -179,11 +180,15 @@ def test_object_storage_that_answers_404_for_everything_is_an_error(tmp_path, la
 
 
 def test_no_chunk_of_training_after_the_loss_holds_fill_values(tmp_path):
-    loader = StreamLoader(written(tmp_path / "a", "raw"), 20, window_blocks=2, chunk_size=1)
-    with loader:
+    # More chunks than the reader keeps mapped: a mapped chunk stays readable when its file is
+    # deleted, so that a smaller array may be complete in memory and never raise.
+    data = np.arange(1, 2001, dtype="f4")
+    zarr.create_array(tmp_path / "a", data=data, chunks=(10,), compressors=())
+    assert len(data) // 10 > CACHED_MAPS
+    with StreamLoader(tmp_path / "a", 20, window_blocks=2, chunk_size=1) as loader:
         seen = []
         with pytest.raises(SourceError):
-            for chunk in range(50):
+            for chunk in range(200):  # two epochs
                 seen += [batch.clone() for batch in loader]
                 if chunk == 0:
                     shutil.rmtree(tmp_path / "a")

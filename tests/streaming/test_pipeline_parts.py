@@ -226,8 +226,8 @@ def test_the_largest_window_fits_and_one_more_does_not(
 
 @settings(max_examples=25)
 @given(
-    st.integers(3, 300),
-    st.integers(1, 40),
+    st.integers(3, 150),
+    st.integers(1, 20),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(2, 20),

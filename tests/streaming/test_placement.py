@@ -133,7 +133,7 @@ def test_few_large_items_are_scattered_like_many_small_ones(rows, steps, width, 
 @pytest.mark.parametrize("compiled", [placement.COMPILED, False])
 def test_others_go_on_while_a_few_large_rows_are_scattered(compiled, monkeypatch):
     monkeypatch.setattr(placement, "COMPILED", compiled)
-    items = np.zeros(2, np.dtype((np.void, 96 << 20)))
+    items = np.zeros(2, np.dtype((np.void, 48 << 20)))
     places, seen, spans = np.zeros_like(items), [], []
 
     def work():

@@ -9,9 +9,9 @@ import numpy as np
 
 from penstock.arguments import real_number
 from penstock.datamodules.inputs import chosen, is_source
-from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.errors import ConfigError
 from penstock.order import Indices, Permutation, derive_key
+from penstock.sources.combine import SelectedRanges, split_ranges
 
 
 def split_sizes(samples: int, val_split: float) -> tuple[int, int]:

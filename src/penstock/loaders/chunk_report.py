@@ -1,4 +1,4 @@
-"""What training in chunks will do, is doing, and did, in words and numbers. Arithmetic, no I/O."""
+"""Reports on training in chunks: what it will do, where it is, and what it has covered."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 
 from penstock.order import Cursor, Order, Plan, Steps
 
-MOST_SAMPLES = 1 << 21  # that are looked up at once
-MOST_LOOKUPS = 1 << 24  # a second or two
-LOOKUPS_OF_A_CALL = 10_000  # what a call costs besides
+MOST_SAMPLES = 1 << 21  # looked up at once; bounds memory
+MOST_LOOKUPS = 1 << 24  # in all; takes a second or two
+LOOKUPS_OF_A_CALL = 10_000  # the fixed cost of a call, in lookups
 
-Stretch = tuple[Cursor, Cursor]  # from a place to a later one
+Stretch = tuple[Cursor, Cursor]  # from a position to a later one
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSummary:
-    """What was seen of the dataset, over all sessions of a run.
+    """What was trained on, over all sessions of a run.
 
     Args:
-        samples: In the weights, over all ranks.
-        passes: Of the dataset: 2.5 is two and a half.
-        coverage: Share of the dataset's samples that were there at least once.
-        chunks: Finished ones.
-        waiting_seconds: What training waited for batches on this rank, in this session.
-        chunk_start_seconds: What it waited for a chunk's first batch on average; the first chunk of
-            the session, which starts workers, is not among them.
-        batch_seconds: What it waited for any other batch on average.
+        samples: Samples in the weights, over all ranks.
+        passes: Passes over the dataset; 2.5 is two and a half.
+        coverage: Fraction of the samples that were used at least once.
+        chunks: Completed chunks.
+        waiting_seconds: Time that training waited for batches, on this rank in this session.
+        chunk_start_seconds: Mean wait for the first batch of a chunk, without the first chunk of
+            the session, which starts workers.
+        batch_seconds: Mean wait for any other batch.
     """
 
     samples: int
@@ -48,18 +48,18 @@ class ChunkSummary:
 
 
 def samples_of_pass(steps: Steps, batches: int | None = None) -> int:
-    """Samples that a pass delivers: all, less what ``drop_last`` or a limit leaves out.
+    """Return the samples of a pass, without those that ``drop_last`` or a limit leaves out.
 
     Args:
-        steps: How the dataset is cut.
-        batches: Where a trainer takes no more than so many of each pass.
+        steps: The steps of a pass.
+        batches: The most batches that a trainer uses of each pass; None for all.
     """
     taken = steps.count if batches is None else min(batches, steps.count)
     return steps.stop(steps.start(taken - 1)) if taken else 0
 
 
 def passes_after(steps: Steps, chunks: float) -> float:
-    """Passes that so many chunks are; the last one of a pass may be shorter than the others.
+    """Return the passes that ``chunks`` chunks make; the last chunk of a pass may be shorter.
 
     >>> passes_after(Steps(size=510, batch=10, chunk=10), 5)
     0.9803921568627451
@@ -70,27 +70,31 @@ def passes_after(steps: Steps, chunks: float) -> float:
 
 
 def samples_between(steps: Steps, begin: Cursor, end: Cursor, batches: int | None = None) -> int:
-    """Samples delivered from one place to a later one, over all ranks."""
+    """Return the samples delivered from one position to a later one, over all ranks."""
     passed = (end.epoch - begin.epoch) * samples_of_pass(steps, batches)
     return passed + end.position - begin.position
 
 
 def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> float:
-    """Share of the samples that were delivered at least once from one place to a later one."""
+    """Return the fraction of samples delivered at least once between two positions."""
     return coverage_of(plan, [(begin, end)], batches)
 
 
 def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = None) -> float:
-    """Share of the samples that were delivered at least once in any of these.
+    """Return the fraction of samples delivered at least once in any of the stretches.
 
-    What one pass left out is looked up in the others, until all of it was found. Work and memory
-    are bounded, whatever the number of passes: of more than `MOST_SAMPLES` left out, some are
-    looked up for all; and what passes after the first `MOST_LOOKUPS` look-ups find is estimated,
-    as for shuffles that are independent of each other.
+    Samples that one pass left out are looked up in the others until all are found. Work and memory
+    are bounded for any number of passes: of more than `MOST_SAMPLES` samples, a part is looked up;
+    and after `MOST_LOOKUPS` lookups the rest is estimated as for independent shuffles.
+
+    Args:
+        plan: The plan of the loader.
+        stretches: Positions in the plan, from the first to the last.
+        batches: The most batches that a trainer uses of each pass; None for all.
     """
     order, full = plan.order, samples_of_pass(plan.steps, batches)
     spans = [span for begin, end in stretches for span in _spans(full, begin, end)]
-    if order.kind == "sequential":  # every pass delivers the same samples at the same places
+    if order.kind == "sequential":  # every pass delivers the same samples at the same positions
         return _joined_width(spans) / order.size
     if not spans:
         return 0.0
@@ -106,7 +110,7 @@ def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Positions ``first:last``, delivered in each of some epochs."""
+    """Positions ``first:last``, delivered in each of ``epochs``."""
 
     epochs: range
     first: int
@@ -130,7 +134,7 @@ def _spans(full: int, begin: Cursor, end: Cursor) -> list[_Span]:
 
 
 def _joined_width(spans: Iterable[_Span]) -> int:
-    """Positions that are in any of the spans."""
+    """Return the number of positions in any of the spans."""
     total = reached = 0
     for span in sorted(spans, key=lambda span: span.first):
         total += max(0, span.last - max(span.first, reached))
@@ -139,10 +143,10 @@ def _joined_width(spans: Iterable[_Span]) -> int:
 
 
 def _unseen(order: Order, longest: _Span, left_out: int, others: list[_Span]) -> float:
-    """How many samples that the longest span left out are in none of the others."""
-    places = np.arange(0, left_out, -(-left_out // MOST_SAMPLES))
-    places[places >= longest.first] += longest.width
-    samples = order.at(longest.epochs[0], places)
+    """Return how many of the samples left out by the longest span are in none of the others."""
+    positions = np.arange(0, left_out, -(-left_out // MOST_SAMPLES))
+    positions[positions >= longest.first] += longest.width
+    samples = order.at(longest.epochs[0], positions)
     lookups, unseen_later = 0, 1.0
     for span in others:
         looked_at = 0
@@ -153,38 +157,38 @@ def _unseen(order: Order, longest: _Span, left_out: int, others: list[_Span]) ->
             lookups, looked_at = lookups + len(samples) + LOOKUPS_OF_A_CALL, looked_at + 1
             samples = samples[(at < span.first) | (at >= span.last)]
         unseen_later *= (1 - span.width / order.size) ** (len(span.epochs) - looked_at)
-    return left_out * len(samples) / len(places) * unseen_later
+    return left_out * len(samples) / len(positions) * unseen_later
 
 
 # -- where training is
 
 
-def place_of_last(steps: Steps, after: Cursor) -> tuple[int, int]:
-    """Epoch and chunk (from 0) of the batch that was delivered last, by the cursor after it."""
+def chunk_of_last_batch(steps: Steps, after: Cursor) -> tuple[int, int]:
+    """Return the epoch and the chunk (from 0) of the last batch, by the cursor after it."""
     if after.position == 0 and after.epoch:
         return after.epoch - 1, steps.total_chunks - 1
     step = max(0, steps.step_of(after.position) - 1)
     return after.epoch, 0 if steps.chunk is None else step // steps.chunk
 
 
-def place_in_words(steps: Steps, after: Cursor) -> str:
-    """``epoch 3, chunk 7/16``: epochs are counted from 0 as everywhere, chunks from 1 to all.
+def describe_position(steps: Steps, after: Cursor) -> str:
+    """Return ``epoch 3, chunk 7/16``: epochs are counted from 0, chunks from 1.
 
-    >>> place_in_words(Steps(size=100, batch=10, chunk=3), Cursor(3, 70))
+    >>> describe_position(Steps(size=100, batch=10, chunk=3), Cursor(3, 70))
     'epoch 3, chunk 3/4'
     """
-    epoch, chunk = place_of_last(steps, after)
+    epoch, chunk = chunk_of_last_batch(steps, after)
     return f"epoch {epoch}, chunk {chunk + 1}/{steps.total_chunks}"
 
 
 # -- what it will do
 
 
-def chunks_in_words(steps: Steps, ignored: str | None) -> str:
-    """How training is cut into chunks.
+def describe_chunks(steps: Steps, ignored: str | None) -> str:
+    """Return a line on the chunks of training.
 
     >>> steps = Steps(size=1_088_000, batch=32, chunk=2000, drop_last=False)
-    >>> print(chunks_in_words(steps, "limit_train_batches=2000"))
+    >>> print(describe_chunks(steps, "limit_train_batches=2000"))
     chunked: 2,000 batches of 32 = 64,000 samples a chunk, 17 chunks an epoch;
     limit_train_batches=2000 is ignored
     """
@@ -194,14 +198,14 @@ def chunks_in_words(steps: Steps, ignored: str | None) -> str:
     chunks = counted(steps.total_chunks, "chunk")
     return (
         f"chunked: {counted(batches, 'batch')} of {steps.batch:,}{ranks} = {samples:,} samples a "
-        f"chunk, {chunks} an epoch{and_ignored(ignored)}"
+        f"chunk, {chunks} an epoch{_and_ignored(ignored)}"
     )
 
 
-def scores_in_words(size: int | None, whole: int | None, how: str, ignored: str | None) -> str:
-    """What a validation is made of.
+def describe_validation(size: int | None, whole: int | None, how: str, ignored: str | None) -> str:
+    """Return a line on the size of a validation.
 
-    >>> scores_in_words(200, 313, "the same ones each time", None)
+    >>> describe_validation(200, 313, "the same ones each time", None)
     'validation: 200 of 313 batches, the same ones each time'
     """
     if size is None or whole is None or size >= whole:
@@ -209,32 +213,32 @@ def scores_in_words(size: int | None, whole: int | None, how: str, ignored: str 
         what = "the whole partition" + (f", {counted(batches, 'batch')}" if batches else "")
     else:
         what = f"{size:,} of {counted(whole, 'batch')}, {how}"
-    return f"validation: {what}{and_ignored(ignored)}"
+    return f"validation: {what}{_and_ignored(ignored)}"
 
 
-def length_in_words(epochs: int | None, passes: int | None, steps: Steps | None) -> str | None:
-    """How long training will be, where that is known.
+def describe_length(epochs: int | None, passes: int | None, steps: Steps | None) -> str | None:
+    """Return a line on the length of training; None if nothing here ends it.
 
     Args:
-        epochs: Chunks it ends after; None or negative: others decide.
-        passes: Passes it ends after; None: others decide.
-        steps: How the dataset is cut; None where a pass is left to a loader that nobody knows.
+        epochs: Chunks after which it ends; None or negative for no end.
+        passes: Passes after which it ends; None for no end.
+        steps: The steps of a pass; None if the loader is not of Penstock.
 
-    >>> length_in_words(200, None, Steps(size=1600, batch=10, chunk=10))
+    >>> describe_length(200, None, Steps(size=1600, batch=10, chunk=10))
     'max_epochs=200: 200 chunks = 12.5 passes'
     """
-    said = []
+    lines = []
     if epochs is not None and epochs >= 0:
-        gone = float(epochs) if steps is None else passes_after(steps, epochs)
-        said.append(f"max_epochs={epochs}: {counted(epochs, 'chunk')} = {counted_passes(gone)}")
+        total = float(epochs) if steps is None else passes_after(steps, epochs)
+        lines.append(f"max_epochs={epochs}: {counted(epochs, 'chunk')} = {counted_passes(total)}")
     if passes is not None:
         chunks = counted(passes * (1 if steps is None else steps.total_chunks), "chunk")
-        said.append(f"max_passes={passes}: {chunks}, training ends then")
-    return "; ".join(said) or None
+        lines.append(f"max_passes={passes}: {chunks}, training ends then")
+    return "; ".join(lines) or None
 
 
 def counted(number: float, word: str) -> str:
-    """A number and its word, in the plural where it should be.
+    """Return a number and its unit, in the plural if needed.
 
     >>> counted(1, "batch"), counted(2000, "batch"), counted(2.5, "chunk")
     ('1 batch', '2,000 batches', '2.5 chunks')
@@ -245,11 +249,11 @@ def counted(number: float, word: str) -> str:
 
 
 def counted_passes(passes: float) -> str:
-    """Passes, with as many digits as say something."""
+    """Return a number of passes with four digits."""
     number = f"{passes:,.4g}"
     return f"{number} pass" + ("" if number == "1" else "es")
 
 
-def and_ignored(what: str | None) -> str:
-    """The end of a line that says what has no effect."""
+def _and_ignored(what: str | None) -> str:
+    """Return the end of a line that names a setting without effect."""
     return f"; {what} is ignored" if what else ""

@@ -156,7 +156,7 @@ class ChunkSettings:
                 "give train_chunk_size= and val_chunk_size= instead"
             )
         missing, get = object(), getattr(train, "get", None)
-        found = {
+        found: dict[str, Any] = {
             option.key: get(option.key, missing)
             if callable(get)
             else getattr(train, option.key, missing)

@@ -1,4 +1,4 @@
-"""Blocks of remote data in a local directory of bounded size, shared by processes."""
+"""A local cache of remote chunks: a directory of bounded size that processes share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.arguments import whole_number
+from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import replacing
 from penstock.errors import SourceError
-from penstock.sources.requests import checked_path
-from penstock.sources.scratch import Bytes
+from penstock.sources.thread_buffers import Bytes
 
-TRAILER_BYTES = 12  # crc32 and length: a file cut short by a crash is noticed and dropped
+TRAILER_BYTES = 12  # crc32 and length: detect a file that a crash cut short
 SCANS_PER_LIMIT = 16
 
 
 class BlockCache:
-    """Byte strings by name in files; the ones used longest ago go first.
+    """Byte strings by name, in files; the least recently used ones are deleted first.
 
-    Files appear by renaming, so that other processes see whole ones or none. Each process looks
-    at the whole directory after it has written a sixteenth of ``limit_bytes``; so the directory
-    may exceed the limit by that much per process.
+    Files are renamed into place, so that other processes see complete ones or none. Each process
+    scans the directory after it has written a sixteenth of ``limit_bytes``; the directory may
+    exceed the limit by that much per process.
 
+    Args:
+        directory: Where the files are; created if it does not exist.
+        limit_bytes: The size limit of the directory.
+
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     cache = BlockCache(folder, limit_bytes=1_000_000)
     ...     cache.put("a", b"123")
@@ -34,18 +38,18 @@ class BlockCache:
     """
 
     def __init__(self, directory: str | os.PathLike[str], limit_bytes: int) -> None:
-        self.directory = checked_path(directory)
+        self.directory = a_path("cache_dir", directory, error=SourceError)
         self.limit_bytes = whole_number(
             "cache_bytes", limit_bytes, minimum=1, unit="byte", error=SourceError
         )
-        self._unscanned_bytes = limit_bytes  # what is there already is counted at the first write
+        self._unscanned_bytes = limit_bytes  # the first write counts existing files
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SourceError(f"cannot make cache_dir {directory}: {error.strerror}") from error
 
     def get(self, name: str) -> Bytes | None:
-        """The bytes of ``name``; None where they are not here."""
+        """Return the bytes of ``name``, or None if they are not cached."""
         file = self._file(name)
         try:
             whole = np.fromfile(file, np.uint8)
@@ -59,7 +63,7 @@ class BlockCache:
         return body
 
     def put(self, name: str, content: memoryview | bytes) -> None:
-        """Keep ``content``; a full disk or a lost directory only means that it is not kept."""
+        """Cache ``content``; on a full disk, or without the directory, do nothing."""
         file = self._file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,24 +83,20 @@ class BlockCache:
         return self.directory / digest[:2] / digest[2:40]
 
     def _evict(self) -> None:
-        """Delete the files used longest ago until the rest is within the limit."""
-        files = [(s.st_mtime_ns, s.st_size, file) for file, s in _files(self.directory)]
+        """Delete the least recently used files until the rest is within the limit."""
+        files = []
+        for file in self.directory.glob("??/*"):
+            try:
+                found = file.stat()
+            except OSError:  # another process has deleted it
+                continue
+            files.append((found.st_mtime_ns, found.st_size, file))
         excess = sum(size for _, size, _ in files) - self.limit_bytes
         for _, size, file in sorted(files):
             if excess <= 0:
                 return
             file.unlink(missing_ok=True)
             excess -= size
-
-
-def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    found = []
-    for file in directory.glob("??/*"):
-        try:
-            found.append((file, file.stat()))
-        except OSError:  # another process was faster
-            continue
-    return found
 
 
 def _trailer(content: memoryview | bytes) -> bytes:

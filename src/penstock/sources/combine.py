@@ -1,55 +1,30 @@
-"""Sources made of sources: one after the other, side by side, or a part of one."""
+"""Sources made of other sources: concatenated, zipped, or selected by ranges of samples."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
-from penstock.sources.base import Arrays, Field, MappedSource, Source
-from penstock.sources.requests import check_range, checked_indices, destinations
+from penstock.order import Permutation
+from penstock.sources.base import Arrays, BaseSource, Indices, Rows, Source
+
+Ranges: TypeAlias = list[tuple[int, int]]
+
+SMALLEST_PART_GROUPS = 16  # of a split: fewer would hardly be a shuffle
 
 
-def view_of(source: Source, start: int, stop: int) -> Arrays | None:
-    """Samples ``start:stop`` of any source in place; None where that cannot be."""
-    return source.view(start, stop) if isinstance(source, MappedSource) else None
-
-
-def check_source(source: object) -> None:
-    """Refuse what is not a source."""
-    if not isinstance(source, Source):
-        raise SourceError(
-            f"{type(source).__name__} is not a source: make one of it with open_source"
-        )
-
-
-def in_flight_of(sources: Iterable[Source]) -> int | None:
-    """Reads that the farthest of some sources likes at once; None where all are local."""
-    likes = [getattr(source, "in_flight", None) for source in sources]
-    return max((like for like in likes if like is not None), default=None)
-
-
-def seams_of(source: Source) -> list[int]:
-    """Places where a source's samples do not follow each other: between files, across a gap.
-
-    A sample of several consecutive rows must not reach over one. A source without the attribute
-    ``seams`` has none.
-
-    >>> from penstock.sources.memory import MemorySource
-    >>> seams_of(ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))]))
-    [3]
-    """
-    return list(getattr(source, "seams", ()))
-
-
-class ConcatenatedSource:
+class ConcatenatedSource(BaseSource):
     """The samples of several sources with the same fields, one source after the other.
+
+    Args:
+        sources: A list of at least one source.
 
     >>> from penstock.sources.memory import MemorySource
     >>> both = ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))])
@@ -62,31 +37,23 @@ class ConcatenatedSource:
     def __init__(self, sources: Sequence[Source]) -> None:
         if not isinstance(sources, list | tuple) or not sources:
             raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
-        for source in sources:
-            check_source(source)
-        self._sources: list[Source] = list(sources)
-        self.in_flight = in_flight_of(self._sources)
-        self._fields = dict(sources[0].fields)
         for number, source in enumerate(sources):
-            if dict(source.fields) != self._fields:
+            check_source(source)
+            if dict(source.fields) != dict(sources[0].fields):
                 raise SourceError(
-                    f"source {number} has fields {dict(source.fields)}, the first {self._fields}: "
-                    "only sources with the same fields can be concatenated"
+                    f"source {number} has fields {dict(source.fields)}, the first "
+                    f"{dict(sources[0].fields)}: only sources with the same fields can be "
+                    "concatenated"
                 )
+        self._sources: list[Source] = list(sources)
         self._ends = list(accumulate(len(source) for source in sources))
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return self._fields
+        super().__init__(self._ends[-1], sources[0].fields)
+        self.in_flight = most_in_flight(self._sources)
 
     @property
     def block_samples(self) -> int:
         """The longest block of the sources."""
         return max(source.block_samples for source in self._sources)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
 
     def __repr__(self) -> str:
         return f"ConcatenatedSource({self._sources})"
@@ -100,33 +67,25 @@ class ConcatenatedSource:
         return sorted(found - {0, len(self)})
 
     def fingerprint(self) -> str:
-        """Identity of the data: those of the sources, in order."""
-        return digest(["concatenated", *(s.fingerprint() for s in self._sources)], [])
+        """Return an identity of the data: those of the sources, in order."""
+        return digest(["concatenated", *(source.fingerprint() for source in self._sources)], [])
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``."""
-        check_range(len(self), start, stop)
-        rows = dict(destinations(self._fields, out, stop - start))
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
         for number, first, last in self._parts(start, stop):
             begin = self._begin(number)
-            part = {name: each[first - start : last - start] for name, each in rows.items()}
+            part = {name: rows[first - start : last - start] for name, rows in out.items()}
             self._sources[number].read(first - begin, last - begin, part)
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples."""
-        chosen = checked_indices(len(self), indices)
-        rows = dict(destinations(self._fields, out, len(chosen)))
-        owners = np.searchsorted(self._ends, chosen, side="right")
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        owners = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(owners).tolist():
-            places = np.flatnonzero(owners == number)
-            part = {n: np.empty((len(places), *a.shape[1:]), a.dtype) for n, a in rows.items()}
-            self._sources[number].take(chosen[places] - self._begin(number), part)
+            positions = np.flatnonzero(owners == number)
+            part = {n: np.empty((len(positions), *a.shape[1:]), a.dtype) for n, a in out.items()}
+            self._sources[number].take(indices[positions] - self._begin(number), part)
             for name, taken in part.items():
-                rows[name][places] = taken
+                out[name][positions] = taken
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` in place, where they are in one mapped source."""
-        check_range(len(self), start, stop)
+    def _view(self, start: int, stop: int) -> Arrays | None:
         parts = list(self._parts(start, stop))
         if len(parts) != 1:
             return None
@@ -137,7 +96,7 @@ class ConcatenatedSource:
         return self._ends[number - 1] if number else 0
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Source number and its part of ``start:stop``, counted over all sources."""
+        """Yield the number of each source and its part of ``start:stop``."""
         while start < stop:
             number = bisect_right(self._ends, start)
             last = min(stop, self._ends[number])
@@ -145,10 +104,12 @@ class ConcatenatedSource:
             start = last
 
 
-class ZippedSource:
-    """Fields of several sources of the same length, side by side.
+class ZippedSource(BaseSource):
+    """The fields of several sources of the same length, side by side.
 
-    A source with one unnamed field gets the name it is given here; named fields keep theirs.
+    Args:
+        sources: Sources by name. The name becomes that of a source's unnamed field; named
+            fields keep their names.
 
     >>> from penstock.sources.memory import MemorySource
     >>> pairs = ZippedSource({"x": MemorySource(np.zeros((3, 2))), "y": MemorySource(np.ones(3))})
@@ -162,64 +123,48 @@ class ZippedSource:
         for name, source in sources.items():
             check_source(source)
             if not isinstance(name, str):
-                raise SourceError(f"sources must be named by strings, got {name!r}")
+                raise SourceError(f"names of sources must be strings, got {name!r}")
         lengths = {name: len(source) for name, source in sources.items()}
         if len(set(lengths.values())) != 1:
             raise SourceError(f"only sources of the same length can be zipped, got {lengths}")
         self._sources = dict(sources)
-        self.in_flight = in_flight_of(self._sources.values())
-        self._length = next(iter(lengths.values()))
-        self._owners: dict[str, tuple[str, str]] = {}
+        self._owners: dict[str, tuple[str, str]] = {}  # the source and its field, by our name
         for given, source in sources.items():
             for field in source.fields:
                 name = field or given
                 if name in self._owners:
-                    raise SourceError(
-                        f"two of the zipped sources have a field {name!r}: give them other names"
-                    )
+                    raise SourceError(f"two zipped sources have a field {name!r}: rename one")
                 self._owners[name] = (given, field)
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return {name: self._sources[s].fields[f] for name, (s, f) in self._owners.items()}
+        fields = {name: sources[s].fields[f] for name, (s, f) in self._owners.items()}
+        super().__init__(next(iter(lengths.values())), fields)
+        self.in_flight = most_in_flight(self._sources.values())
 
     @property
     def block_samples(self) -> int:
         """The longest block of the sources."""
         return max(source.block_samples for source in self._sources.values())
 
-    def __len__(self) -> int:
-        return self._length
-
     def __repr__(self) -> str:
         return f"ZippedSource({self._sources})"
 
     @property
     def seams(self) -> list[int]:
-        """Where any of the sources has one."""
+        """The seams of all sources."""
         return sorted({seam for source in self._sources.values() for seam in seams_of(source)})
 
     def fingerprint(self) -> str:
-        """Identity of the data: those of the sources and their names."""
-        prints = {name: source.fingerprint() for name, source in self._sources.items()}
-        return digest(["zipped", prints], [])
+        """Return an identity of the data: those of the sources and their names."""
+        return digest(["zipped", {name: s.fingerprint() for name, s in self._sources.items()}], [])
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``."""
-        check_range(self._length, start, stop)
-        for name, part in self._shares(out, stop - start):
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        for name, part in self._by_source(out).items():
             self._sources[name].read(start, stop, part)
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples."""
-        chosen = checked_indices(self._length, indices)
-        for name, part in self._shares(out, len(chosen)):
-            self._sources[name].take(chosen, part)
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        for name, part in self._by_source(out).items():
+            self._sources[name].take(indices, part)
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` in place, where every source can show them."""
-        check_range(self._length, start, stop)
+    def _view(self, start: int, stop: int) -> Arrays | None:
         views = {}
         for name, source in self._sources.items():
             view = view_of(source, start, stop)
@@ -228,20 +173,104 @@ class ZippedSource:
             views[name] = view
         return {name: views[s][f] for name, (s, f) in self._owners.items()}
 
-    def _shares(self, out: Arrays, samples: int) -> Iterator[tuple[str, Arrays]]:
-        """Each source that is asked for something, with its buffers under its own field names."""
-        shares: dict[str, dict[str, npt.NDArray[np.generic]]] = {}
-        for name, rows in destinations(self.fields, out, samples):
+    def _by_source(self, out: Arrays) -> dict[str, dict[str, Rows]]:
+        """Return the buffers of each source that has a field in ``out``, by its own names."""
+        shares: dict[str, dict[str, Rows]] = {}
+        for name, rows in out.items():
             source, field = self._owners[name]
             shares.setdefault(source, {})[field] = rows
-        return iter(shares.items())
+        return shares
 
 
-class RangeSource:
+class SelectedRanges(BaseSource):
+    """The samples of a source that are in given ranges, one range after the other.
+
+    Args:
+        source: Any source.
+        ranges: Pairs ``(start, stop)`` within the source; at least one.
+
+    >>> from penstock.sources import MemorySource
+    >>> part = SelectedRanges(MemorySource(np.arange(10)), [(6, 9), (0, 2)])
+    >>> out = np.empty(5, np.int64)
+    >>> part.read(0, 5, {"": out})
+    >>> out.tolist()
+    [6, 7, 8, 0, 1]
+    """
+
+    def __init__(self, source: Source, ranges: Ranges) -> None:
+        check_source(source)
+        self._source, self._ranges = source, ranges
+        lengths = np.array([stop - start for start, stop in ranges], np.int64)
+        self._ends = np.cumsum(lengths)
+        # added to a position here, gives the position in the source
+        self._shifts = np.array([start for start, _ in ranges], np.int64) - (self._ends - lengths)
+        super().__init__(int(self._ends[-1]), source.fields)
+        self.in_flight = most_in_flight([source])
+
+    @property
+    def block_samples(self) -> int:
+        """That of the source."""
+        return self._source.block_samples
+
+    def __repr__(self) -> str:
+        return f"SelectedRanges({len(self)} samples of {self._source!r})"
+
+    @property
+    def seams(self) -> list[int]:
+        """Where a range does not continue the one before it, and the source's own seams."""
+        gaps = np.flatnonzero(np.diff(self._shifts))
+        found = {int(end) for end in self._ends[gaps]}
+        inner, begin = np.array(seams_of(self._source), np.int64), 0
+        for end, shift in zip(self._ends.tolist(), self._shifts.tolist(), strict=True):
+            here = inner - shift
+            found |= set(here[(here >= begin) & (here < end)].tolist())
+            begin = end
+        return sorted(found - {0})
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data: the source's, and the ranges."""
+        return digest([self._source.fingerprint(), self._ranges], [])
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        for first, last, shift in self._pieces(start, stop):
+            rows = {name: array[first - start : last - start] for name, array in out.items()}
+            self._source.read(first + shift, last + shift, rows)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        which = np.searchsorted(self._ends, indices, side="right")
+        self._source.take(indices + self._shifts[which], out)
+
+    def _view(self, start: int, stop: int) -> Arrays | None:
+        pieces = self._pieces(start, stop)
+        if len(pieces) != 1:
+            return None
+        return view_of(self._source, start + pieces[0][2], stop + pieces[0][2])
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Return first, last and shift of each part of ``start:stop`` that storage has together.
+
+        Ranges that continue each other in the source are one piece.
+        """
+        pieces: list[tuple[int, int, int]] = []
+        number = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end, shift = min(stop, int(self._ends[number])), int(self._shifts[number])
+            if pieces and pieces[-1][2] == shift:
+                pieces[-1] = (pieces[-1][0], end, shift)
+            else:
+                pieces.append((start, end, shift))
+            start, number = end, number + 1
+        return pieces
+
+
+class RangeSource(SelectedRanges):
     """Samples ``start:stop`` of a source, counted from 0.
 
-    A ``start`` that is a multiple of the source's ``block_samples`` keeps blocks on its chunks;
-    any other makes a block touch two of them.
+    Args:
+        source: Any source.
+        start: The first sample. A multiple of the source's ``block_samples`` keeps blocks on
+            the chunks of the storage; with any other, each block touches two chunks.
+        stop: One past the last sample.
 
     >>> from penstock.sources.memory import MemorySource
     >>> part = RangeSource(MemorySource(np.arange(10)), 4, 8)
@@ -257,45 +286,80 @@ class RangeSource:
                 f"samples start={start} to stop={stop} are not within the {len(source)} samples "
                 f"of {source!r}"
             )
-        self._source, self._start, self._length = source, start, stop - start
-        self.in_flight = in_flight_of([source])
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return self._source.fields
+        super().__init__(source, [(start, stop)])
+        self._start = start
 
     @property
     def block_samples(self) -> int:
         """That of the source, at most the length of the range."""
         return max(1, min(self._source.block_samples, self._length))
 
-    def __len__(self) -> int:
-        return self._length
-
     def __repr__(self) -> str:
         return f"RangeSource({self._source!r}, {self._start}, {self._start + self._length})"
 
-    @property
-    def seams(self) -> list[int]:
-        """Those of the source that are inside of the range."""
-        inside = (seam - self._start for seam in seams_of(self._source))
-        return [seam for seam in inside if 0 < seam < self._length]
-
     def fingerprint(self) -> str:
-        """Identity of the data: that of the source, and the range."""
+        """Return an identity of the data: that of the source, and the range."""
         return digest(["range", self._start, self._length, self._source.fingerprint()], [])
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop`` of the range."""
-        check_range(self._length, start, stop)
-        self._source.read(self._start + start, self._start + stop, out)
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples of the range."""
-        self._source.take(checked_indices(self._length, indices) + self._start, out)
+def split_ranges(samples: int, train: int, block: int, key: int) -> tuple[Ranges, Ranges]:
+    """Return the ranges of ``train`` samples, and those of all others, chosen by a keyed shuffle.
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` of the range in place, where the source can show them."""
-        check_range(self._length, start, stop)
-        return view_of(self._source, self._start + start, self._start + stop)
+    Groups of samples are shuffled, not single samples. A group is a block of the storage,
+    unless that leaves a part with fewer than 16 groups. One group is cut in two, so that the
+    sizes are exact.
+
+    Args:
+        samples: The number of samples to split.
+        train: The size of the first part.
+        block: The ``block_samples`` of the source.
+        key: Of the shuffle.
+
+    >>> split_ranges(10, 7, block=1, key=3)
+    ([(0, 1), (1, 2), (2, 3), (6, 7), (7, 8), (8, 9), (9, 10)], [(3, 4), (4, 5), (5, 6)])
+    """
+    group = max(1, min(block, min(train, samples - train) // SMALLEST_PART_GROUPS))
+    count = -(-samples // group)
+    shuffle, left = Permutation(count, key), train
+    parts: tuple[Ranges, Ranges] = ([], [])
+    for position in range(count):
+        start = shuffle[position] * group
+        stop = min(start + group, samples)
+        cut = start + min(stop - start, max(0, left))
+        left -= cut - start
+        for part, (a, b) in zip(parts, ((start, cut), (cut, stop)), strict=True):
+            if a < b:
+                part.append((a, b))
+    # in storage order; short ranges last, so that the others stay aligned to blocks
+    for part in parts:
+        part.sort(key=lambda each: (each[1] - each[0] != group, each))
+    return parts
+
+
+def check_source(source: object) -> None:
+    """Raise ``SourceError`` unless this is a source."""
+    if not isinstance(source, Source):
+        raise SourceError(f"{type(source).__name__} is not a source: convert it with open_source")
+
+
+def view_of(source: Source, start: int, stop: int) -> Arrays | None:
+    """Return samples ``start:stop`` of any source in place, or None if impossible."""
+    # not isinstance(source, MappedSource): a protocol check costs more than most views
+    view = getattr(source, "view", None)
+    return None if view is None else view(start, stop)
+
+
+def most_in_flight(sources: Iterable[Source]) -> int | None:
+    """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
+    found = [getattr(source, "in_flight", None) for source in sources]
+    return max((count for count in found if count is not None), default=None)
+
+
+def seams_of(source: Source) -> list[int]:
+    """Return the seams of any source; one without the attribute ``seams`` has none.
+
+    >>> from penstock.sources.memory import MemorySource
+    >>> seams_of(ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))]))
+    [3]
+    """
+    return list(getattr(source, "seams", ()))

@@ -6,27 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
-from penstock.sources.base import Arrays, Field
-from penstock.sources.requests import check_range, checked_indices, destinations
-
-BLOCK_BYTES = 1 << 20  # storage without chunks of its own: blocks of about a megabyte
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 
 
-def samples_per_block(length: int, sample_bytes: int) -> int:
-    """Samples in about a megabyte: at least one, at most all of them.
+class MemorySource(BaseSource):
+    """Arrays or CPU tensors, with samples along the first axis. They are not copied.
 
-    >>> samples_per_block(1_000_000, 4096), samples_per_block(10, 4096), samples_per_block(0, 4)
-    (256, 10, 1)
-    """
-    return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
-
-
-class MemorySource:
-    """Arrays or CPU tensors, sample by sample along their first axis, looked at in place.
+    Args:
+        data: An array or a tensor, or a dict of them by field name.
 
     >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "y": np.array([0, 1, 0])})
     >>> len(source), source.fields["x"].shape
@@ -40,73 +30,50 @@ class MemorySource:
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")
         if not all(isinstance(name, str) for name in named):
-            raise SourceError(f"fields are named by strings, got {list(named)}")
+            raise SourceError(f"field names must be strings, got {list(named)}")
         self._data = {name: _readable(name, value) for name, value in named.items()}
-        lengths = {name: len(array) for name, array in self._arrays.items()}
+        arrays = self._arrays
+        lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(f"arrays of one source must have the same length, got {lengths}")
-        self._length = next(iter(lengths.values()))
-        self._fields = {n: Field(a.shape[1:], a.dtype) for n, a in self._arrays.items()}
+        fields = {name: Field(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        super().__init__(next(iter(lengths.values())), fields)
 
     @property
-    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The data as arrays, seen anew each time: torch may move a tensor's memory to share it."""
+    def _arrays(self) -> dict[str, Rows]:
+        # converted on each use: torch may move the memory of a tensor to share it with a worker
         return {
             name: value.detach().numpy() if is_tensor(value) else value
             for name, value in self._data.items()
         }
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return self._fields
-
-    @property
-    def block_samples(self) -> int:
-        """Samples in about a megabyte."""
-        return samples_per_block(self._length, sum(f.nbytes for f in self._fields.values()))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"MemorySource({len(self)} samples of {list(self._fields)})"
-
     def fingerprint(self) -> str:
-        """Identity of the data: shapes, dtypes and the bytes of a few blocks."""
+        """Return an identity of the data: shapes, dtypes and the bytes of a few blocks."""
         block = self.block_samples
         starts = [i * block for i in sampled_blocks(-(-self._length // block))]
         parts = [row_bytes(a[s : s + block]) for a in self._arrays.values() for s in starts]
         return digest([self._length, field_facts(self._fields)], parts)
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``."""
-        check_range(self._length, start, stop)
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
         arrays = self._arrays
-        for name, rows in destinations(self._fields, out, stop - start):
+        for name, rows in out.items():
             np.copyto(rows, arrays[name][start:stop])
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples."""
-        chosen = checked_indices(self._length, indices)
+    def _take(self, indices: Indices, out: Arrays) -> None:
         arrays = self._arrays
-        for name, rows in destinations(self._fields, out, len(chosen)):
-            # the indices are checked: "clip" only spares numpy a copy of the output
-            np.take(arrays[name], chosen, axis=0, out=rows, mode="clip")
+        for name, rows in out.items():
+            # the indices are checked: "clip" only saves numpy a copy of the output
+            np.take(arrays[name], indices, axis=0, out=rows, mode="clip")
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` in place, read-only."""
-        check_range(self._length, start, stop)
-        return {name: _read_only(array[start:stop]) for name, array in self._arrays.items()}
-
-
-def _read_only(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    rows.flags.writeable = False
-    return rows
+    def _view(self, start: int, stop: int) -> Arrays:
+        views = {name: array[start:stop] for name, array in self._arrays.items()}
+        for rows in views.values():
+            rows.flags.writeable = False
+        return views
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor, without importing torch.
+    """Return whether ``value`` is a torch tensor, without importing torch.
 
     >>> is_tensor(np.zeros(3))
     False
@@ -115,7 +82,7 @@ def is_tensor(value: object) -> bool:
 
 
 def _readable(name: str, value: Any) -> Any:
-    """A tensor as it is, anything else as an array; refused where it cannot be a source."""
+    """Return a tensor as it is, anything else as an array; refuse what cannot be samples."""
     try:
         array = _from_tensor(name, value) if is_tensor(value) else np.asarray(value)
     except ValueError as error:  # rows of different lengths
@@ -131,12 +98,12 @@ def _readable(name: str, value: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _from_tensor(name: str, tensor: Any) -> npt.NDArray[np.generic]:
+def _from_tensor(name: str, tensor: Any) -> Rows:
     try:
-        array: npt.NDArray[np.generic] = tensor.detach().numpy()
+        array: Rows = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         raise SourceError(
-            f"tensor {name!r} ({tensor.dtype} on {tensor.device}) cannot be seen as a numpy array: "
-            "move it with .cpu(), and convert a dtype numpy lacks (bfloat16) with .float()"
+            f"tensor {name!r} ({tensor.dtype} on {tensor.device}) cannot become a numpy array: "
+            "move it with .cpu(), and convert a dtype that numpy lacks (bfloat16) with .float()"
         ) from error
     return array

@@ -1,31 +1,40 @@
-"""Samples in a ``.npy`` file, over its mapped pages."""
+"""Samples in a ``.npy`` file, read in place from its mapped pages."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+import warnings
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
+from numpy.lib import format as npy_format
 
+from penstock.arguments import a_path, whole_number
 from penstock.errors import SourceError
-from penstock.fingerprints import digest, row_bytes, sampled_blocks
-from penstock.sources.base import Arrays, Field
-from penstock.sources.files import read_exactly
-from penstock.sources.memory import samples_per_block
-from penstock.sources.npy_header import NpyHeader, read_header
-from penstock.sources.requests import check_range, checked_indices, checked_path, destinations
+from penstock.fingerprints import digest
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, sampled_rows
+from penstock.sources.storage import read_exactly
+
+MOST_DIMENSIONS = 32  # of an array of numpy 1.26
+
+# what numpy, and Python's parser below it, raise at a header that numpy did not write
+UNREADABLE = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError),
+    *(SyntaxError, TokenError, TypeError, ValueError),
+)
 
 
-class NpySource:
+class NpySource(BaseSource):
     """One array in a ``.npy`` file: ranges are read, single samples gathered from mapped pages.
 
-    Big-endian data and Fortran order are read too, by a converting copy; only what is stored as
-    it is used can be looked at in place. A file that has shrunk is an error at the next access;
-    one that shrinks during an access to its mapped pages ends the process (SIGBUS).
+    Big-endian data and Fortran order are supported through a converting copy; only data in the
+    machine's own format can be viewed in place. A file that has shrunk is an error at the next
+    access; one that shrinks during an access to its mapped pages ends the process (SIGBUS).
 
     Args:
         path: The file.
@@ -38,24 +47,11 @@ class NpySource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = checked_path(path)
+        self._path = a_path("path", path, error=SourceError)
         self._header = read_header(self._path)
         shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
-        self._fields = {"": Field(shape[1:], dtype)}
-        self._pages: tuple[mmap.mmap, npt.NDArray[np.generic]] | None = None
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return self._fields
-
-    @property
-    def block_samples(self) -> int:
-        """Samples in about a megabyte."""
-        return samples_per_block(len(self), self._fields[""].nbytes)
-
-    def __len__(self) -> int:
-        return self._header.shape[0]
+        super().__init__(shape[0], {"": Field(shape[1:], dtype)})
+        self._pages: tuple[mmap.mmap, Rows] | None = None
 
     def __repr__(self) -> str:
         return f"NpySource({str(self._path)!r}, {len(self)} samples)"
@@ -64,41 +60,33 @@ class NpySource:
         return {**self.__dict__, "_pages": None}
 
     def fingerprint(self) -> str:
-        """Identity of the data: shape, dtype, order and the bytes of a few blocks."""
-        block = self.block_samples
-        starts = [i * block for i in sampled_blocks(-(-len(self) // block))]
+        """Return an identity of the data: shape, dtype, order and the bytes of a few blocks."""
         head = self._header
-        facts = [list(head.shape), head.dtype.str, head.fortran]
-        return digest(facts, (row_bytes(self._mapped()[s : s + block]) for s in starts))
+        rows = sampled_rows(len(self), self.block_samples, lambda a, b: [self._mapped()[a:b]])
+        return digest([list(head.shape), head.dtype.str, head.fortran], rows)
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[""][: stop - start]`` with samples ``start:stop``."""
-        check_range(len(self), start, stop)
-        for _, rows in destinations(self._fields, out, stop - start):
-            if self._header.as_used and rows.flags.c_contiguous and rows.size:
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        for rows in out.values():
+            if self._header.is_native and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
                 read_exactly(self._path, rows.reshape(-1).view(np.uint8), offset)
             else:
                 np.copyto(rows, self._mapped()[start:stop])
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[""][: len(indices)]`` with those samples."""
-        chosen = checked_indices(len(self), indices)
-        for _, rows in destinations(self._fields, out, len(chosen)):
-            if self._header.as_used:
-                np.take(self._mapped(), chosen, axis=0, out=rows, mode="clip")
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        for rows in out.values():
+            if self._header.is_native:
+                np.take(self._mapped(), indices, axis=0, out=rows, mode="clip")
             else:
-                np.copyto(rows, self._mapped()[chosen])
+                np.copyto(rows, self._mapped()[indices])
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` over mapped pages; None where bytes must be swapped."""
-        check_range(len(self), start, stop)
+    def _view(self, start: int, stop: int) -> Arrays | None:
         if self._header.dtype != self._fields[""].dtype:
-            return None
+            return None  # the bytes must be swapped
         return {"": self._mapped()[start:stop]}
 
-    def _mapped(self) -> npt.NDArray[np.generic]:
-        # a race between threads maps the file twice and keeps one: harmless, and no lock to fork
+    def _mapped(self) -> Rows:
+        # two threads may both map the file and keep one map: harmless, and no lock to fork
         pages = self._pages or _map(self._path, self._header)
         self._pages = pages
         mapping, array = pages
@@ -110,7 +98,74 @@ class NpySource:
         return array
 
 
-def _map(path: Path, header: NpyHeader) -> tuple[mmap.mmap, npt.NDArray[np.generic]]:
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """Shape, dtype and order of the array in a ``.npy`` file, and the offset of its data."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    fortran: bool
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of header and data together: the least size of the file."""
+        return self.offset + prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the stored bytes are those of a C-ordered array on this machine."""
+        return self.dtype.isnative and (not self.fortran or len(self.shape) == 1)
+
+
+def read_header(path: Path) -> NpyHeader:
+    """Return the header of the file; raise ``SourceError`` if it cannot be used."""
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
+            header = _parse(file)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path}") from error
+    except UNREADABLE as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise SourceError(
+            f"{path} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
+        ) from error
+    if not header.shape or header.dtype.hasobject or not header.dtype.itemsize:
+        raise SourceError(
+            f"{path} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
+            "save an array of fixed-size items with a first axis of samples"
+        )
+    if size < header.nbytes:
+        raise SourceError(
+            f"{path} has {size} bytes but its header promises {header.nbytes}: "
+            "the file is truncated; write or copy it again"
+        )
+    return header
+
+
+def _parse(file: BinaryIO) -> NpyHeader:
+    version = npy_format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = npy_format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = npy_format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"version {version} of the format is not supported")
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"it has {len(shape)} dimensions")
+    sizes = tuple(
+        whole_number(f"shape[{axis}]", n, minimum=0, error=ValueError)
+        for axis, n in enumerate(shape)
+    )
+    # numpy multiplies like this too, also where one of the sizes is 0
+    nbytes = prod(max(1, n) for n in sizes) * dtype.itemsize
+    whole_number("the size of the array in bytes", nbytes, error=ValueError)
+    return NpyHeader(sizes, dtype, fortran, file.tell())
+
+
+def _map(path: Path, header: NpyHeader) -> tuple[mmap.mmap, Rows]:
     try:
         with path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

@@ -15,18 +15,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole_number
+from penstock.arguments import a_path, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
-from penstock.sources.base import Field, Source
+from penstock.sources.array_source import ArrayReader
+from penstock.sources.base import Field, Rows, Source
 from penstock.sources.npy import NpySource
-from penstock.sources.readers import ArrayReader, Rows
-from penstock.sources.requests import checked_path
-from penstock.sources.zarr.grid import Crop
-from penstock.sources.zarr.opening import open_cropped
-from penstock.sources.zarr.source import ZarrSource
-from penstock.sources.zarr.stored import Directory
+from penstock.sources.storage import DirectoryStore
+from penstock.sources.zarr.chunks import Crop
+from penstock.sources.zarr.source import ZarrSource, open_cropped
 
 LayoutName = Literal["zarr_v2", "zarr_v1", "npy"]
 
@@ -183,7 +181,7 @@ def find_recording(path: str | os.PathLike[str]) -> RecordingFiles:
     Raises:
         SourceError: There is no recording.
     """
-    found = recording_at(checked_path(path))
+    found = recording_at(a_path("path", path, error=SourceError))
     if found is None:
         base = _without_suffix(Path(path))
         raise SourceError(
@@ -224,7 +222,7 @@ class ZarrColumn:
     """
 
     def __init__(self, folder: Path, crop: Crop) -> None:
-        self._array = open_cropped(Directory(folder), axis=0, crop=crop)
+        self._array = open_cropped(DirectoryStore(folder), axis=0, crop=crop)
         self.samples = self._array.samples
         self.field = Field(self._array.field.shape[:1], self._array.field.dtype)
         self.chunk_samples = self._array.chunk_samples

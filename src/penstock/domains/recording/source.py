@@ -21,10 +21,9 @@ from penstock.domains.recording.layout import (
     recording_at,
 )
 from penstock.errors import PlanError
-from penstock.sources.base import Field
-from penstock.sources.readers import ArrayReader, ReaderSource
-from penstock.sources.requests import check_range, checked_names, destinations
-from penstock.sources.scratch import Bytes, Reused, borrowed
+from penstock.sources.array_source import ArrayReader, ArraySource
+from penstock.sources.base import Field, check_range, checked_buffers, checked_names
+from penstock.sources.thread_buffers import Bytes, ReusedMemory, borrowed_buffers
 
 MOST_THREADS = 1024
 
@@ -33,7 +32,7 @@ Rows = npt.NDArray[np.generic]
 Buffers = tuple[Rows, ...]
 
 
-class RecordingSource(ReaderSource):
+class RecordingSource(ArraySource):
     """A recording as a source: a sample is a timestep, a field is a column over all neurons.
 
     Args:
@@ -156,7 +155,7 @@ class ColumnLoader:
             raise PlanError(f"out must hold {len(self._columns)} buffers, got {len(out)}")
         fields = {str(number): field for number, field in enumerate(self.fields)}
         named = {str(number): buffer for number, buffer in enumerate(out)}
-        return tuple(rows for _, rows in destinations(fields, named, timesteps))
+        return tuple(checked_buffers(fields, named, timesteps).values())
 
 
 class _Column:
@@ -164,7 +163,7 @@ class _Column:
 
     def __init__(self, reader: ArrayReader) -> None:
         self.reader = reader
-        self._memory = Reused()
+        self._memory = ReusedMemory()
         self._spare: list[dict[str, Bytes]] = []  # threads end with each call, their buffers do not
 
     def empty(self, timesteps: int) -> Rows:
@@ -181,7 +180,7 @@ class _Column:
             first = last
 
     def _read(self, first: int, last: int, into: Rows) -> None:
-        with borrowed(self._spare):
+        with borrowed_buffers(self._spare):
             self.reader.read(first, last, into)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole_number
+from penstock.arguments import a_path, whole_number
 from penstock.domains.recording.layout import DYNAMIC, STATIC, FlyVisSim
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.sources.requests import checked_path
 
 CHUNK_TIMESTEPS = 2000
 
@@ -34,7 +33,7 @@ def write_recording(
         metadata: INDEX, XPOS, YPOS, GROUP_TYPE and TYPE, (neurons, 5); None for a default grid.
         chunk_timesteps: Timesteps in a chunk of the storage.
     """
-    folder = checked_path(path)
+    folder = a_path("path", path, error=SourceError)
     whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
     shape = _shape(columns)
     series = np.zeros((*shape, len(DYNAMIC)), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.domains.steering.files import convert_to_hdf5
 from penstock.domains.steering.validation import validate_dataset
 from penstock.errors import ConfigError
 
@@ -27,3 +28,17 @@ def run_validate(directory: Path, *, as_json: bool) -> tuple[str, int]:
         return str(report), code
     faults = "1 fault" if len(report.findings) == 1 else f"{len(report.findings)} faults"
     return "\n  ".join([f"{report.subject} has {faults}:", *map(str, report.findings)]), code
+
+
+class Hdf5Converter:
+    """Converts a steering directory for `penstock convert`: its .pt files become one HDF5 file."""
+
+    @staticmethod
+    def accepts(path: Path) -> bool:
+        """Return whether ``path`` is a steering directory with .pt files."""
+        return (path / "config.json").is_file() and (path / "pair_index.pt").is_file()
+
+    @staticmethod
+    def convert(source: Path, target: Path) -> None:
+        """Write dataset.h5 and config.json into the directory ``target``."""
+        convert_to_hdf5(source, target)

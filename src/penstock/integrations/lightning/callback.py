@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from penstock.distributed.agreement import agree
 from penstock.errors import ConfigError, StateError
-from penstock.integrations.lightning.bar import Bar
-from penstock.integrations.lightning.chunk_rotation import Rotation
-from penstock.integrations.lightning.chunk_waits import Waits
-from penstock.integrations.lightning.loaders import SizedLoaders
-from penstock.integrations.lightning.resume import KEY as KEY
-from penstock.loaders.chunk_report import (
-    ChunkSummary,
-    Stretch,
-    coverage_of,
-    place_in_words,
-    samples_between,
-    samples_of_pass,
+from penstock.integrations.lightning import compat
+from penstock.integrations.lightning.fit_loaders import FitLoaders
+from penstock.integrations.lightning.progress import ProgressTracker
+from penstock.integrations.lightning.reporting import (
+    BatchWaits,
+    ProgressBar,
+    Rotation,
+    RunHistory,
+    cursor_of,
 )
+from penstock.integrations.lightning.resume import KEY as KEY
+from penstock.integrations.lightning.resume import ExactResume
+from penstock.loaders import Loader
+from penstock.loaders.chunk_report import ChunkSummary, describe_position, samples_between
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.order import Cursor
 
 log = logging.getLogger("penstock")
 
@@ -35,35 +35,35 @@ NO_POSITION: Final = (
 )
 
 
-class ChunkedTraining(SizedLoaders):
+class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     """Makes every chunk of a loader an epoch of Lightning, and every checkpoint resume exactly.
 
-    With it a ``Trainer`` validates after every chunk, whatever its length; ``max_epochs`` counts
-    chunks. Chunk sizes are given here, or found in the loaders or the data module. One of them is
-    enough: the other is the whole of its partition, and both can be read once the loaders are
-    there. They beat ``limit_train_batches`` and ``limit_val_batches``; without any, those count
-    and nothing is changed. ``test`` and ``predict`` are never chunked.
+    A ``Trainer`` with it validates after every chunk, and ``max_epochs`` counts chunks. Chunk sizes
+    are passed here, or found in the loaders or the data module. If only one is given, the other is
+    its whole partition; both can be read when the fit has started. They override
+    ``limit_train_batches`` and ``limit_val_batches``. Without any chunk size, the limits apply and
+    nothing is changed. ``test`` and ``predict`` are never chunked.
 
-    With sizes given here, a stock ``DataLoader`` of a map-style dataset is replaced by one of
-    Penstock with the same settings; loaders of Penstock stay. They come from ``fit`` or from hooks,
-    which are then called once. A checkpoint, taken anywhere, goes on at the first batch that is
-    not in the weights; another number of ranks or workers, another batch or chunk size may resume
-    it. The sanity check moves nothing. Ranks that are about to train on different data are all
-    stopped before the first step.
+    With sizes passed here, a torch ``DataLoader`` of a map-style dataset is replaced by a Penstock
+    loader with the same settings; loaders of Penstock are used as they are. They come from ``fit``
+    or from hooks, which are called once. A checkpoint resumes at the first batch that is not in the
+    weights, also with another number of ranks or workers, another batch or chunk size. The sanity
+    check moves nothing. If ranks are about to train on different data, all of them stop before the
+    first step.
 
     Args:
-        train_chunk_size: Batches of this rank between two validations. Or a configuration: what
-            has a section ``train``, with all of these (``chunk_seed``, ``chunk_shuffle`` and
-            ``chunk_order`` there).
-        val_chunk_size: Batches of this rank that a validation has: a fixed, seeded choice.
-        seed: Of the order of replaced loaders, and of that choice.
-        shuffle: Of replaced training loaders, whatever they did themselves.
+        train_chunk_size: Batches of this rank between two validations. Or a configuration with a
+            section ``train`` that contains all of these options (``chunk_seed``, ``chunk_shuffle``
+            and ``chunk_order`` there).
+        val_chunk_size: Batches of this rank in a validation: a fixed, seeded choice.
+        seed: Seed of the order of replaced loaders and of that choice.
+        shuffle: Whether replaced training loaders shuffle, whatever they did before.
         order: ``"shuffled"``, ``"sequential"`` or ``"block"``.
-        val_cycle: Validate on the next chunk each time; after a full rotation the mean of every
-            score over all of it is logged too, as ``<score>_rotation``.
-        cycle: False ends training after one pass.
-        max_passes: Training ends after so many.
-        start_chunk: The chunk to begin with, counted from 0 over all passes.
+        val_cycle: Validate on the next chunk each time. After a full rotation, the mean of every
+            score over the rotation is logged as ``<score>_rotation``.
+        cycle: False ends training after one pass over the dataset.
+        max_passes: Training ends after this number of passes.
+        start_chunk: The first chunk, counted from 0 over all passes.
 
     >>> from lightning.pytorch import Trainer
     >>> trainer = Trainer(callbacks=[ChunkedTraining(2000)], max_epochs=10, accelerator="cpu")
@@ -82,168 +82,221 @@ class ChunkedTraining(SizedLoaders):
         max_passes: int | None = None,
         start_chunk: int | None = None,
     ) -> None:
-        said = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
-        said |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
-        super().__init__(settings_of(train_chunk_size, said, start_chunk))
-        self._begin = self._since = Cursor()
-        self._past: list[Stretch] = []  # that were trained on before another chunk was asked for
-        self._limit: int | None = None  # batches that Lightning takes of every pass
-        self._rotation, self._waits = Rotation(), Waits()
-        self._bar: Bar | None = None
-        self._first = True  # the next batch is a chunk's first
+        given = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
+        given |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
+        self.settings = read_settings(train_chunk_size, given, start_chunk)
+        self._loaders = FitLoaders(self.settings)
+        self._tracker = ProgressTracker()
+        self._resume = ExactResume(self._loaders, self._tracker)
+        self._history: RunHistory | None = None
+        self._rotation, self._waits = Rotation(), BatchWaits()
+        self._bar: ProgressBar | None = None
+        self._first_batch = True  # the next batch is the first of a chunk
         self._loss: Any = None
 
-    # -- what training does
+    # -- chunk sizes
+
+    @property
+    def chunked_training_enabled(self) -> bool:
+        """Whether there is a chunk size, for training or for validation."""
+        return self._loaders.sizes.enabled
+
+    @property
+    def explicit_train_chunk_size(self) -> int | None:
+        """The training chunk size given here, to the data module, or to the loader."""
+        return self._loaders.sizes.explicit_train
+
+    @property
+    def explicit_val_chunk_size(self) -> int | None:
+        """The validation chunk size given here, to the data module, or to the loader."""
+        return self._loaders.sizes.explicit_val
+
+    @property
+    def train_chunk_size(self) -> int | None:
+        """Batches of a chunk; if inferred, known when the fit has started."""
+        return self._loaders.sizes.train
+
+    @property
+    def val_chunk_size(self) -> int | None:
+        """Batches of a validation; if inferred, known when the fit has started."""
+        return self._loaders.sizes.val
+
+    @property
+    def loader(self) -> Loader | None:
+        """The loader that is trained on; None if it is not of Penstock, or before the fit."""
+        return self._loaders.loader
+
+    # -- start and end
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Prepare a fit."""
+        if stage == "fit":
+            self._loaders.attach(trainer)
+            self._tracker = ProgressTracker()
+            self._resume = ExactResume(self._loaders, self._tracker)
+            self._history = None
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close the loaders and undo all changes of the Trainer."""
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Do what `teardown` does, which Lightning does not call after an exception."""
+        self._close()
+
+    def _close(self) -> None:
+        self._loaders.close()
+        if self._bar is not None:
+            self._bar.release()
+
+    # -- training
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count from where the run began, in this session or an earlier one."""
-        restored = self._restored
-        super().on_train_start(trainer, pl_module)
-        if self._loader is None or self._progress is None:
+        """Count from the start of the run, in this session or an earlier one."""
+        loader, restored = self.loader, self._resume.restored
+        self._tracker.start(trainer, loader)
+        if loader is None:
             return
-        agree(self._loader)
-        here = cursor_of(self._progress.loader)
-        self._begin = cursor_of(restored["begin"]) if "begin" in restored else here
-        self._since = cursor_of(restored["since"]) if "since" in restored else self._begin
-        self._past = [(Cursor(*one), Cursor(*other)) for one, other in restored.get("past", ())]
-        if self._begins_elsewhere and restored:
-            self._past.append((self._since, cursor_of(restored["progress"]["loader"])))
-            self._since = here
-        self._limit = None if self.chunked_training_enabled else trainer.num_training_batches
+        self._resume.start(trainer)
+        assert self._tracker.progress is not None
+        agree(loader)
+        self._history = RunHistory(
+            restored,
+            cursor_of(self._tracker.progress.loader),
+            elsewhere=self._loaders.starts_at_chunk,
+            limit=None if self.chunked_training_enabled else trainer.num_training_batches,
+        )
         self._rotation = Rotation()
         if restored.get("rotation"):
             self._rotation.load(restored["rotation"])
-        self._waits, self._first = Waits(self._loader.waited_seconds), True
+        self._waits, self._first_batch = BatchWaits(loader.waited_seconds), True
         if self.chunked_training_enabled:
-            self._bar = Bar(trainer.progress_bar_callback, self._items)
-        self._stop_when_done(trainer)
+            self._bar = ProgressBar(trainer.progress_bar_callback, self._bar_items)
+        self._stop_if_done(trainer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note how long this batch was waited for."""
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._loader is None:
+        """Note how long training waited for this batch."""
+        self._resume.correct_logged_steps(trainer)
+        if self.loader is None:
             return
-        self._waits.batch(self._loader.waited_seconds, first=self._first)
-        if self._first and self._bar is not None:
-            self._bar.title(self.place.capitalize())
-        self._first = False
+        self._waits.add(self.loader.waited_seconds, first=self._first_batch)
+        if self._first_batch and self._bar is not None:
+            self._bar.show_title(self.position_text.capitalize())
+        self._first_batch = False
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note what is in the weights, if the optimizer stepped."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        """Note the progress if the optimizer stepped."""
+        self._tracker.note(trainer, self.loader)
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
 
-    def _items(self) -> dict[str, str]:
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Complete a chunk, unless training stopped inside it."""
+        if self._tracker.progress is not None:
+            self._resume.end_chunk(trainer)
+            self._tracker.end_chunk(trainer)
+        self._first_batch = True
+        if self.loader is None or not trainer.is_last_batch:
+            return
+        if self.chunked_training_enabled and trainer.is_global_zero:
+            batches, waited = trainer.num_training_batches, self._waits.chunk
+            log.info("%s: %d batches, waited %.2f s", self.position_text, batches, waited)
+        self._stop_if_done(trainer)
+
+    def _bar_items(self) -> dict[str, str]:
         items = {"waiting": f"{self._waits.chunk:.2f}s"}
         if isinstance(self._loss, torch.Tensor) and self._loss.numel() == 1:
             items["loss"] = f"{self._loss.item():.4g}"
         return items
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """A chunk is finished, unless training stopped inside it."""
-        super().on_train_epoch_end(trainer, pl_module)
-        self._first = True
-        if self._loader is None or not trainer.is_last_batch:
+    def _stop_if_done(self, trainer: Any) -> None:
+        passes, loader, history = self.settings.passes, self.loader, self._history
+        if passes is None or loader is None or history is None:
             return
-        if self.chunked_training_enabled and trainer.is_global_zero:
-            batches, waited = trainer.num_training_batches, self._waits.chunk
-            log.info("%s: %d batches, waited %.2f s", self.place, batches, waited)
-        self._stop_when_done(trainer)
-
-    @property
-    def place(self) -> str:
-        """Where training is: ``epoch 3, chunk 7/16``."""
-        if self._loader is None:
-            raise StateError(NO_POSITION)
-        course = self._loader.position
-        return place_in_words(course.plan.steps, course.cursor)
-
-    def _stop_when_done(self, trainer: Any) -> None:
-        passes, loader = self.settings.passes, self._loader
-        if passes is None or loader is None:
-            return
-        if loader.position.cursor.epoch >= self._begin.epoch + passes:
+        if loader.position.cursor.epoch >= history.begin.epoch + passes:
             trainer.should_stop = True
 
-    def _close(self) -> None:
-        super()._close()
-        if self._bar is not None:
-            self._bar.let_go()
+    # -- validation
 
-    # -- what validation did
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remember the position of validation loaders that move."""
+        if trainer.state.fn == "fit":
+            self._resume.begin_validation(trainer)
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """Move validation loaders back."""
+        self._resume.undo_validation()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """These weights are validated; a whole rotation gives scores of its own."""
-        rotating = self._validation.rotating if self._validation is not None else None
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and rotating and self._unmoved:
-            self._rotate(trainer, rotating, self._unmoved[0])
-        if trainer.state.fn == "fit" and self._unmoved:
-            # Lightning reads lengths once an epoch, but the next validation of this very epoch is
-            # on another chunk, of another length: its samples would be left out
-            trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = float("-inf")
-        super().on_validation_end(trainer, pl_module)
+        """Note that these weights are validated, and add up the scores of a rotation."""
+        if trainer.state.fn != "fit":
+            return
+        states, source = self._resume.validation_states, self._loaders.validation
+        rotating = None if source is None else source.rotating
+        if states:
+            if rotating is not None and not trainer.sanity_checking:
+                self._add_to_rotation(trainer, rotating, states[0])
+            compat.read_validation_lengths_again(trainer)
+        if not trainer.sanity_checking:
+            self._tracker.note_validation(trainer)
+            self._resume.validation_states = None
 
-    def _rotate(self, trainer: Any, loader: Any, before: dict[str, Any]) -> None:
-        begin, end = Cursor(before["epoch"], before["position"]), loader.position.cursor
+    def _add_to_rotation(self, trainer: Any, loader: Loader, before: dict[str, Any]) -> None:
+        begin, end = cursor_of(before), loader.position.cursor
         scores = self._rotation.add(
-            trainer._results.metrics(on_step=False)["callback"],
-            samples=samples_between(loader.position.plan.steps, begin, end),
+            compat.epoch_metrics(trainer),
+            samples=samples_between(loader.plan.steps, begin, end),
             begins=begin.position == 0,
             ended=end.position == 0,
         )
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped
         for logger in trainer.loggers if scores else ():
-            logger.log_metrics(scores, step=step)
+            logger.log_metrics(scores, step=compat.logged_steps(trainer))
         shown = {name: torch.tensor(score) for name, score in self._rotation.scores.items()}
         trainer.callback_metrics.update(shown)
 
-    # -- checkpoints, and the end
+    # -- checkpoints and reports
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save how far the weights are, whatever was delivered since."""
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        if KEY in checkpoint:
-            checkpoint[KEY] |= {
-                "begin": asdict(self._begin),
-                "since": asdict(self._since),
-                "past": [[astuple(one), astuple(other)] for one, other in self._past],
-                "rotation": self._rotation.to_state(),
-            }
+        """Save what is in the weights, whatever was delivered since."""
+        if self._tracker.progress is None:
+            return
+        self._tracker.note(trainer, self.loader)
+        checkpoint[KEY] = self._resume.save(trainer)
+        if self._history is not None:
+            checkpoint[KEY] |= self._history.to_state() | {"rotation": self._rotation.to_state()}
+        else:  # training has not started: keep what an earlier session saved
+            checkpoint[KEY] = self._resume.restored | checkpoint[KEY]
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Restore the loaders together with Lightning's counters."""
+        if trainer.state.fn == "fit":
+            self._resume.load(trainer, checkpoint)
+
+    @property
+    def position_text(self) -> str:
+        """The position of training: ``epoch 3, chunk 7/16``."""
+        if self.loader is None:
+            raise StateError(NO_POSITION)
+        return describe_position(self.loader.plan.steps, self.loader.position.cursor)
 
     def summary(self) -> ChunkSummary:
-        """What is in the weights, over all sessions of the run, and what this one waited."""
-        if self._loader is None or self._progress is None:
+        """Return what is in the weights over all sessions, and how long this one waited."""
+        progress, history = self._tracker.progress, self._history
+        if self.loader is None or progress is None or history is None:
             raise StateError(NO_POSITION)
-        plan = self._loader.position.plan
-        seen = [*self._past, (self._since, cursor_of(self._progress.loader))]
-        samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)
-        return ChunkSummary(
-            samples,
-            passes=samples / samples_of_pass(plan.steps),
-            coverage=coverage_of(plan, seen, self._limit),
-            chunks=self._progress.chunks,
-            waiting_seconds=self._waits.total,
-            chunk_start_seconds=self._waits.chunk_start,
-            batch_seconds=self._waits.other,
-        )
+        return history.summary(self.loader, progress, self._waits)
 
 
-def cursor_of(state: Mapping[str, Any]) -> Cursor:
-    """The place in a loader's state."""
-    return Cursor(state["epoch"], state["position"])
-
-
-def settings_of(first: Any, said: dict[str, Any], start_chunk: int | None) -> ChunkSettings:
-    """The settings of a call: each by its name, or all of them in a configuration."""
+def read_settings(first: Any, given: dict[str, Any], start_chunk: int | None) -> ChunkSettings:
+    """Return the settings of a call: passed one by one, or all in a configuration."""
     if first is None or (not hasattr(first, "train") and not isinstance(first, Mapping)):
-        return ChunkSettings(train_chunk_size=first, start_chunk=start_chunk, **said)
-    plain = ChunkSettings()
-    twice = [name for name, value in said.items() if value != getattr(plain, name)]
+        return ChunkSettings(train_chunk_size=first, start_chunk=start_chunk, **given)
+    defaults = ChunkSettings()
+    twice = [name for name, value in given.items() if value != getattr(defaults, name)]
     if twice:
-        raise ConfigError(f"{twice[0]} beside a configuration: give it in the configuration")
+        raise ConfigError(f"{twice[0]} beside a configuration: pass it in the configuration")
     found = ChunkSettings.of_config(first)
     return found if start_chunk is None else replace(found, start_chunk=start_chunk)

@@ -1,153 +1,357 @@
-"""Lightning: the loaders of a fit, settled before it looks at them."""
+"""The loaders of a fit: fetched once, replaced by Penstock's where needed, handed to Lightning."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from penstock.errors import ConfigError
-from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader, why_not
-from penstock.integrations.lightning.chunk_sizes import ChunkSizes, block_of_words
-from penstock.integrations.lightning.resume import ExactResume
-from penstock.integrations.lightning.settings import TrainerSettings
-from penstock.integrations.lightning.source import SteadySource, why_no_position
-from penstock.loaders.chunk_settings import ChunkSettings
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from penstock.errors import ConfigError, StateError
+from penstock.integrations.lightning import compat
+from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
+from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
+from penstock.loaders.position import order_factory
 from penstock.loaders.torch_loader import TorchLoader
+from penstock.ranks import current_topology
+from penstock.seeds import Seed
 
 log = logging.getLogger("penstock")
 
+COPIED: Final = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
 
-class SizedLoaders(ExactResume):
-    """Detects chunk sizes, infers the missing one, and gives Lightning loaders that have them.
 
-    All of that when Lightning first asks for a loader: the hooks of a module or a data module need
-    their ``setup``, and ranks their process group.
+class RestOfChunk:
+    """A loader that reports ``length`` batches, of which only the last ones are still to come.
+
+    Lightning reads the length of a chunk once, at its start, and counts from there.
+
+    Args:
+        loader: The loader.
+        length: Batches to report.
+        ended: Deliver none.
     """
 
-    def __init__(self, settings: ChunkSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self._sizes = ChunkSizes.detect(settings, None, (), ())
-        self._trainer_settings: TrainerSettings | None = None
-        self._resolved = False
-        self._started = False  # at its start_chunk
+    def __init__(self, loader: Loader, length: int, *, ended: bool = False) -> None:
+        self._loader, self._length, self._ended = loader, length, ended
 
-    # -- sizes
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(()) if self._ended else iter(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
+    """Where Lightning gets its loaders: calls the user's hook once, however often it reloads.
+
+    Lightning has to reload before every chunk to read its length. A hook that builds a loader on
+    every call would then start at the beginning each time.
+
+    Args:
+        source: Lightning's own source: loaders, or the module whose hook returns them.
+        mode: How Lightning combines several loaders.
+        before_reload: Called on every reload, before Lightning sees the loaders.
+    """
+
+    def __init__(self, source: Any, mode: str, before_reload: Callable[[], object]) -> None:
+        super().__init__(source.instance, source.name)
+        self._mode, self._before_reload = mode, before_reload
+        self._returned: Any = None  # what the hook returned
+        self._combined: Any = None
+        self._loaders: list[Any] = []
+        self._bypassed = self._handed_over = False
+        self.resumed: Any = None  # used instead of the loader for the rest of a resumed chunk
+
+    def dataloader(self) -> Any:
+        """Return what Lightning iterates for the next chunk."""
+        if self._bypassed and self._handed_over:
+            return super().dataloader()
+        if self._combined is not None:  # Lightning may have put samplers into other loaders
+            self._loaders = [
+                loader if isinstance(loader, Loader) else processed
+                for loader, processed in zip(self._loaders, self._combined.flattened, strict=True)
+            ]
+        self.fetch()
+        self._before_reload()
+        self._handed_over = True
+        if self._bypassed:
+            return self._returned
+        self._combined.flattened = [self._view(loader) for loader in self._loaders]
+        return self._combined
+
+    def fetch(self) -> None:
+        """Call the hook if it was not called yet; only inside a request of Lightning."""
+        if self._combined is None:
+            found = self._returned = super().dataloader()
+            combined = isinstance(found, compat.CombinedLoader)
+            self._combined = found if combined else compat.CombinedLoader(found, self._mode)
+            self._loaders = list(self._combined.flattened)
+
+    def request(self) -> None:
+        """Ask for the loaders now if Lightning has not done so."""
+        if self._combined is None:
+            compat.request_loaders(self)
 
     @property
-    def chunked_training_enabled(self) -> bool:
-        """Is there a chunk size, of training or of validation?"""
-        return self._sizes.enabled
+    def all(self) -> list[Any]:
+        """All loaders, of any type."""
+        return list(self._loaders)
 
     @property
-    def explicit_train_chunk_size(self) -> int | None:
-        """What was given: here, to the data module, or to the loader."""
-        return self._sizes.explicit_train
+    def with_position(self) -> list[Loader]:
+        """The loaders of Penstock that have a position."""
+        self.request()
+        return [loader for loader in self._loaders if has_position(loader)]
 
     @property
-    def explicit_val_chunk_size(self) -> int | None:
-        """What was given: here, to the data module, or to the loader."""
-        return self._sizes.explicit_val
+    def moving(self) -> list[Loader]:
+        """The loaders that do not start at the beginning each time."""
+        if not self.is_defined():
+            return []
+        return [loader for loader in self.with_position if not loader.position.evaluation]
 
     @property
-    def train_chunk_size(self) -> int | None:
-        """Batches a chunk: given, or once the loaders are there, those of the whole partition."""
-        return self._sizes.train
+    def any_of_penstock(self) -> bool:
+        """Whether one of the fetched loaders is of Penstock."""
+        return any(isinstance(loader, Loader) for loader in self._loaders)
 
     @property
-    def val_chunk_size(self) -> int | None:
-        """Batches a validation: given, or once the loaders are there, the whole partition's."""
-        return self._sizes.val
+    def rotating(self) -> Loader | None:
+        """The only loader, if every iteration of it is another chunk."""
+        moving = self.moving if len(self._loaders) == 1 else []
+        return moving[0] if moving and moving[0].position.chunk is not None else None
 
-    # -- loaders
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have Lightning ask the same loaders for the length of every chunk."""
-        if stage != "fit":
-            return
-        settings = self._trainer_settings = TrainerSettings(trainer)
-        settings.set("reload_dataloaders_every_n_epochs", 1)
-        fit, val = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
-        asked = partial(self._asked, trainer)
-        fit._data_source = SteadySource(fit._data_source, "max_size_cycle", asked)
-        val._data_source = SteadySource(val._data_source, "sequential", asked)
-        self._watch(fit._data_source, val._data_source)
-        self._resolved = False
-
-    def _asked(self, trainer: Any) -> None:
-        if not self._resolved:
-            self._resolved = True
-            self._resolve(trainer)
-        if self._loader is not None and self._trainer_settings is not None:
-            self._trainer_settings.fit_interval(self._training.length)
-
-    def _resolve(self, trainer: Any) -> None:
-        """Look at the loaders, before Lightning does, and settle all there is to settle."""
-        training, validation = self._training, self._validation
-        if trainer.limit_train_batches:
-            training.fetch()
-        if trainer.enable_validation:
-            validation.fetch()
-        given = training.given, validation.given
-        for loader in given[0]:
-            self._check_position(loader)
-        sizes = ChunkSizes.detect(self.settings, trainer.datamodule, *given)
-        if self.settings.sized:
-            names = {"settings": self.settings}
-            training.replace([training_loader(x, **names, name=training.name) for x in given[0]])
-            validation.replace([scoring_loader(x, **names, name=validation.name) for x in given[1]])
-        self._loader = training.only_loader if given[0] else None
-        self._sizes = sizes.inferred(training.given, validation.given)
-        if self._sizes.enabled:
-            self._announce(trainer)
-        elif self._loader is None and not validation.fetched_ours:
-            self._step_aside()
-        self._start()
-
-    def _check_position(self, loader: Any) -> None:
-        """Refuse, or warn of, a training loader whose position no checkpoint would have."""
-        why = why_no_position(loader)
-        if why is None or (self.settings.train_chunk_size is not None and why_not(loader) is None):
-            return
-        problem = f"cannot save the data position: the trainer's train_dataloader is {why}"
-        if isinstance(loader, TorchLoader):
-            raise ConfigError(f"{problem}, or remove ChunkedTraining from callbacks")
-        log.warning("%s, or remove ChunkedTraining from callbacks", problem)
-
-    def _announce(self, trainer: Any) -> None:
-        assert self._trainer_settings is not None
-        ignored = self._trainer_settings.lift_limits()
-        words = block_of_words(
-            *(self._sizes, self._loader, self._validation.given, ignored),
-            epochs=trainer.max_epochs,
-            settings=self.settings,
-        )
-        if trainer.is_global_zero:
-            log.info("%s", words)
-
-    def _step_aside(self) -> None:
-        """Nothing here is ours: all is as Lightning has it."""
-        assert self._trainer_settings is not None
-        self._trainer_settings.restore()
-        self._training.step_aside()
-        self._validation.step_aside()
-
-    def _start(self) -> None:
-        """Begin with the chunk asked for, in the first of several fits."""
-        self._begins_elsewhere = False
-        if self.settings.start_chunk is None or self._started:
-            return
-        if self._loader is None:
+    @property
+    def only_loader(self) -> Loader | None:
+        """The only loader, if it is of Penstock."""
+        ours = self.with_position
+        if ours and len(self._loaders) > 1:
             raise ConfigError(
-                f"start_chunk={self.settings.start_chunk!r} needs a training loader of Penstock: "
-                "give a chunk size"
+                f"ChunkedTraining drives one loader, found {len(self._loaders)} in {self.name}: "
+                "join the datasets in one (torch's ConcatDataset or StackDataset)"
             )
-        self._loader.seek(0)
-        self._loader.position.set_chunk(self.settings.start_chunk)
-        self._started = self._begins_elsewhere = True
+        return ours[0] if ours else None
 
-    def _close(self) -> None:
-        super()._close()
-        if self._trainer_settings is not None:
-            self._trainer_settings.restore()
+    @property
+    def length(self) -> int:
+        """Batches that Lightning will count for the next chunk."""
+        return min(len(self._view(loader)) for loader in self.with_position)
+
+    def _view(self, loader: Any) -> Any:
+        if not has_position(loader):
+            return loader
+        if self.resumed is not None:
+            return self.resumed
+        left = loader.remaining
+        return loader if left == len(loader) else RestOfChunk(loader, left)
+
+    def replace(self, loaders: list[Any]) -> None:
+        """Use these loaders instead, one for one, before Lightning sees them."""
+        if loaders:
+            self._loaders = self._combined.flattened = loaders
+
+    def bypass(self) -> None:
+        """Call the hook as often as Lightning would: no loader is of Penstock."""
+        self._bypassed = True
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return the states of the loaders in `moving`."""
+        return [loader.state_dict() for loader in self.moving]
+
+    def load_states(self, states: list[dict[str, Any]]) -> None:
+        """Load the states; if their number changed, all loaders start at the beginning."""
+        loaders = self.moving
+        if len(loaders) != len(states):
+            log.warning(
+                "%s returns %d loaders, the checkpoint has the states of %d: all start at the "
+                "beginning",
+                *(self.name, len(loaders), len(states)),
+            )
+            return
+        for loader, state in zip(loaders, states, strict=True):
+            loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop workers and threads of Penstock's loaders; they can be iterated again."""
+        for loader in self._loaders:
+            if isinstance(loader, Loader):
+                loader.close()
+
+
+def has_position(loader: Any) -> bool:
+    """Return whether this is a loader of Penstock with a state, not one that torch controls."""
+    if not isinstance(loader, Loader):
+        return False
+    try:
+        loader.state_dict()
+    except StateError:
+        return False
+    return True
+
+
+def why_no_position(loader: Any) -> str | None:
+    """Return what a loader without a position is and what to use instead; None if it has one."""
+    if has_position(loader):
+        return None
+    if isinstance(loader, ChunkedDataLoader):
+        reason = "" if loader.pass_through is None else loader.pass_through.reason
+        return (
+            f"a ChunkedDataLoader with {reason}, whose order torch decides; use seed= and order= "
+            "instead"
+        )
+    if isinstance(loader, TorchLoader):
+        return (
+            f"a {type(loader).__name__}, which cannot seek; use a dataset with an index (Parquet, "
+            "Zarr, a map-style dataset)"
+        )
+    kind = "torch DataLoader" if type(loader) is DataLoader else type(loader).__name__
+    return f"a {kind}, not a Penstock loader; wrap the dataset in ChunkedDataLoader"
+
+
+# -- replacement of torch's loaders
+
+
+def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
+    """Return a training loader in chunks: ``loader`` itself if it is of Penstock, or an equal one.
+
+    Args:
+        loader: The loader of the user.
+        settings: Chunk size and order. Without a train chunk size a chunk is a whole pass, and a
+            loader that cannot be replaced is returned as it is.
+        name: The hook that returned it, for messages.
+    """
+    size, reason = settings.train_chunk_size, why_not_chunked(loader)
+    if reason is not None:
+        return _unchanged(loader, reason, name, "train_chunk_size", size)
+    if isinstance(loader, Loader):
+        if size is not None and loader.position.chunk is None:
+            loader.set_chunk_size(size)
+        elif size is not None and loader.position.chunk != size:
+            raise _two_sizes("train_chunk_size", size, loader)
+        return loader
+    options = _copied_options(loader)
+    world = options.get("world_size") or current_topology(None, None).world
+    size = size or partition_batches(len(loader.dataset), loader.batch_size, world)
+    return ChunkedDataLoader(
+        *(loader.dataset, loader.batch_size, size),
+        order=order_factory(settings.order_of),
+        seed=settings.seed,
+        drop_last=loader.drop_last,
+        **options,
+    )
+
+
+def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
+    """Return a validation loader of ``val_chunk_size`` batches, or of the whole partition.
+
+    Args:
+        loader: The loader of the user.
+        settings: Chunk size, seed, and whether validation cycles.
+        name: The hook that returned it, for messages.
+    """
+    size, reason = settings.val_chunk_size, why_not_chunked(loader)
+    if reason is not None:
+        return _unchanged(loader, reason, name, "val_chunk_size", size)
+    if isinstance(loader, Loader):
+        if size is not None and loader.position.chunk is None:
+            _use_subset(loader, size, settings)
+        elif size is not None and loader.position.chunk != size:
+            raise _two_sizes("val_chunk_size", size, loader)
+        return loader
+    return validation_loader(
+        *(loader.dataset, loader.batch_size, size),
+        seed=settings.seed,
+        cycle=settings.val_cycle,
+        **_copied_options(loader),
+    )
+
+
+def _use_subset(loader: Loader, size: int, settings: ChunkSettings) -> None:
+    """Set the size of a Penstock loader that has none, as `validation_loader` does."""
+    if not isinstance(loader, ChunkedDataLoader):
+        raise ConfigError(
+            f"val_chunk_size={size!r} of a {type(loader).__name__}: pass chunk_size={size!r} to it "
+            "instead, which validates on the first batches"
+        )
+    loader.position.use(
+        order=order_factory(FixedShuffle) if settings.val_cycle else subset_order(size),
+        seed=Seed.of(settings.seed),
+        chunk=size,
+        evaluation=not settings.val_cycle,
+        drop_last=False,
+    )
+
+
+def _two_sizes(name: str, size: int, loader: Any) -> ConfigError:
+    kind, has = type(loader).__name__, getattr(loader, "chunk_size", None)
+    return ConfigError(
+        f"{name}={size!r} was passed to ChunkedTraining, and the {kind} has chunk_size={has!r}: "
+        "pass the size in one place"
+    )
+
+
+def _unchanged(loader: Any, reason: str, name: str, parameter: str, size: int | None) -> Any:
+    if size is None:
+        return loader
+    raise ConfigError(
+        f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a loader "
+        f"with {reason}: use a DataLoader of a map-style dataset without it, or a loader of "
+        "Penstock with chunk_size"
+    )
+
+
+def why_not_chunked(loader: Any) -> str | None:
+    """Return why a loader cannot deliver chunks; None if it can."""
+    if isinstance(loader, ChunkedDataLoader):
+        return None if loader.pass_through is None else loader.pass_through.reason
+    if isinstance(loader, Loader):
+        return None
+    if not isinstance(loader, DataLoader):
+        return f"its own way to iterate ({type(loader).__name__})"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"an IterableDataset ({type(loader.dataset).__name__})"
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        return "no samples"
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return f"its own way to iterate ({type(loader).__name__})"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return "batch_size=None" if loader.batch_sampler is None else "a batch_sampler of its own"
+    sampler = loader.sampler
+    if type(sampler) in (SequentialSampler, DistributedSampler):
+        return None
+    if type(sampler) is not RandomSampler:
+        return f"a sampler of its own ({type(sampler).__name__})"
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+        return "a RandomSampler that does not give every sample once"
+    return None
+
+
+def _copied_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the settings of a loader that do not concern its order."""
+    options = {name: getattr(loader, name) for name in COPIED}
+    if loader.num_workers:
+        # not persistent_workers: True is better for chunks, and torch's False is only its default
+        options["prefetch_factor"] = loader.prefetch_factor
+    if type(loader.sampler) is DistributedSampler:
+        options |= {"rank": loader.sampler.rank, "world_size": loader.sampler.num_replicas}
+    return options

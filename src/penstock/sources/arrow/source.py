@@ -1,32 +1,31 @@
-"""Columns of a table as a source of samples: a sample is a row."""
+"""Columns of a table as a source: a sample is a row."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SourceError
-from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
-from penstock.sources.arrow.columns import fields_of, values_of
-from penstock.sources.arrow.parquet import ParquetRows
-from penstock.sources.arrow.tables import DatasetRows, MappedRows, MemoryRows, TableRows
-from penstock.sources.base import Arrays, Field
-from penstock.sources.gathering import block_runs
-from penstock.sources.memory import samples_per_block
-from penstock.sources.requests import (
-    check_range,
-    checked_indices,
+from penstock.extras import optional
+from penstock.fingerprints import digest, field_facts
+from penstock.registry import did_you_mean
+from penstock.sources.array_source import block_runs
+from penstock.sources.arrow.tables import open_rows
+from penstock.sources.base import (
+    Arrays,
+    BaseSource,
+    Field,
+    Indices,
+    Rows,
     checked_names,
-    checked_path,
-    destinations,
+    sampled_rows,
 )
 
 
-class ArrowSource:
+class ArrowSource(BaseSource):
     """Numeric columns, and lists of a fixed size, of a table; each column is a field.
 
     Args:
@@ -42,101 +41,150 @@ class ArrowSource:
 
     def __init__(self, table: Any, *, columns: Sequence[str] | None = None) -> None:
         names = checked_names("columns", columns)
-        self._rows = _rows_of(table)
-        self._fields = fields_of(self._rows.schema, names)
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Name -> shape and dtype of one sample."""
-        return self._fields
+        self._table = open_rows(table)
+        super().__init__(self._table.samples, _fields_of(self._table.schema, names))
 
     @property
     def block_samples(self) -> int:
         """Rows in a row group, or in about a megabyte where any range costs the same."""
-        sample_bytes = sum(field.nbytes for field in self._fields.values())
-        return self._rows.batch_samples or samples_per_block(len(self), sample_bytes)
-
-    def __len__(self) -> int:
-        return int(self._rows.samples)
-
-    def __repr__(self) -> str:
-        return f"ArrowSource({len(self)} samples of {list(self._fields)})"
+        return self._table.batch_samples or super().block_samples
 
     @property
     def seams(self) -> list[int]:
-        """Where rows do not follow each other: between files, and where they were selected."""
-        return list(getattr(self._rows, "seams", ()))
+        """Where rows do not continue each other: between files, and where they were selected."""
+        return list(self._table.seams)
 
     def fingerprint(self) -> str:
-        """Identity of the data: columns, length and the bytes of a few blocks."""
-        facts = [len(self), field_facts(self._fields), self._rows.batch_samples]
-        stored = self._rows.stored_bytes()
-        return digest(facts, self._sampled_rows() if stored is None else stored)
+        """Return an identity of the data: columns, length and the bytes of a few blocks."""
+        facts = [len(self), field_facts(self._fields), self._table.batch_samples]
+        stored = self._table.stored_bytes()
+        return digest(facts, self._sampled() if stored is None else stored)
 
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``."""
-        check_range(len(self), start, stop)
-        rows = dict(destinations(self._fields, out, stop - start))
-        for name, first, values in self._values(start, stop, list(rows)):
-            np.copyto(rows[name][first : first + len(values)], values)
+    def _sampled(self) -> list[bytes]:
+        def rows(start: int, stop: int) -> list[Rows]:
+            return [values for _, _, values in self._pieces(start, stop, list(self._fields))]
 
-    def take(self, indices: npt.NDArray[np.int64], out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples; each block is decoded once."""
-        chosen = checked_indices(len(self), indices)
-        rows = dict(destinations(self._fields, out, len(chosen)))
-        for places in block_runs(chosen, self.block_samples):
-            wanted = chosen[places]
+        return sampled_rows(len(self), self.block_samples, rows)
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        for name, first, values in self._pieces(start, stop, list(out)):
+            np.copyto(out[name][first : first + len(values)], values)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        for positions in block_runs(indices, self.block_samples):  # each is decoded once
+            wanted = indices[positions]
             start, stop = int(wanted[0]), int(wanted[-1]) + 1
-            block = {n: np.empty((stop - start, *r.shape[1:]), r.dtype) for n, r in rows.items()}
-            self.read(start, stop, block)
+            block = {n: np.empty((stop - start, *r.shape[1:]), r.dtype) for n, r in out.items()}
+            self._read(start, stop, block)
             for name, values in block.items():
-                rows[name][places] = values[wanted - start]
+                out[name][positions] = values[wanted - start]
 
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Samples ``start:stop`` in the table's own memory, where they are in one piece of it."""
-        check_range(len(self), start, stop)
-        if self._rows.batch_samples is not None or start == stop:
+    def _view(self, start: int, stop: int) -> Arrays | None:
+        if self._table.batch_samples is not None or start == stop:
             return None
         views = {}
-        for name, first, values in self._values(start, stop, list(self._fields)):
+        for name, first, values in self._pieces(start, stop, list(self._fields)):
+            # several pieces are not in one place, and a writable array is a copy
             if first or len(values) < stop - start or values.flags.writeable:
                 return None
             views[name] = values
         return views
 
-    def _values(
-        self, start: int, stop: int, names: list[str]
-    ) -> list[tuple[str, int, npt.NDArray[np.generic]]]:
-        """Name, place and values of each piece of rows ``start:stop``."""
+    def _pieces(self, start: int, stop: int, names: list[str]) -> Iterator[tuple[str, int, Rows]]:
+        """Yield the name, first row and values of each contiguous piece of rows ``start:stop``."""
         if start == stop or not names:
-            return []
-        table = self._rows.rows(start, stop, names)
-        pieces = []
+            return
+        table = self._table.rows(start, stop, names)
         for name in names:
             first = 0
             for chunk in table.column(name).chunks:
-                pieces.append((name, first, values_of(chunk, self._fields[name], name)))
+                yield name, first, _values_of(chunk, self._fields[name], name)
                 first += len(chunk)
-        return pieces
-
-    def _sampled_rows(self) -> list[bytes]:
-        block = self.block_samples
-        starts = [number * block for number in sampled_blocks(-(-len(self) // block))]
-        names = list(self._fields)
-        spans = [(start, min(len(self), start + block)) for start in starts]
-        return [row_bytes(values) for span in spans for _, _, values in self._values(*span, names)]
 
 
-def _rows_of(table: Any) -> TableRows:
-    if isinstance(table, str | os.PathLike):
-        path = checked_path(table)
-        is_parquet = path.is_dir() or path.suffix in (".parquet", ".pq")
-        return ParquetRows(path) if is_parquet else MappedRows(path)
-    if type(table).__module__.startswith("datasets."):
-        return DatasetRows(table)
-    if type(table).__module__.startswith("pyarrow."):
-        return MemoryRows(table)
-    raise SourceError(
-        f"{type(table).__name__} is no table: give a pyarrow table, a Hugging Face dataset, "
-        "or the path of Parquet or Arrow files"
-    )
+def _fields_of(schema: Any, columns: Sequence[str] | None) -> dict[str, Field]:
+    """Return the chosen columns (all of them if None) as fields."""
+    names = list(schema.names) if columns is None else list(columns)
+    if not names:
+        raise SourceError("a table without columns has no samples: name some with columns=[...]")
+    fields: dict[str, Field] = {}
+    for name in names:
+        if name not in schema.names:
+            raise SourceError(f"the table has no column {name!r}{did_you_mean(name, schema.names)}")
+        field = field_of(schema.field(name).type)
+        if field is None:
+            usable = [n for n in schema.names if field_of(schema.field(n).type) is not None]
+            raise SourceError(
+                f"column {name!r} holds {schema.field(name).type}, which has no fixed size: "
+                f"leave it out with columns={usable}, or convert it to numbers first"
+            )
+        fields[name] = field
+    return fields
+
+
+def field_of(arrow_type: Any) -> Field | None:
+    """Return shape and dtype of one value of an Arrow type, or None if they are not fixed.
+
+    >>> import pyarrow
+    >>> field_of(pyarrow.list_(pyarrow.float32(), 3))
+    Field(shape=(3,), dtype=dtype('float32'))
+    >>> field_of(pyarrow.string()) is None
+    True
+    """
+    arrow = optional("pyarrow", extra="arrow")
+    types = arrow.types
+    if isinstance(arrow_type, arrow.BaseExtensionType):
+        return _field_of_extension(arrow_type)
+    if types.is_fixed_size_list(arrow_type):
+        inner = field_of(arrow_type.value_type)
+        return inner and Field((arrow_type.list_size, *inner.shape), inner.dtype)
+    if types.is_timestamp(arrow_type):
+        return Field((), np.dtype(f"M8[{arrow_type.unit}]"))
+    if types.is_duration(arrow_type):
+        return Field((), np.dtype(f"m8[{arrow_type.unit}]"))
+    is_plain = (types.is_boolean, types.is_integer, types.is_floating)
+    if any(check(arrow_type) for check in is_plain):
+        return Field((), np.dtype(arrow_type.to_pandas_dtype()))
+    return None
+
+
+def _field_of_extension(arrow_type: Any) -> Field | None:
+    """Return the field of a tensor type: Arrow's own, or Array2D to Array5D of Hugging Face."""
+    shape = getattr(arrow_type, "shape", None)
+    if shape is None or any(size is None for size in shape):
+        return None
+    leaf = arrow_type.storage_type
+    while hasattr(leaf, "value_type"):
+        leaf = leaf.value_type
+    inner = field_of(leaf)
+    return inner and Field(tuple(shape), inner.dtype)
+
+
+def _values_of(array: Any, field: Field, name: str) -> Rows:
+    """Return the values of an Arrow array in its own memory; booleans, which are bits, copied."""
+    arrow = optional("pyarrow", extra="arrow")
+    samples = len(array)
+    if isinstance(array.type, arrow.BaseExtensionType):
+        array = array.storage
+    while hasattr(array.type, "value_type"):
+        _check_no_nulls(array, name)
+        lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+        if len(lengths) > 1:
+            raise SourceError(
+                f"column {name!r} holds lists of {lengths[0]} and of {lengths[-1]} items: "
+                "only lists of one length can be samples"
+            )
+        array = array.flatten()
+    _check_no_nulls(array, name)
+    if len(array) != samples * prod(field.shape):
+        raise SourceError(f"column {name!r} holds lists of another length than {field.shape}")
+    values: Rows = array.to_numpy(zero_copy_only=array.type != arrow.bool_())
+    return values.reshape(samples, *field.shape)
+
+
+def _check_no_nulls(array: Any, name: str) -> None:
+    if array.null_count:
+        raise SourceError(
+            f"column {name!r} has {array.null_count} missing values among {len(array)}: "
+            "fill them first, or choose other columns with columns=[...]"
+        )

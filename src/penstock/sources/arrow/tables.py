@@ -1,87 +1,88 @@
-"""Where rows of a table come from: memory, mapped Arrow files, Hugging Face datasets."""
+"""The rows of a table by ranges: in memory, mapped Arrow files, Hugging Face datasets, Parquet."""
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.fingerprints import sampled_blocks
+from penstock.sources.storage import new_memory, read_exactly
 
-
-class TableRows(Protocol):
-    """Rows by ranges. Picklable; all methods may be called from any thread."""
-
-    @property
-    def samples(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def schema(self) -> Any:
-        """The Arrow schema."""
-        ...
-
-    @property
-    def batch_samples(self) -> int | None:
-        """Rows that are decoded together; None where any range costs the same."""
-        ...
-
-    def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
-        """An Arrow table of rows ``start:stop``."""
-        ...
-
-    def stored_bytes(self) -> Iterator[bytes] | None:
-        """A few blocks' bytes as stored; None where rows stand for them."""
-        ...
+MOST_SAMPLED_BYTES = 1 << 20
 
 
 class MemoryRows:
-    """A table in memory."""
+    """A pyarrow table in memory, and the base class of the others.
 
-    batch_samples = None
+    A table can be pickled, and all its methods may be called from any thread.
+
+    Attributes:
+        samples: The number of rows.
+        schema: The Arrow schema.
+        batch_samples: Rows that are decoded together; None if any range costs the same.
+        seams: Where a row does not continue the one before it.
+    """
+
+    batch_samples: int | None = None
+    seams: Sequence[int] = ()
 
     def __init__(self, table: Any) -> None:
         self._table = table
-        self.samples, self.schema = table.num_rows, table.schema
+        self.samples: int = table.num_rows
+        self.schema: Any = table.schema
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
-        """An Arrow table of rows ``start:stop``, without a copy."""
+        """Return an Arrow table of rows ``start:stop``, without a copy."""
         return self._table.select(columns).slice(start, stop - start)
 
     def stored_bytes(self) -> Iterator[bytes] | None:
-        """None: rows stand for them."""
+        """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
 
 
-class MappedRows:
+def open_rows(table: Any) -> MemoryRows:
+    """Return the rows of a table, of a Hugging Face dataset, or of files at a path."""
+    if isinstance(table, str | os.PathLike):
+        path = a_path("table", table, error=SourceError)
+        is_parquet = path.is_dir() or path.suffix in (".parquet", ".pq")
+        return ParquetRows(path) if is_parquet else MappedRows(path)
+    if type(table).__module__.startswith("datasets."):
+        return DatasetRows(table)
+    if type(table).__module__.startswith("pyarrow."):
+        return MemoryRows(table)
+    raise SourceError(
+        f"{type(table).__name__} is not a table: pass a pyarrow table, a Hugging Face dataset, "
+        "or the path of Parquet or Arrow files"
+    )
+
+
+class MappedRows(MemoryRows):
     """An Arrow file (or stream in a file), mapped; opened once in each process."""
 
-    batch_samples = None
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._opened: tuple[Any, Any, int] | None = None  # table, mapped file, its size
-        table = self._table()
+        table = self._mapped()
         self.samples, self.schema = table.num_rows, table.schema
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
-        """An Arrow table of rows ``start:stop``, over mapped pages."""
-        return self._table().select(columns).slice(start, stop - start)
+        """Return an Arrow table of rows ``start:stop``, over mapped pages."""
+        return self._mapped().select(columns).slice(start, stop - start)
 
-    def stored_bytes(self) -> Iterator[bytes] | None:
-        """None: rows stand for them."""
-        return None
-
-    def _table(self) -> Any:
-        opened = self._opened or _mapped_table(self._path)
+    def _mapped(self) -> Any:
+        opened = self._opened or _map_table(self._path)
         self._opened = opened
         table, pages, size = opened
         found = os.fstat(pages.fileno()).st_size
@@ -93,7 +94,7 @@ class MappedRows:
         return table
 
 
-def _mapped_table(path: Path) -> tuple[Any, Any, int]:
+def _map_table(path: Path) -> tuple[Any, Any, int]:
     arrow = optional("pyarrow", extra="arrow")
     ipc = optional("pyarrow.ipc", extra="arrow")
     try:
@@ -107,32 +108,101 @@ def _mapped_table(path: Path) -> tuple[Any, Any, int]:
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {path}") from error
     except (arrow.ArrowException, OSError) as error:
-        raise SourceError(f"{path} is no readable Arrow file: {error}") from error
+        raise SourceError(f"{path} is not a readable Arrow file: {error}") from error
 
 
-class DatasetRows:
-    """A Hugging Face dataset; its selections and shuffles hold."""
-
-    batch_samples = None
+class DatasetRows(MemoryRows):
+    """A Hugging Face dataset, with its selections and shuffles."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.with_format("arrow")
-        self.samples = len(dataset)
-        self.schema = dataset.features.arrow_schema
-        self.seams = _gaps(getattr(dataset, "_indices", None))
+        self.samples, self.schema = len(dataset), dataset.features.arrow_schema
+        selected = getattr(dataset, "_indices", None)
+        if selected is not None:  # rows that were selected, shuffled or sorted
+            steps = np.diff(selected.column(0).to_numpy().astype(np.int64))
+            self.seams = (np.flatnonzero(steps != 1) + 1).tolist()
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
-        """An Arrow table of rows ``start:stop``."""
+        """Return an Arrow table of rows ``start:stop``."""
         return self._dataset[start:stop].select(columns)
 
-    def stored_bytes(self) -> Iterator[bytes] | None:
-        """None: rows stand for them."""
-        return None
+
+class RowGroup(NamedTuple):
+    """Row group ``number`` of a Parquet file, and where its bytes are."""
+
+    path: Path
+    number: int
+    samples: int
+    offset: int
+    nbytes: int
 
 
-def _gaps(indices: Any) -> list[int]:
-    """Where rows that were selected, shuffled or sorted do not follow each other."""
-    if indices is None:
-        return []
-    places = np.flatnonzero(np.diff(indices.column(0).to_numpy().astype(np.int64)) != 1) + 1
-    return [int(place) for place in places]
+class ParquetRows(MemoryRows):
+    """A Parquet file, or all ``*.parquet`` files of a directory in the order of their names."""
+
+    def __init__(self, path: Path) -> None:
+        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        if not files:
+            raise SourceError(f"there are no .parquet files in {path}")
+        metadata = [_read_metadata(file) for file in files]
+        self.schema = metadata[0].schema.to_arrow_schema()
+        self._groups: list[RowGroup] = []
+        for file, each in zip(files, metadata, strict=True):
+            if not each.schema.to_arrow_schema().equals(self.schema):
+                raise SourceError(f"{file} has other columns than {files[0]}: they must be equal")
+            self._groups += _row_groups(file, each)
+        self._ends = list(accumulate(group.samples for group in self._groups))
+        self.samples = self._ends[-1] if self._ends else 0
+        self.batch_samples = max((group.samples for group in self._groups), default=1)
+        pairs = zip(self._groups, self._groups[1:], self._ends, strict=False)
+        borders = {end for group, after, end in pairs if group.path != after.path}
+        self.seams = sorted(borders - {0, self.samples})  # files need not continue each other
+
+    def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
+        """Return an Arrow table of rows ``start:stop``; whole row groups are decoded."""
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
+        parts = [_read_group(group, columns) for group in self._groups[first : last + 1]]
+        begin = self._ends[first] - self._groups[first].samples
+        tables = optional("pyarrow", extra="arrow").concat_tables(parts)
+        return tables.slice(start - begin, stop - start)
+
+    def stored_bytes(self) -> Iterator[bytes]:
+        """Return the first bytes of a few row groups, as they are in the file."""
+        for number in sampled_blocks(len(self._groups)):
+            group = self._groups[number]
+            raw = new_memory(min(group.nbytes, MOST_SAMPLED_BYTES))
+            read_exactly(group.path, raw, group.offset)
+            yield raw.tobytes()
+
+
+def _read_metadata(path: Path) -> Any:
+    arrow = optional("pyarrow", extra="arrow")
+    try:
+        return optional("pyarrow.parquet", extra="arrow").read_metadata(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path}") from error
+    except (arrow.ArrowException, OSError) as error:
+        raise SourceError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+def _row_groups(path: Path, metadata: Any) -> Iterator[RowGroup]:
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(column) for column in range(group.num_columns)]
+        nbytes = sum(column.total_compressed_size for column in columns)
+        offset = min(c.dictionary_page_offset or c.data_page_offset for c in columns)
+        yield RowGroup(path, number, group.num_rows, offset, nbytes)
+
+
+def _read_group(group: RowGroup, columns: Sequence[str]) -> Any:
+    arrow = optional("pyarrow", extra="arrow")
+    parquet = optional("pyarrow.parquet", extra="arrow")
+    try:
+        with parquet.ParquetFile(group.path, memory_map=False) as file:
+            # the caller's threads are the parallelism
+            return file.read_row_group(group.number, columns=list(columns), use_threads=False)
+    except (arrow.ArrowException, OSError) as error:
+        raise SourceError(
+            f"cannot read row group {group.number} of {group.path}: {error}; "
+            "write or copy the file again"
+        ) from error

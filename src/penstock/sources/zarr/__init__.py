@@ -1,4 +1,4 @@
-"""Zarr arrays: metadata -> grid of chunks -> where their bytes are -> decoded into place."""
+"""Zarr arrays: metadata, then the chunks of a read, then their stored bytes, then decoding."""
 
 from penstock.sources.zarr.source import ZarrSource
 

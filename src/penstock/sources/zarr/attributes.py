@@ -13,7 +13,7 @@ import numpy as np
 
 Attributes = Mapping[str, Any]
 
-DIMENSIONS_V2 = "_ARRAY_DIMENSIONS"  # where xarray keeps dimension names in Zarr version 2
+DIMENSIONS_V2 = "_ARRAY_DIMENSIONS"  # where xarray stores dimension names in Zarr version 2
 NO_CHANGE = {"scale_factor": 1, "add_offset": 0, "_Unsigned": "false"}
 FILLS = ("_FillValue", "missing_value")
 
@@ -21,7 +21,7 @@ FILLS = ("_FillValue", "missing_value")
 def packing(
     attributes: Attributes, dtype: np.dtype[np.generic], *, fill_value: object, version: int
 ) -> dict[str, Any]:
-    """The attributes because of which stored values are not the data.
+    """Return the attributes because of which stored values are not the data.
 
     A NaN that marks missing floats changes nothing.
 
@@ -46,9 +46,9 @@ def packing(
 
 
 def fill_mark_v2(attributes: Attributes, fill_value: object) -> dict[str, object]:
-    """The attribute ``_FillValue`` that xarray keeps in the ``fill_value`` of a version 2 array.
+    """Return the attribute ``_FillValue``, which xarray stores as ``fill_value`` in version 2.
 
-    0 is zarr's default there, and not taken for a mark of missing data.
+    0 is zarr's default there, and does not mark missing data.
 
     >>> fill_mark_v2({"_ARRAY_DIMENSIONS": ["x"]}, -32767)
     {'_FillValue': -32767}
@@ -59,7 +59,7 @@ def fill_mark_v2(attributes: Attributes, fill_value: object) -> dict[str, object
 
 
 def dimensions_v2(attributes: Attributes, axes: int) -> tuple[str | None, ...] | None:
-    """Dimension names that xarray has written into a version 2 array; None where there are none.
+    """Return the dimension names that xarray writes into a version 2 array, or None.
 
     >>> dimensions_v2({"_ARRAY_DIMENSIONS": ["time", "x"]}, 2)
     ('time', 'x')
@@ -71,7 +71,7 @@ def dimensions_v2(attributes: Attributes, axes: int) -> tuple[str | None, ...] |
 
 
 def encoded_mark(value: object) -> object:
-    """A mark of missing data as xarray writes ``_FillValue`` into attributes of version 3.
+    """Return a mark of missing data as xarray writes ``_FillValue`` in version 3.
 
     >>> encoded_mark(-32767), _is_nan(encoded_mark(float("nan")))
     (-32767, True)
@@ -83,7 +83,7 @@ def encoded_mark(value: object) -> object:
 
 
 def _is_nan(mark: object) -> bool:
-    """Whether a mark is NaN: as a number, as text, or as xarray's base64 text of its bytes."""
+    """Return whether a mark is NaN: a number, text, or xarray's base64 text of its bytes."""
     if isinstance(mark, str):
         try:
             return mark == "NaN" or math.isnan(struct.unpack("<d", base64.b64decode(mark))[0])

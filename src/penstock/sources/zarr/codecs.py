@@ -1,4 +1,4 @@
-"""Stored bytes of a chunk into their place: one decompression, checked before and after."""
+"""Decoding of a chunk into the output: one decompression, checked before and after."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from typing import Any
 import numpy as np
 
 from penstock.extras import optional
-from penstock.sources.scratch import Bytes
+from penstock.sources.thread_buffers import Bytes
 
 
 class BadChunk(ValueError):
-    """What is wrong with the stored bytes of a chunk."""
+    """The stored bytes of a chunk are wrong; the message says how."""
 
 
 class NotDirect(Exception):
-    """Why an array is left to zarr-python."""
+    """The reason why an array is read by zarr-python, not directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecChain:
-    """Perhaps a compressor, then perhaps a crc32c checksum: what most arrays are written with.
+    """An optional compressor, then an optional crc32c checksum: the codecs of most arrays.
 
-    >>> place = np.empty(3, np.uint8)
-    >>> CodecChain("zlib", checksum=False).decode(np.frombuffer(zlib.compress(b"abc"), "u1"), place)
-    >>> place.tobytes()
+    >>> out = np.empty(3, np.uint8)
+    >>> CodecChain("zlib", checksum=False).decode(np.frombuffer(zlib.compress(b"abc"), "u1"), out)
+    >>> out.tobytes()
     b'abc'
     """
 
     compressor: str | None
     checksum: bool
 
-    def decode(self, stored: Bytes, place: Bytes) -> None:
-        """Fill ``place`` with exactly its size in decoded bytes, or raise ``BadChunk``."""
+    def decode(self, stored: Bytes, out: Bytes) -> None:
+        """Fill ``out`` completely with decoded bytes, or raise ``BadChunk``."""
         if self.checksum:
             stored = _verified(stored)
         if self.compressor is None:
-            _copy(stored, place)
+            _copy(stored, out)
         else:
-            _DECODERS[self.compressor](stored, place)
+            _DECODERS[self.compressor](stored, out)
 
     def most_stored_bytes(self, decoded_bytes: int) -> int:
-        """More than any encoder makes of a chunk: a larger file is refused before it is read."""
+        """Return more than any encoder writes: a larger file is refused before it is read."""
         if self.compressor is None:
             return decoded_bytes + 4 * self.checksum
         return decoded_bytes + decoded_bytes // 8 + (1 << 16)
 
 
 def compressor_named(name: str) -> str:
-    """The compressor behind a codec name of Zarr version 2 or 3.
+    """Return the compressor for a codec name of Zarr version 2 or 3.
 
     >>> compressor_named("numcodecs.lz4")
     'lz4'
@@ -77,15 +77,15 @@ def _verified(stored: Bytes) -> Bytes:
     return stored[:-4]
 
 
-def _check_size(found: int, place: Bytes, modulo: int | None = None) -> None:
-    if found != (place.size if modulo is None else place.size % modulo):
-        raise BadChunk(f"it holds {found} bytes where the chunk has {place.size}")
+def _check_size(found: int, out: Bytes, modulo: int | None = None) -> None:
+    if found != (out.size if modulo is None else out.size % modulo):
+        raise BadChunk(f"it holds {found} bytes where the chunk has {out.size}")
 
 
-def _copy(stored: Bytes, place: Bytes) -> None:
-    _check_size(stored.size, place)
-    if stored is not place:  # a raw chunk is read straight into its place
-        np.copyto(place, stored)
+def _copy(stored: Bytes, out: Bytes) -> None:
+    _check_size(stored.size, out)
+    if stored is not out:  # a raw chunk is read straight into the output
+        np.copyto(out, stored)
 
 
 def _decompressed(decompress: Callable[[Bytes, Bytes], object], stored: Bytes, out: Bytes) -> None:
@@ -99,40 +99,40 @@ def _decompressed(decompress: Callable[[Bytes, Bytes], object], stored: Bytes, o
 def _blosc() -> Any:
     blosc = optional("numcodecs.blosc", extra="zarr")
     if blosc.use_threads is None:
-        # Blosc's own pool has one global lock and does not survive a fork; our threads are
-        # the parallelism, and its other mode releases the GIL and shares nothing.
+        # Blosc's own pool has one global lock and does not survive a fork; our threads are the
+        # parallelism, and its other mode releases the GIL and shares nothing.
         blosc.use_threads = False
     return blosc
 
 
-def _decode_blosc(stored: Bytes, place: Bytes) -> None:
-    # The header is checked first, so that nothing is ever written past the place.
+def _decode_blosc(stored: Bytes, out: Bytes) -> None:
+    # the header is checked first, so that nothing is ever written past the end of the output
     if stored.size < 16:
         raise BadChunk(f"{stored.size} bytes are too few for a blosc chunk")
     nbytes, _, cbytes = stored[4:16].view("<u4").tolist()
-    _check_size(nbytes, place)
+    _check_size(nbytes, out)
     if cbytes != stored.size:
-        raise BadChunk(f"{stored.size} of {cbytes} compressed bytes are there")
-    _decompressed(_blosc().decompress, stored, place)
+        raise BadChunk(f"it has {stored.size} of {cbytes} compressed bytes")
+    _decompressed(_blosc().decompress, stored, out)
 
 
-def _decode_lz4(stored: Bytes, place: Bytes) -> None:
+def _decode_lz4(stored: Bytes, out: Bytes) -> None:
     if stored.size < 4:
         raise BadChunk(f"{stored.size} bytes are too few for an lz4 chunk")
-    _check_size(int.from_bytes(stored[:4].tobytes(), "little"), place)
-    _decompressed(optional("numcodecs.lz4", extra="zarr").decompress, stored, place)
+    _check_size(int.from_bytes(stored[:4].tobytes(), "little"), out)
+    _decompressed(optional("numcodecs.lz4", extra="zarr").decompress, stored, out)
 
 
-def _decode_zstd(stored: Bytes, place: Bytes) -> None:
+def _decode_zstd(stored: Bytes, out: Bytes) -> None:
     size = zstd_content_size(stored[:18].tobytes())
     if size is not None:
-        _check_size(size, place)
+        _check_size(size, out)
     # a frame may leave out its size; given a destination, nothing is decoded past its end
-    _decompressed(optional("numcodecs.zstd", extra="zarr").decompress, stored, place)
+    _decompressed(optional("numcodecs.zstd", extra="zarr").decompress, stored, out)
 
 
 def zstd_content_size(head: bytes) -> int | None:
-    """The decoded size a zstd frame declares; None where it declares none.
+    """Return the decoded size that a zstd frame declares, or None if it declares none.
 
     >>> zstd_content_size(bytes.fromhex("28b52ffd2003"))
     3
@@ -156,34 +156,36 @@ def _deflate() -> Any | None:
         return None
 
 
-def _decode_gzip(stored: Bytes, place: Bytes) -> None:
+def _decode_gzip(stored: Bytes, out: Bytes) -> None:
     if stored.size < 18:
         raise BadChunk(f"{stored.size} bytes are too few for a gzip chunk")
-    # the decoders stop after the first member of a file; its last bytes say the size of the last
-    _check_size(int.from_bytes(stored[-4:].tobytes(), "little"), place, modulo=1 << 32)
-    _inflate(stored, place, fast="gzip_decompress", window_bits=31)
+    # the decoders stop after the first member of a file; its last bytes hold the size of the last
+    _check_size(int.from_bytes(stored[-4:].tobytes(), "little"), out, modulo=1 << 32)
+    _inflate(stored, out, fast="gzip_decompress", window_bits=31)
 
 
-def _decode_zlib(stored: Bytes, place: Bytes) -> None:
-    _inflate(stored, place, fast="zlib_decompress", window_bits=15)
+def _decode_zlib(stored: Bytes, out: Bytes) -> None:
+    _inflate(stored, out, fast="zlib_decompress", window_bits=15)
 
 
-def _inflate(stored: Bytes, place: Bytes, *, fast: str, window_bits: int) -> None:
+def _inflate(stored: Bytes, out: Bytes, *, fast: str, window_bits: int) -> None:
     deflate = _deflate()
     if deflate is not None:
         try:
-            whole = getattr(deflate, fast)(stored, place.size)
+            whole = getattr(deflate, fast)(stored, out.size)
         except deflate.DeflateError:
-            whole = None  # zlib says what is wrong, or reads what deflate does not
-    if deflate is None or whole is None or len(whole) != place.size:
-        whole = _inflate_with_zlib(stored, place.size, window_bits)
-    _copy(np.frombuffer(whole, np.uint8), place)
+            whole = None  # zlib explains what is wrong, or reads what deflate cannot
+    if deflate is None or whole is None or len(whole) != out.size:
+        whole = _inflate_with_zlib(stored, out.size, window_bits)
+    _copy(np.frombuffer(whole, np.uint8), out)
 
 
 def _inflate_with_zlib(stored: Bytes, size: int, window_bits: int) -> bytes:
     stream = zlib.decompressobj(window_bits)
     try:
-        whole = stream.decompress(stored.data, size + 1)  # one more than wanted: enough to notice
+        whole = stream.decompress(
+            stored.data, size + 1
+        )  # one byte more than wanted shows that there is too much
     except zlib.error as error:
         raise BadChunk(str(error)) from error
     if not stream.eof:

@@ -1,4 +1,4 @@
-"""Chunks of an array decoded straight into their place, without zarr-python."""
+"""Chunks of an array decoded straight into the output, without zarr-python."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
-from penstock.sources.base import Field
-from penstock.sources.scratch import Bytes, scratch
+from penstock.sources.base import Field, Rows
+from penstock.sources.storage import ByteStore, new_memory
+from penstock.sources.thread_buffers import Bytes, thread_buffer
+from penstock.sources.zarr.chunks import (
+    ArrayLayout,
+    ChunkLocator,
+    ChunkRead,
+    Crop,
+    FixedCache,
+    Grid,
+    Location,
+    Position,
+    sample_shape,
+)
 from penstock.sources.zarr.codecs import BadChunk
-from penstock.sources.zarr.grid import ChunkRead, Crop, Grid, sample_shape
-from penstock.sources.zarr.layout import ArrayLayout
-from penstock.sources.zarr.locate import ChunkLocator, Location
-from penstock.sources.zarr.missing import MissingChunks
-from penstock.sources.zarr.slots import Slots
-from penstock.sources.zarr.stored import StoredBytes, new_memory
+from penstock.sources.zarr.hierarchy import MissingChunks
 
-# each kept map holds a file descriptor; 128 are 512 MB of 4 MB chunks
-KEPT_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
-
-Rows = npt.NDArray[np.generic]
+# each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
+CACHED_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 
 class _Mapped(NamedTuple):
@@ -39,165 +43,167 @@ class _Mapped(NamedTuple):
 
 
 class DirectArray:
-    """One array whose codecs are decoded here: read into place, or looked at where it is raw."""
+    """An array with common codecs: decoded into the output, or viewed in place where it is raw."""
 
     reader = "direct"
     why = ""
 
     def __init__(
         self,
-        stored: StoredBytes,
+        store: ByteStore,
         prefix: str,
         layout: ArrayLayout,
         axis: int,
         missing: MissingChunks,
         crop: Crop | None = None,
     ) -> None:
-        self._stored, self._layout, self._axis, self._crop = stored, layout, axis, crop
-        self._name, self._missing = stored.name(prefix.rstrip("/")), missing
+        self._store, self._layout, self._axis, self._crop = store, layout, axis, crop
+        self._name, self._missing = store.name(prefix.rstrip("/")), missing
         self._grid = Grid(layout.shape, layout.chunks, axis, crop)
         self.samples = layout.shape[axis]
         self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
         self.chunk_samples = self._grid.samples_per_chunk
-        self._locate = ChunkLocator(stored, prefix, layout)
-        self._maps: Slots[_Mapped] = Slots(KEPT_MAPS)
+        self._locate = ChunkLocator(store, prefix, layout)
+        self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
 
     def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with samples ``start:stop``, its first axis being that of samples."""
+        """Fill ``out`` with samples ``start:stop``; its first axis is that of samples."""
         target = np.moveaxis(out, 0, self._axis) if self._axis else out
         reads = list(self._grid.reads(start, stop))
-        threads = min(self._stored.concurrency, len(reads))
+        threads = min(self._store.concurrency, len(reads))
         if threads < 2:
-            found = [self._place(read, target) for read in reads]
+            found = [self._fill(read, target) for read in reads]
         else:
-            found = self._place_all(reads, target, threads)
+            found = self._fill_all(reads, target, threads)
         if not all(found):
             self._missing.verify()
 
-    def _place_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
+    def _fill_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
         with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
             try:
-                placed = [pool.submit(self._place, read, target) for read in reads]
-                return [one.result() for one in placed]
+                filled = [pool.submit(self._fill, read, target) for read in reads]
+                return [one.result() for one in filled]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # do not fetch what nobody wants
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for the rest
                 raise
 
     def view(self, start: int, stop: int) -> Rows | None:
-        """Samples ``start:stop`` over mapped pages, where they are one part of one raw chunk."""
+        """Return samples ``start:stop`` over mapped pages, if they are in one raw chunk."""
         read = self._grid.one_read(start, stop)
-        chunk = None if read is None else self._mapped_chunk(read.place)
+        chunk = None if read is None else self._mapped_chunk(read.position)
         if read is None or chunk is None:
             return None
         part = chunk if read.whole else chunk[read.inside]
         return np.moveaxis(part, self._axis, 0) if self._axis else part
 
     def fingerprint(self) -> str:
-        """Identity of the array: shape, dtype, chunking and the stored bytes of a few chunks."""
+        """Return an identity: shape, dtype, chunking and the stored bytes of a few chunks."""
         layout = self._layout
         facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self._axis, self._crop]
         return digest(facts, self._sampled_bytes())
 
     def _sampled_bytes(self) -> Iterator[bytes | Bytes]:
         for number in sampled_blocks(prod(self._grid.chunk_counts)):
-            where = self._locate(self._grid.place(number))
+            where = self._locate(self._grid.position(number))
             stored = None
             if where is not None:
-                stored = self._stored.fetch(where.key, new_memory, where.offset, where.nbytes)
+                stored = self._store.fetch(where.key, new_memory, where.offset, where.nbytes)
             if stored is None:
                 self._missing.verify()
             yield b"missing" if stored is None else stored
 
-    def _place(self, read: ChunkRead, target: Rows) -> bool:
-        """Fill the part of ``target`` that one chunk has; False where no such chunk is stored."""
+    def _fill(self, read: ChunkRead, target: Rows) -> bool:
+        """Fill the part of ``target`` from one chunk; return False if the chunk is missing."""
         part = target[read.target]
         if read.whole and part.flags.c_contiguous:
-            found = self._decode(read.place, part.reshape(-1).view(np.uint8))
+            found = self._decode(read.position, part.reshape(-1).view(np.uint8))
         else:
-            chunk = self._mapped_chunk(read.place)
+            chunk = self._mapped_chunk(read.position)
             if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
                 part[...] = chunk[read.inside]
                 return True
-            decoded = self._room(read.place)
-            found = self._decode(read.place, decoded)
+            decoded = self._chunk_buffer(read.position)
+            found = self._decode(read.position, decoded)
             if found:
                 part[...] = self._shaped(decoded)[read.inside]
         if not found:
             part[...] = self._layout.fill
         return found
 
-    def _room(self, place: tuple[int, ...]) -> Bytes:
+    def _chunk_buffer(self, position: Position) -> Bytes:
         try:
-            return scratch("decoded", self._layout.chunk_bytes)
+            return thread_buffer("decoded", self._layout.chunk_bytes)
         except (MemoryError, ValueError) as error:
             raise SourceError(
-                f"chunk {place} of array {self._name} has {self._layout.chunk_bytes:,} bytes, "
-                "more than there is memory for: write the array with smaller chunks"
+                f"chunk {position} of array {self._name} has {self._layout.chunk_bytes:,} bytes, "
+                "more than the free memory: write the array with smaller chunks"
             ) from error
 
-    def _decode(self, place: tuple[int, ...], into: Bytes) -> bool:
-        """Whether the chunk is there; if so, ``into`` holds it."""
-        where = self._locate(place)
-        stored = None if where is None else self._fetch(where, place, into)
+    def _decode(self, position: Position, into: Bytes) -> bool:
+        """Decode the chunk into ``into``; return False if the chunk is missing."""
+        where = self._locate(position)
+        stored = None if where is None else self._fetch(where, position, into)
         if where is None or stored is None:
-            self._missing.report(self._locate.key(place))
+            self._missing.report(self._locate.key(position))
             if where is not None and where.nbytes is not None:
-                raise self._damaged(where, place, "its shard was deleted while it was read")
+                raise self._damaged(where, position, "its shard was deleted while it was read")
             return False
         try:
             self._layout.codecs.decode(stored, into)
         except (BadChunk, MemoryError) as error:
-            why = str(error) or "there is not enough memory to decode it"
-            raise self._damaged(where, place, why) from error
+            why = str(error) or "not enough memory to decode it"
+            raise self._damaged(where, position, why) from error
         return True
 
-    def _fetch(self, where: Location, place: tuple[int, ...], into: Bytes) -> Bytes | None:
-        def room(nbytes: int) -> Bytes:
+    def _fetch(self, where: Location, position: Position, into: Bytes) -> Bytes | None:
+        def allocate(nbytes: int) -> Bytes:
             if self._layout.is_raw and nbytes == into.size:
                 return into
             if nbytes > self._layout.codecs.most_stored_bytes(self._layout.chunk_bytes):
-                raise self._damaged(where, place, f"{nbytes} bytes are more than a chunk can have")
-            return scratch("stored", nbytes)
+                raise self._damaged(
+                    where, position, f"{nbytes} bytes are more than a chunk can have"
+                )
+            return thread_buffer("stored", nbytes)
 
-        return self._stored.fetch(where.key, room, where.offset, where.nbytes)
+        return self._store.fetch(where.key, allocate, where.offset, where.nbytes)
 
-    def _mapped_chunk(self, place: tuple[int, ...]) -> Rows | None:
-        """A raw chunk over mapped pages; None where it is not raw, not here, or missing."""
+    def _mapped_chunk(self, position: Position) -> Rows | None:
+        """Return a raw chunk over mapped pages; None if it is not raw, not local, or missing."""
         if not self._layout.is_raw:
             return None
-        number = self._locate.number(place)
-        kept = self._maps.get(number)
-        if kept is None:
-            kept = self._map_chunk(place)
-            if kept is None:
+        number = self._locate.number(position)
+        found = self._maps.get(number)
+        if found is None:
+            found = self._map_chunk(position)
+            if found is None:
                 return None
-            self._maps.put(number, kept)
+            self._maps.put(number, found)
         else:
-            self._check_size(kept.mapping, kept.where, place)
-        return kept.chunk
+            self._check_size(found.mapping, found.where, position)
+        return found.chunk
 
-    def _map_chunk(self, place: tuple[int, ...]) -> _Mapped | None:
-        where = self._locate(place)
-        mapping = None if where is None else self._stored.mapped(where.key)
+    def _map_chunk(self, position: Position) -> _Mapped | None:
+        where = self._locate(position)
+        mapping = None if where is None else self._store.mapped(where.key)
         if where is None or mapping is None:
             return None
-        self._check_size(mapping, where, place)
+        self._check_size(mapping, where, position)
         stored = np.frombuffer(mapping, np.uint8, self._layout.chunk_bytes, where.offset)
         return _Mapped(where, mapping, self._shaped(stored))
 
-    def _check_size(self, mapping: mmap.mmap, where: Location, place: tuple[int, ...]) -> None:
-        """At every look: pages past the end of a file that has shrunk would be SIGBUS."""
+    def _check_size(self, mapping: mmap.mmap, where: Location, position: Position) -> None:
+        # before every access: touching pages past the end of a file that has shrunk is SIGBUS
         size, expected = mapping.size(), self._layout.chunk_bytes
         found = size if where.nbytes is None else where.nbytes
         if found != expected or where.offset + expected > min(size, len(mapping)):
             why = f"it holds {found} bytes where the chunk has {expected}"
-            raise self._damaged(where, place, why)
+            raise self._damaged(where, position, why)
 
     def _shaped(self, decoded: Bytes) -> Rows:
         return decoded.view(self._layout.dtype).reshape(self._layout.chunks)
 
-    def _damaged(self, where: Location, place: tuple[int, ...], why: str) -> SourceError:
+    def _damaged(self, where: Location, position: Position, why: str) -> SourceError:
         return SourceError(
-            f"chunk {place} of array {self._name} is damaged ({why}): restore the file "
-            f"{self._stored.name(where.key)} from a copy, or create the array again"
+            f"chunk {position} of array {self._name} is damaged ({why}): restore the file "
+            f"{self._store.name(where.key)} from a copy, or create the array again"
         )

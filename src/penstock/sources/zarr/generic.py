@@ -1,4 +1,4 @@
-"""Any other array, through zarr-python: other codecs, transposes, filters, structured dtypes."""
+"""Any other array, read by zarr-python: other codecs, transposes, filters, structured dtypes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
-from penstock.sources.base import Field
-from penstock.sources.urls import redacted
-from penstock.sources.zarr.grid import Crop, sample_shape
-from penstock.sources.zarr.missing import MissingChunks
-from penstock.sources.zarr.stored import Directory, StoredBytes
-
-Rows = npt.NDArray[np.generic]
+from penstock.sources.base import Field, Rows
+from penstock.sources.storage import ByteStore, DirectoryStore, redacted
+from penstock.sources.zarr.chunks import Crop, sample_shape
+from penstock.sources.zarr.hierarchy import MissingChunks
 
 # what codecs raise at bytes they did not write
 UNREADABLE = (
@@ -34,14 +30,14 @@ UNREADABLE = (
 _LOCKS: dict[int, threading.Lock] = {}
 
 
-class _RustThreads:
-    """Which process has started the threads of ``zarrs``; they do not exist in its children."""
+class _ZarrsProcess:
+    """The process that has started the threads of ``zarrs``; forked children do not have them."""
 
     pid: int | None = None
 
     @classmethod
     def pipeline(cls) -> str | None:
-        """The codec pipeline to ask for here, None for zarr-python's own."""
+        """Return the codec pipeline to use in this process, or None for zarr-python's own."""
         try:
             optional("zarrs", extra="zarr")
         except ImportError:
@@ -51,28 +47,28 @@ class _RustThreads:
 
 
 class GenericArray:
-    """One array read by zarr-python, with the ``zarrs`` codec pipeline where that is possible."""
+    """An array read by zarr-python, with the ``zarrs`` codec pipeline where that is possible."""
 
     reader = "zarr-python"
 
     def __init__(
         self,
-        stored: StoredBytes,
+        store: ByteStore,
         key: str,
         axis: int,
         missing: MissingChunks,
         why: str,
         crop: Crop | None = None,
     ) -> None:
-        self._stored, self._key, self._axis, self.why = stored, key, axis, why
+        self._store, self._key, self._axis, self.why = store, key, axis, why
         self._missing = missing
-        self._opened: tuple[int, Any, _Seen] | None = None
-        array, _ = _open(stored, key, pipeline=None)
-        shape, name = tuple(array.shape), stored.name(key.rstrip("/"))
+        self._opened: tuple[int, Any, _MissingSeen] | None = None
+        array, _ = _open(store, key, pipeline=None)
+        shape, name = tuple(array.shape), store.name(key.rstrip("/"))
         if missing.refused and array.shards is not None:
             raise SourceError(
-                f"array {name} is read by zarr-python ({why}), which does not say "
-                "which chunks of a shard are missing: open it with missing='fill'"
+                f"array {name} is read by zarr-python ({why}), which does not "
+                "report missing chunks of a shard: open it with missing='fill'"
             )
         self._crop = crop or tuple((0, n) for n in shape)
         self._stored_dtype = np.dtype(array.dtype)
@@ -90,7 +86,7 @@ class GenericArray:
         return {**self.__dict__, "_opened": None}
 
     def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with samples ``start:stop``, its first axis being that of samples."""
+        """Fill ``out`` with samples ``start:stop``; its first axis is that of samples."""
         spans = [*self._crop[: self._axis], (start, stop), *self._crop[self._axis + 1 :]]
         chosen = tuple(slice(first, last) for first, last in spans)
         as_stored = self._axis == 0 and self.field.dtype == self._stored_dtype
@@ -110,7 +106,7 @@ class GenericArray:
         try:
             array.get_basic_selection(chosen, out=buffer)
         except UNREADABLE as error:
-            name, samples = self._stored.name(self._key.rstrip("/")), chosen[self._axis]
+            name, samples = self._store.name(self._key.rstrip("/")), chosen[self._axis]
             raise SourceError(
                 f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: "
                 f"{_one_line(error)}"
@@ -122,11 +118,11 @@ class GenericArray:
             self._missing.verify()
 
     def view(self, start: int, stop: int) -> Rows | None:
-        """None: what zarr-python decodes cannot be looked at in place."""
+        """Return None: zarr-python always copies."""
         return None
 
     def fingerprint(self) -> str:
-        """Identity of the array: shape, dtype, chunking and a few samples (decoded)."""
+        """Return an identity: shape, dtype, chunking and a few decoded samples."""
         facts = [self.samples, self._crop, self._stored_dtype.str, self.chunk_samples, self._axis]
         row = np.empty((1, *self.field.shape), self.field.dtype)
         parts = []
@@ -135,21 +131,21 @@ class GenericArray:
             parts.append(row_bytes(row))
         return digest(facts, parts)
 
-    def _array(self) -> tuple[Any, _Seen]:
+    def _array(self) -> tuple[Any, _MissingSeen]:
         if self._opened is None or self._opened[0] != os.getpid():
             dtype = self.field.dtype
             # zarrs would open its own connections to a server, without our retries, and it does
             # not report chunks that are missing
-            local = isinstance(self._stored, Directory) and not self._missing.refused
+            local = isinstance(self._store, DirectoryStore) and not self._missing.refused
             plain = local and dtype == self._stored_dtype and dtype.kind in "biufc"
-            pipeline = _RustThreads.pipeline() if plain else None
-            self._opened = (os.getpid(), *_open(self._stored, self._key, pipeline))
+            pipeline = _ZarrsProcess.pipeline() if plain else None
+            self._opened = (os.getpid(), *_open(self._store, self._key, pipeline))
         return self._opened[1:]
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Missing objects that zarr-python has met in one store; ``complete`` if it reports them."""
+class _MissingSeen:
+    """Missing objects that zarr-python has asked for; ``complete`` if it reports all of them."""
 
     complete: bool
     missing: int = 0
@@ -157,12 +153,12 @@ class _Seen:
 
 
 @cache
-def _watched() -> Any:
-    """The class of a store that notes which objects were asked for and are missing."""
+def _observed_store() -> Any:
+    """Return a store class that counts the missing objects that were asked for."""
     wrapper: Any = optional("zarr.storage", extra="zarr").WrapperStore
 
-    class WatchedStore(wrapper):  # type: ignore[misc]
-        seen: _Seen
+    class ObservedStore(wrapper):  # type: ignore[misc]
+        seen: _MissingSeen
 
         def _with_store(self, store: Any) -> Any:
             other = type(self)(store)
@@ -175,32 +171,32 @@ def _watched() -> Any:
                 self.seen.missing, self.seen.last = self.seen.missing + 1, key
             return found
 
-    return WatchedStore
+    return ObservedStore
 
 
 def _one_line(error: BaseException) -> str:
     return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
 
 
-def _opening() -> threading.Lock:
-    """One opening at a time: settings are global. Per process: a fork may not inherit it locked."""
+def _open_lock() -> threading.Lock:
+    # zarr-python's settings are global; a lock per process, since a fork may inherit it locked
     return _LOCKS.setdefault(os.getpid(), threading.Lock())
 
 
-def _open(stored: StoredBytes, key: str, pipeline: str | None) -> tuple[Any, _Seen]:
+def _open(store: ByteStore, key: str, pipeline: str | None) -> tuple[Any, _MissingSeen]:
     zarr = optional("zarr", extra="zarr")
     settings = {} if pipeline is None else {"codec_pipeline.path": pipeline}
-    seen = _Seen(complete=pipeline is None)
+    seen = _MissingSeen(complete=pipeline is None)
     try:
-        store = stored.zarr_store()
+        opened = store.zarr_store()
         if pipeline is None:
-            store = _watched()(store)
-            store.seen = seen
-        # the pipeline is chosen when an array is opened; the setting is back at once
-        with _opening(), zarr.config.set(settings), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # how zarrs would do something is nothing to act on
-            return zarr.open_array(store, path=key.strip("/"), mode="r"), seen
+            opened = _observed_store()(opened)
+            opened.seen = seen
+        # the pipeline is chosen when an array is opened; the setting is restored at once
+        with _open_lock(), zarr.config.set(settings), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about fallbacks inside of zarrs
+            return zarr.open_array(opened, path=key.strip("/"), mode="r"), seen
     except UNREADABLE as error:
         raise SourceError(
-            f"zarr-python cannot open {stored.name(key.rstrip('/'))}: {_one_line(error)}"
+            f"zarr-python cannot open {store.name(key.rstrip('/'))}: {_one_line(error)}"
         ) from None

@@ -1,29 +1,23 @@
-"""The metadata of one Zarr array, version 2 or 3: checked, then turned into a layout.
+"""The metadata of one Zarr array, version 2 or 3: checked, then converted to a layout.
 
-What both readers depend on (shape, chunks, names of chunk files) is checked here and refused with
-`BadMetadata`. What only the direct reader cannot do is a `NotDirect`, and zarr-python reads it.
+Wrong values that both readers depend on (shape, chunks, names of chunk files) are `BadMetadata`.
+What only the direct reader cannot do is a `NotDirect`: a reason, and zarr-python reads the array.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from penstock.arguments import whole_number
+from penstock.arguments import shown, whole_number
 from penstock.sources.zarr.attributes import Attributes, dimensions_v2
+from penstock.sources.zarr.chunks import ArrayLayout, ChunkKeys, ShardLayout
 from penstock.sources.zarr.codecs import CodecChain, NotDirect, compressor_named
-from penstock.sources.zarr.layout import (
-    ArrayLayout,
-    ChunkKeys,
-    ShardLayout,
-    fill_value,
-    plain_dtype,
-)
 
 Json = Mapping[str, Any]
 
@@ -40,12 +34,12 @@ KNOWN_V3 = (
 
 
 class BadMetadata(ValueError):
-    """What is wrong with the metadata of an array."""
+    """The metadata of an array is wrong; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayMetadata:
-    """What the metadata of one array say.
+    """The metadata of one array.
 
     Attributes:
         shape: Of the whole array.
@@ -65,7 +59,7 @@ class ArrayMetadata:
 
 
 def metadata_v2(metadata: Json, attributes: Attributes) -> ArrayMetadata:
-    """What a ``.zarray`` and its ``.zattrs`` say.
+    """Return the metadata of an array from its ``.zarray`` and ``.zattrs``.
 
     >>> array = metadata_v2({"zarr_format": 2, "shape": [9, 2], "chunks": [4, 2], "dtype": "<f4",
     ...     "order": "C", "fill_value": None, "filters": None, "compressor": None}, {})
@@ -78,7 +72,7 @@ def metadata_v2(metadata: Json, attributes: Attributes) -> ArrayMetadata:
     keys = ChunkKeys("", _separator(metadata.get("dimension_separator", ".")))
     compressor = metadata["compressor"]
     if compressor is not None and not isinstance(_section("compressor", compressor).get("id"), str):
-        raise BadMetadata(f"compressor must have an id, got {_short(compressor)}")
+        raise BadMetadata(f"compressor must have an id, got {shown(compressor)}")
     try:
         layout: ArrayLayout | NotDirect = _layout_v2(metadata, shape, chunks, keys)
     except NotDirect as reason:
@@ -88,7 +82,7 @@ def metadata_v2(metadata: Json, attributes: Attributes) -> ArrayMetadata:
 
 
 def metadata_v3(metadata: Json) -> ArrayMetadata:
-    """What the ``zarr.json`` of an array says."""
+    """Return the metadata of an array from its ``zarr.json``."""
     _require(metadata, 3, "shape data_type chunk_grid chunk_key_encoding fill_value codecs")
     shape = _sizes("shape", metadata["shape"], minimum=0)
     grid, options = _named("chunk_grid", metadata["chunk_grid"])
@@ -96,7 +90,7 @@ def metadata_v3(metadata: Json) -> ArrayMetadata:
     keys = _keys_v3(*_named("chunk_key_encoding", metadata["chunk_key_encoding"]))
     codecs = metadata["codecs"]
     if not isinstance(codecs, list) or not codecs:
-        raise BadMetadata(f"codecs must be a list of codecs, got {_short(codecs)}")
+        raise BadMetadata(f"codecs must be a list of codecs, got {shown(codecs)}")
     chain = [_named("codecs", codec) for codec in codecs]
     try:
         if grid != "regular":
@@ -115,13 +109,13 @@ def _layout_v2(
     metadata: Json, shape: tuple[int, ...], chunks: tuple[int, ...], keys: ChunkKeys
 ) -> ArrayLayout:
     if metadata["order"] not in ("C", "F"):
-        raise BadMetadata(f'order must be "C" or "F", got {_short(metadata["order"])}')
+        raise BadMetadata(f'order must be "C" or "F", got {shown(metadata["order"])}')
     if metadata["order"] == "F" and len(shape) > 1:
         raise NotDirect("Fortran order")
     if metadata["filters"]:
         raise NotDirect("filters")
     if not isinstance(metadata["dtype"], str) or not DTYPES_V2.fullmatch(metadata["dtype"]):
-        raise NotDirect(f"dtype {_short(metadata['dtype'])}")
+        raise NotDirect(f"dtype {shown(metadata['dtype'])}")
     dtype = plain_dtype(_numpy_dtype(metadata["dtype"]))
     compressor = metadata["compressor"]
     return ArrayLayout(
@@ -191,16 +185,16 @@ def _keys_v3(name: str, options: Json) -> ChunkKeys | NotDirect:
 def _unsharded(
     chain: Sequence[tuple[str, Json]], outer: tuple[int, ...]
 ) -> tuple[ShardLayout | None, tuple[int, ...], Sequence[tuple[str, Json]]]:
-    """The sharding, the shape of the chunks that are decoded, and the codecs inside."""
+    """Return the sharding, the shape of the inner chunks, and their codecs."""
     name, options = chain[0]
     if name != "sharding_indexed":
         return None, outer, chain
     inner = _chunks("chunk_shape of sharding_indexed", options.get("chunk_shape"), outer)
     if any(a % b for a, b in zip(outer, inner, strict=True)):
         raise BadMetadata(f"shards of shape {outer} cannot be divided into chunks of {inner}")
-    place = options.get("index_location", "end")
-    if place not in ("start", "end"):
-        raise BadMetadata(f'index_location must be "start" or "end", got {_short(place)}')
+    location = options.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise BadMetadata(f'index_location must be "start" or "end", got {shown(location)}')
     codecs, index = options.get("codecs"), options.get("index_codecs")
     if not isinstance(codecs, list) or not isinstance(index, list) or not codecs or not index:
         raise BadMetadata("sharding_indexed needs codecs and index_codecs")
@@ -211,7 +205,7 @@ def _unsharded(
         raise NotDirect("unusual sharding")
     shards = ShardLayout(
         chunks_per_shard=tuple(a // b for a, b in zip(outer, inner, strict=True)),
-        index_at_end=place == "end",
+        index_at_end=location == "end",
         index_checksum=names[-1] == "crc32c",
     )
     return shards, inner, [_named("codecs", codec) for codec in codecs]
@@ -230,13 +224,93 @@ def _chain(chain: Sequence[tuple[str, Json]], dtype: np.dtype[np.generic]) -> Co
     return CodecChain(compressor_named(rest[0]) if rest else None, checksum)
 
 
-# -- single values, checked
+# -- fill values
+
+
+def plain_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """Return the dtype, if its stored bytes can be used as they are.
+
+    >>> plain_dtype(np.dtype("<f4"))
+    dtype('float32')
+    """
+    if dtype.kind not in "biufcmM":
+        raise NotDirect(f"dtype {dtype}")
+    if not dtype.isnative:
+        raise NotDirect("byte order")
+    return dtype
+
+
+def fill_value(stored: object, dtype: np.dtype[np.generic], *, version: int) -> np.generic:
+    """Return the value of samples in missing chunks, from its JSON form.
+
+    Only forms that every reader understands in the same way; the others are left to zarr-python.
+
+    >>> fill_value("NaN", np.dtype("f4"), version=3), fill_value(None, np.dtype("i2"), version=2)
+    (np.float32(nan), np.int16(0))
+    """
+    if stored is None and version == 2:
+        stored = {"m": "NaT", "M": "NaT", "b": False}.get(dtype.kind, 0)
+    try:
+        return _FILLS[dtype.kind](stored, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise NotDirect(f"fill value {str(stored)[:60]!r}") from error
+
+
+def _bool_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if not isinstance(stored, bool):
+        raise TypeError
+    return np.bool_(stored)
+
+
+def _integer_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if isinstance(stored, bool) or not isinstance(stored, int):
+        raise TypeError
+    value: np.generic = np.array([stored], dtype)[0]  # OverflowError if it does not fit
+    return value
+
+
+def _float_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    if isinstance(stored, bool) or not isinstance(stored, int | float | str):
+        raise TypeError
+    if isinstance(stored, str) and stored not in ("NaN", "Infinity", "-Infinity"):
+        raise TypeError
+    with np.errstate(over="ignore"):  # infinity, as in zarr-python
+        value: np.generic = np.array([float(stored)]).astype(dtype)[0]
+    return value
+
+
+def _complex_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    parts = stored if isinstance(stored, list) else [stored, 0]
+    part = np.dtype(f"f{dtype.itemsize // 2}")
+    real, imaginary = (_float_fill(each, part) for each in parts)
+    value: np.generic = np.array([real, imaginary], part).view(dtype)[0]
+    return value
+
+
+def _time_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
+    ticks = np.iinfo(np.int64).min if stored == "NaT" else stored
+    value: np.generic = np.array([_integer_fill(ticks, np.dtype("i8"))]).view(dtype)[0]
+    return value
+
+
+_FILLS: dict[str, Callable[[object, np.dtype[np.generic]], np.generic]] = {
+    "b": _bool_fill,
+    "i": _integer_fill,
+    "u": _integer_fill,
+    "f": _float_fill,
+    "c": _complex_fill,
+    "m": _time_fill,
+    "M": _time_fill,
+}
+
+
+# -- checks of single values
 
 
 def _require(metadata: Json, version: int, names: str) -> None:
     found = metadata.get("zarr_format")
     if found != version or isinstance(found, bool):
-        raise BadMetadata(f"zarr_format must be {version}, got {_short(found)}")
+        raise BadMetadata(f"zarr_format must be {version}, got {shown(found)}")
     missing = [name for name in names.split() if name not in metadata]
     if missing:
         raise BadMetadata(f"there is no {' and no '.join(missing)}")
@@ -244,7 +318,7 @@ def _require(metadata: Json, version: int, names: str) -> None:
 
 def _sizes(name: str, value: object, *, minimum: int) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise BadMetadata(f"{name} must be a list of integers, got {_short(value)}")
+        raise BadMetadata(f"{name} must be a list of integers, got {shown(value)}")
     if len(value) > MOST_DIMENSIONS:
         raise BadMetadata(f"{name} has {len(value)} dimensions, at most {MOST_DIMENSIONS} are read")
     return tuple(
@@ -265,17 +339,17 @@ def _chunks(name: str, value: object, shape: tuple[int, ...]) -> tuple[int, ...]
 def _separator(value: object) -> str:
     # anything else could name files outside of the store
     if value not in (".", "/"):
-        raise BadMetadata(f'the separator of chunk names must be "." or "/", got {_short(value)}')
+        raise BadMetadata(f'the separator of chunk names must be "." or "/", got {shown(value)}')
     return str(value)
 
 
 def _named(key: str, value: object) -> tuple[str, Json]:
-    """Name and configuration of an extension point: an object, or only its name."""
+    """Return name and configuration of an extension point: an object, or only its name."""
     if isinstance(value, str):
         return value, {}
     name = _section(key, value).get("name")
     if not isinstance(name, str):
-        raise BadMetadata(f"{key} must have a name, got {_short(value)}")
+        raise BadMetadata(f"{key} must have a name, got {shown(value)}")
     return name, _section(
         f"the configuration of {name}", _section(key, value).get("configuration", {})
     )
@@ -283,7 +357,7 @@ def _named(key: str, value: object) -> tuple[str, Json]:
 
 def _section(name: str, value: object) -> Json:
     if not isinstance(value, Mapping):
-        raise BadMetadata(f"{name} must be a JSON object, got {_short(value)}")
+        raise BadMetadata(f"{name} must be a JSON object, got {shown(value)}")
     return value
 
 
@@ -292,10 +366,5 @@ def _dimensions(value: object, axes: int) -> tuple[str | None, ...] | None:
         return None
     names = value if isinstance(value, list) else [0]
     if len(names) != axes or not all(name is None or isinstance(name, str) for name in names):
-        raise BadMetadata(f"dimension_names must name {axes} axes, got {_short(value)}")
+        raise BadMetadata(f"dimension_names must name {axes} axes, got {shown(value)}")
     return tuple(names)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

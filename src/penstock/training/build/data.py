@@ -11,7 +11,6 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.datamodules.inputs import is_source
-from penstock.datamodules.ranges import SelectedRanges, split_ranges
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datamodules.splitting import check_share, split
 from penstock.errors import ConfigError
@@ -25,6 +24,7 @@ from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.sources import open_source
 from penstock.sources.base import Source
+from penstock.sources.combine import SelectedRanges, split_ranges
 from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError, first_line
 from penstock.extras import optional
+from penstock.integrations.lightning import compat
 from penstock.training.checkpoint_files import (
     check_loadable,
     random_state,
@@ -154,7 +155,7 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         """Note that these weights have a score."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._validated = trainer.global_step
-            self._scores = list(trainer._results.metrics(on_step=False)["callback"])
+            self._scores = list(compat.epoch_metrics(trainer))
             self._note(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

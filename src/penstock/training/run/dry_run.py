@@ -186,7 +186,7 @@ def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> 
 
 def forecast_of(settings: Settings, trainer: Any, chunked: Any, watch: Stopwatch) -> Forecast:
     """Return the estimate for the whole run."""
-    loader = chunked._loader
+    loader = chunked.loader
     steps = None if loader is None else steps_of(loader)
     batches = trainer.num_training_batches if steps is None else (steps.chunk or steps.count)
     waited = 0.0 if loader is None else loader.waited_seconds / max(1, len(watch.steps))

@@ -14,8 +14,11 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock.arguments import whole_number
 from penstock.errors import ConfigError
-from penstock.integrations.lightning.chunk_replacing import scoring_loader, training_loader
-from penstock.integrations.lightning.source import knows_its_place
+from penstock.integrations.lightning.loaders import (
+    as_training_loader,
+    as_validation_loader,
+    has_position,
+)
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.loaders.chunk_settings import ChunkSettings
@@ -199,8 +202,8 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
     with ExitStack() as opened:
         train = data.train_dataloader()
         if settings.sized:
-            train = training_loader(train, settings, name="train_dataloader")
-        if not knows_its_place(train):
+            train = as_training_loader(train, settings, name="train_dataloader")
+        if not has_position(train):
             raise ConfigError(
                 f"cannot plan what is read: the order of a {type(train).__name__} is unknown; "
                 "set train.train_chunk_size"
@@ -209,7 +212,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
         if limit is not None and limit != 1.0 and train.position.chunk is None:
             train.position.use(limit=limit)
         validation = tuple(
-            scoring_loader(each, settings, name="val_dataloader") if settings.sized else each
+            as_validation_loader(each, settings, name="val_dataloader") if settings.sized else each
             for each in flat_loaders(data.val_dataloader())
         )
         for loader in (train, *validation):
@@ -221,7 +224,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
 
 def place(loader: Loader, rank: int, world: int) -> None:
     """Make a loader plan for a rank of a run that is not started."""
-    if knows_its_place(loader):
+    if has_position(loader):
         loader.position.use(topology=Topology(rank, world))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.extras import optional
+from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.callback import KEY, ChunkedTraining
 from penstock.training.build import Job
 from penstock.training.config import Settings
@@ -107,8 +108,7 @@ def logged_before(saved: Saved | None) -> int:
     progress = saved.content.get(KEY, {}).get("progress")
     if progress is not None:
         return int(progress["logged"])
-    loops = saved.content["loops"]["fit_loop"]
-    return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"])
+    return compat.logged_steps_of(saved.content)
 
 
 def launched(environment: Mapping[str, str]) -> dict[str, Any]:

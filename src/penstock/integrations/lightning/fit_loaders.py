@@ -1,0 +1,237 @@
+"""Which loaders and chunk sizes a fit uses, and the settings of the Trainer that follow from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from penstock.errors import ConfigError
+from penstock.integrations.lightning import compat
+from penstock.integrations.lightning.loaders import (
+    LoaderSource,
+    as_training_loader,
+    as_validation_loader,
+    has_position,
+    why_no_position,
+    why_not_chunked,
+)
+from penstock.integrations.lightning.reporting import describe_fit
+from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
+from penstock.loaders.torch_loader import TorchLoader
+
+log = logging.getLogger("penstock")
+
+LIMITS: Final = ("limit_train_batches", "limit_val_batches")
+
+
+class TrainerSettings:
+    """Settings of a Trainer that are changed during a fit and restored after it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self._before = trainer, dict[str, Any]()
+
+    def set(self, name: str, value: Any) -> None:
+        """Change a setting until `restore`."""
+        self._before.setdefault(name, getattr(self._trainer, name))
+        setattr(self._trainer, name, value)
+
+    def restore(self) -> None:
+        """Set all values to those of the user again."""
+        for name in tuple(self._before):
+            setattr(self._trainer, name, self._before.pop(name))
+
+    def remove_limits(self) -> dict[str, str]:
+        """Remove ``limit_*_batches``, which chunk sizes override; returns the removed ones as text.
+
+        A limit of 0 switches training or validation off and is not changed, nor is a debugging run
+        (``fast_dev_run``).
+        """
+        if self._trainer.overfit_batches:
+            raise ConfigError(
+                f"overfit_batches={self._trainer.overfit_batches!r} repeats the same batches, and "
+                "chunks continue with the next ones: use only one of them"
+            )
+        if self._trainer.fast_dev_run:
+            return {}
+        found = {name: getattr(self._trainer, name) for name in LIMITS}
+        limits = {name: value for name, value in found.items() if is_limit(value)}
+        for name in limits:
+            self.set(name, 1.0)
+        return {name: f"{name}={value!r}" for name, value in limits.items()}
+
+    def shorten_interval(self, batches: int) -> None:
+        """Validate at the end of a chunk that is shorter than ``val_check_interval``."""
+        name = "val_check_interval"
+        requested = self._before.get(name, getattr(self._trainer, name))
+        if isinstance(requested, int) and self._trainer.check_val_every_n_epoch is not None:
+            self.set(name, min(requested, max(1, batches)))
+
+
+def is_limit(value: int | float) -> bool:
+    """Return whether this value of ``limit_*_batches`` leaves some batches out, but not all."""
+    return bool(value) and not (isinstance(value, float) and value == 1.0)
+
+
+class FitLoaders:
+    """The loaders of one fit and their chunk sizes.
+
+    They are determined when Lightning first asks for a loader: hooks of a module or a data module
+    need their ``setup``, and ranks need their process group.
+
+    Args:
+        settings: The chunk options.
+    """
+
+    def __init__(self, settings: ChunkSettings) -> None:
+        self.settings = settings
+        self.sizes = find_sizes(settings, None, (), ())
+        self.training: LoaderSource | None = None
+        self.validation: LoaderSource | None = None
+        self.loader: Loader | None = None  # the one that is trained on, if it is of Penstock
+        self.starts_at_chunk = False  # this fit starts at start_chunk, not at its checkpoint
+        self._trainer_settings: TrainerSettings | None = None
+        self._resolved = False
+        self._started = False  # start_chunk applies to the first of several fits only
+
+    def attach(self, trainer: Any) -> None:
+        """Have Lightning read the length of the same loaders before every chunk."""
+        self._trainer_settings = TrainerSettings(trainer)
+        self._trainer_settings.set("reload_dataloaders_every_n_epochs", 1)
+        before_reload = partial(self._before_reload, trainer)
+        training, validation = compat.data_sources(trainer)
+        self.training = LoaderSource(training, "max_size_cycle", before_reload)
+        self.validation = LoaderSource(validation, "sequential", before_reload)
+        compat.set_data_sources(trainer, self.training, self.validation)
+        self.loader, self._resolved = None, False
+
+    def _before_reload(self, trainer: Any) -> None:
+        if not self._resolved:
+            self._resolved = True
+            self._resolve(trainer)
+        if self.loader is not None:
+            assert self.training is not None and self._trainer_settings is not None
+            self._trainer_settings.shorten_interval(self.training.length)
+
+    def _resolve(self, trainer: Any) -> None:
+        """Determine loaders and sizes, before Lightning sees the loaders."""
+        training, validation, settings = self.training, self.validation, self.settings
+        assert training is not None and validation is not None
+        if trainer.limit_train_batches:
+            training.fetch()
+        if trainer.enable_validation:
+            validation.fetch()
+        for loader in training.all:
+            self._check_position(loader)
+        sizes = find_sizes(settings, trainer.datamodule, training.all, validation.all)
+        if settings.sized:
+            training.replace(
+                [as_training_loader(x, settings, name=training.name) for x in training.all]
+            )
+            validation.replace(
+                [as_validation_loader(x, settings, name=validation.name) for x in validation.all]
+            )
+        self.loader = training.only_loader if training.all else None
+        self.sizes = sizes.infer(
+            lambda: largest(map(whole_batches, training.all)),
+            lambda: largest(map(whole_batches, validation.all)),
+        )
+        if self.sizes.enabled:
+            self._announce(trainer)
+        elif self.loader is None and not validation.any_of_penstock:
+            self._bypass()
+        self._seek_start()
+
+    def _check_position(self, loader: Any) -> None:
+        """Refuse, or warn about, a training loader whose position a checkpoint cannot contain."""
+        why = why_no_position(loader)
+        replaced = self.settings.train_chunk_size is not None and why_not_chunked(loader) is None
+        if why is None or replaced:
+            return
+        problem = f"cannot save the data position: the trainer's train_dataloader is {why}"
+        if isinstance(loader, TorchLoader):
+            raise ConfigError(f"{problem}, or remove ChunkedTraining from callbacks")
+        log.warning("%s, or remove ChunkedTraining from callbacks", problem)
+
+    def _announce(self, trainer: Any) -> None:
+        assert self._trainer_settings is not None and self.validation is not None
+        ignored = self._trainer_settings.remove_limits()
+        validation = self.validation.all
+        text = describe_fit(
+            self.sizes,
+            None if self.loader is None else self.loader.plan,
+            validation_batches=[compat.sized_len(each) for each in validation],
+            whole_validation=largest(map(whole_batches, validation)),
+            rotates=any(has_position(x) and not x.position.evaluation for x in validation),
+            ignored=ignored,
+            epochs=trainer.max_epochs,
+            passes=self.settings.passes,
+        )
+        if trainer.is_global_zero:
+            log.info("%s", text)
+
+    def _bypass(self) -> None:
+        """Leave everything to Lightning: no loader is of Penstock."""
+        assert self._trainer_settings is not None
+        self._trainer_settings.restore()
+        for source in (self.training, self.validation):
+            if source is not None:
+                source.bypass()
+
+    def _seek_start(self) -> None:
+        """Go to ``start_chunk`` in the first of several fits."""
+        self.starts_at_chunk = False
+        if self.settings.start_chunk is None or self._started:
+            return
+        if self.loader is None:
+            raise ConfigError(
+                f"start_chunk={self.settings.start_chunk!r} needs a training loader of Penstock: "
+                "pass a chunk size"
+            )
+        self.loader.seek(0)
+        self.loader.position.set_chunk(self.settings.start_chunk)
+        self._started = self.starts_at_chunk = True
+
+    def close(self) -> None:
+        """Stop workers and threads, and restore the settings of the Trainer."""
+        for source in (self.training, self.validation):
+            if source is not None:
+                source.close()
+        if self._trainer_settings is not None:
+            self._trainer_settings.restore()
+
+
+# -- chunk sizes
+
+
+def find_sizes(
+    settings: ChunkSettings, data: Any, train: Iterable[Any], val: Iterable[Any]
+) -> ChunkSizes:
+    """Return the sizes that are given: in the settings, else a data module, else the loaders."""
+    sizes = []
+    for partition, loaders in (("train", train), ("val", val)):
+        size = getattr(settings, f"{partition}_chunk_size")
+        if size is None:
+            size = getattr(data, f"explicit_{partition}_chunk_size", None)
+        if size is None and not getattr(data, "use_chunked_training", False):
+            size = largest(each.position.chunk for each in loaders if has_position(each))
+        sizes.append(size)
+    return ChunkSizes.given(*sizes)
+
+
+def whole_batches(loader: Any) -> int | None:
+    """Return the batches of the whole partition of a loader on this rank; None if unknown."""
+    if not has_position(loader):
+        length: int | None = compat.sized_len(loader)
+        return length
+    steps = loader.plan.steps
+    sized: Any = loader.dataset if isinstance(loader, ChunkedDataLoader) else None
+    samples = steps.size if sized is None else len(sized)
+    return partition_batches(samples, steps.batch, steps.world)
+
+
+def largest(numbers: Iterable[int | None]) -> int | None:
+    """Return the largest number that is not None or 0; None if there is none."""
+    return max(filter(None, numbers), default=None)

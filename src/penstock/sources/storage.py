@@ -1,0 +1,196 @@
+"""Stored bytes: local files, the interface of a byte store, and addresses on object storage."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from penstock.errors import SourceError
+from penstock.extras import optional
+from penstock.sources.thread_buffers import Bytes
+
+Allocate: TypeAlias = Callable[[int], Bytes]
+
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "http", "https")
+_USER = re.compile(r"(\w+:/{1,2})[^/\s'\"]*@")
+_QUERY = re.compile(r"(\w+:/[^\s'\"?#]*)[?#][^\s'\"]*")
+
+
+def is_url(where: str) -> bool:
+    """Return whether ``where`` is an address on object storage.
+
+    >>> is_url("s3://bucket/data.zarr"), is_url("/data.zarr")
+    (True, False)
+    """
+    scheme, found, _ = where.partition("://")
+    return bool(found) and scheme.lower() in SCHEMES
+
+
+def redacted(text: str) -> str:
+    """Return the text without user names, passwords, query strings and fragments of URLs.
+
+    Other people may read a message, a log or a `repr`; a signed URL or a password would give
+    them access.
+
+    >>> redacted("cannot open s3://key:secret@bucket/x.zarr?token=abc: refused")
+    'cannot open s3://***@bucket/x.zarr?*** refused'
+    """
+    return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
+
+
+def new_memory(nbytes: int) -> Bytes:
+    """Return new memory, for bytes that outlive the next read.
+
+    >>> new_memory(4).size
+    4
+    """
+    return np.empty(nbytes, np.uint8)
+
+
+def read_exactly(path: Path | str, into: Bytes, offset: int) -> None:
+    """Fill ``into`` with the bytes of ``path`` from ``offset``; a shorter file is an error."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        _fill(handle, into, offset, path)
+    finally:
+        os.close(handle)
+
+
+def _fill(handle: int, into: Bytes, offset: int, name: Path | str) -> None:
+    done = 0
+    while done < into.size:  # one system call reads at most 2 GB
+        try:
+            count = os.preadv(handle, [into[done:]], offset + done)  # type: ignore[list-item]
+        except OSError as error:
+            raise SourceError(f"cannot read {name}: {error.strerror}") from error
+        if count == 0:
+            raise _truncated(name, into.size - done)
+        done += count
+
+
+def _truncated(name: Path | str, missing_bytes: int) -> SourceError:
+    return SourceError(
+        f"{name} ends {missing_bytes} bytes too early: it is truncated; write or copy it again"
+    )
+
+
+@runtime_checkable
+class ByteStore(Protocol):
+    """Byte strings by key: files under a directory, or objects under a URL.
+
+    A pickle holds only the address. All methods may be called from any thread.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that one read should have in flight at once."""
+        ...
+
+    def name(self, key: str) -> str:
+        """Return the name of ``key`` for messages."""
+        ...
+
+    def fetch(
+        self, key: str, allocate: Allocate, offset: int = 0, nbytes: int | None = None
+    ) -> Bytes | None:
+        """Return bytes of ``key``, or None if it is missing.
+
+        Args:
+            key: Which byte string.
+            allocate: Returns memory of a given size; a store may use memory of its own instead.
+            offset: The first byte; a negative offset counts from the end.
+            nbytes: How many bytes; all the rest if None.
+        """
+        ...
+
+    def mapped(self, key: str) -> mmap.mmap | None:
+        """Return ``key`` as mapped pages, or None if it is missing or cannot be mapped."""
+        ...
+
+    def children(self, key: str) -> list[str]:
+        """Return the names one level below ``key``."""
+        ...
+
+    def zarr_store(self) -> Any:
+        """Return a read-only store of zarr-python over the same bytes."""
+        ...
+
+
+class DirectoryStore:
+    """Files under a directory. No file stays open between calls, so a fork breaks nothing.
+
+    Args:
+        path: The directory.
+    """
+
+    concurrency = 1  # the page cache answers at once; the caller's threads are the parallelism
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"DirectoryStore({str(self.path)!r})"
+
+    def name(self, key: str) -> str:
+        """Return the path of the file."""
+        return f"{self.path}/{key}" if key else str(self.path)
+
+    def fetch(
+        self, key: str, allocate: Allocate, offset: int = 0, nbytes: int | None = None
+    ) -> Bytes | None:
+        """Return bytes of the file, or None if there is no such file."""
+        handle = self._open(key)
+        if handle is None:
+            return None
+        try:
+            size = os.fstat(handle).st_size
+            first = max(0, size + offset) if offset < 0 else offset
+            wanted = max(0, size - first) if nbytes is None else nbytes
+            if first + wanted > size:  # before allocating: a damaged index may ask for anything
+                raise _truncated(self.name(key), first + wanted - size)
+            into = allocate(wanted)
+            _fill(handle, into, first, self.name(key))
+        finally:
+            os.close(handle)
+        return into
+
+    def mapped(self, key: str) -> mmap.mmap | None:
+        """Return the file as read-only mapped pages, or None if it is missing or empty."""
+        handle = self._open(key)
+        if handle is None:
+            return None
+        try:
+            return mmap.mmap(handle, 0, prot=mmap.PROT_READ) if os.fstat(handle).st_size else None
+        except (OSError, ValueError) as error:
+            raise SourceError(f"cannot map {self.name(key)}: {error}") from error
+        finally:
+            os.close(handle)
+
+    def children(self, key: str) -> list[str]:
+        """Return the names of the directories below."""
+        folder = self.path / key
+        try:
+            return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        except OSError as error:
+            raise SourceError(f"cannot list {folder}: {error.strerror}") from error
+
+    def zarr_store(self) -> Any:
+        """Return a read-only local store of zarr-python."""
+        return optional("zarr.storage", extra="zarr").LocalStore(self.path, read_only=True)
+
+    def _open(self, key: str) -> int | None:
+        try:
+            return os.open(f"{self.path}/{key}", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise SourceError(f"cannot read {self.name(key)}: {error.strerror}") from error
