@@ -23,7 +23,7 @@ quick: $(READY)
 	$(BIN)/pytest -q -m "not proof and not cuda and not timing" -n $(JOBS) --dist loadfile \
 		tests/order tests/keyed tests/checks tests/collate tests/training/config \
 		tests/sources/test_memory.py tests/sources/test_npy.py tests/sources/test_combine.py \
-		tests/sources/test_contract.py src/penstock/order src/penstock/collate
+		src/penstock/order src/penstock/collate
 
 check: $(READY)
 	$(BIN)/ruff format --check .
