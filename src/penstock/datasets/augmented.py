@@ -38,8 +38,8 @@ class AugmentedDataset(Dataset[Any]):
 
     Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
     with any number of workers or ranks, in any order, and after resuming; in the next epoch
-    it is augmented differently. The epoch is the one that a Penstock loader sends with the indices; in a stock loader
-    it is the one of `set_epoch`, which reaches persistent workers too.
+    it is augmented differently. A Penstock loader sends the epoch with the indices; for a stock
+    loader, call `set_epoch`, which reaches persistent workers too.
 
     Augment raw samples, and standardise afterwards: `StandardizedDataset` of this.
 
