@@ -37,8 +37,8 @@ class AugmentedDataset(Dataset[Any]):
     """The samples of a dataset with `SpecAugment` and `GaussianNoise`, while training.
 
     Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
-    with any number of workers or ranks, in any order, after any resume; and anew in the next
-    epoch. The epoch is the one that a Penstock loader sends with the indices; in a stock loader
+    with any number of workers or ranks, in any order, and after resuming; in the next epoch
+    it is augmented differently. The epoch is the one that a Penstock loader sends with the indices; in a stock loader
     it is the one of `set_epoch`, which reaches persistent workers too.
 
     Augment raw samples, and standardise afterwards: `StandardizedDataset` of this.
@@ -94,7 +94,7 @@ class AugmentedDataset(Dataset[Any]):
         return self._switches[_EPOCH]
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment anew: for stock loaders; a Penstock loader tells the epoch by itself."""
+        """Set the epoch for stock loaders; a Penstock loader sends it with the indices."""
         self._switches[_EPOCH] = whole_number("epoch", epoch, minimum=0)
 
     def __len__(self) -> int:
@@ -228,7 +228,7 @@ class SharedIntegers:
         self._values = _share(torch.tensor(values))
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
-        # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared anew
+        # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared again
         self._values = _share(state["_values"])
 
     def __getitem__(self, place: int) -> int:

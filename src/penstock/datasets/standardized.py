@@ -91,7 +91,7 @@ class StandardizedDataset(Dataset[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the base dataset the epoch, where it can be told one."""
+        """Set the epoch of the base dataset, if it has `set_epoch`."""
         getattr(self.base_dataset, "set_epoch", lambda _: None)(epoch)
 
     def fingerprint(self) -> str:
