@@ -63,7 +63,7 @@ class Commands:
         name = "" if wait else f".{env['RANK']}"
         out, err = cwd / f".out{name}", cwd / f".err{name}"
         job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": wait}
-        job |= {"out": str(out), "err": str(err), "program": program}
+        job |= {"out": str(out), "err": str(err), "program": program, "rank": not wait}
         print(json.dumps(job), file=self._server.stdin)
         self._server.stdin.flush()
         self._server.stdout.readline()  # its process id
