@@ -41,7 +41,7 @@ def build_and_seek(kind: str, size: int) -> None:
 
 def main() -> None:
     options = arguments(__doc__, rounds=15, indices=10**7)
-    rounds, indices = (2, 10**5) if options.tiny else (options.rounds, options.indices)
+    rounds, indices = (1, 10**4) if options.tiny else (options.rounds, options.indices)
     the_cost_of_a_trillion(10 * rounds)
     the_speed_of_indices(rounds, indices)
 

@@ -234,7 +234,7 @@ def main() -> None:
     wanted = options.only.split(",") if options.only else [*PARTS, *(x.name for x in LAYOUTS)]
     layouts = [layout for layout in LAYOUTS if layout.name in wanted]
     rows, columns = (32 * CHUNK_ROWS, 16) if options.tiny else (128 * CHUNK_ROWS, 1024)
-    seconds, rounds = (0.05, 2) if options.tiny else (options.seconds, options.rounds)
+    seconds, rounds = (0.01, 1) if options.tiny else (options.seconds, options.rounds)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.directory or temporary)
         folder.mkdir(exist_ok=True)

@@ -54,11 +54,13 @@ class Measured:
 def interleaved(
     cases: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of every case in every round; each round runs all cases, in turning order.
+    """Return the seconds of every case in every round; each round runs all cases.
 
-    A case is a function that does the work once. It may return the seconds itself (a float),
-    where part of what it does should not count.
+    The first case differs from round to round. A case is a function that does the work once. It
+    may return the seconds itself (a float), if part of what it does should not count. A tiny run
+    has no warm-up.
     """
+    warmup = 0 if _run.options.get("tiny") else warmup
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     names = list(cases)
     for turn in range(-warmup, rounds):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = {"quick": 50, "proof": 2000}
+EXAMPLES = {"quick": 50, "proof": int(os.environ.get("LAW_EXAMPLES", "2000"))}
 LAW_SECONDS = float(os.environ.get("LAW_SECONDS", "20"))
 # where Hypothesis keeps the settings of a test; tests/test_laws.py fails if it moves
 SETTINGS = "_hypothesis_internal_use_settings"

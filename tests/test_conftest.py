@@ -9,6 +9,12 @@ pytest_plugins = ["pytester"]
 FIXTURE = Path(__file__).with_name("left_running.py").read_text()
 
 
+@pytest.fixture(autouse=True)
+def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins of installed libraries take seconds to import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.mark.parametrize(
     "leaver",
     [

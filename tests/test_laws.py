@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import laws
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,7 @@ class TestMethods:
 def waits():
     time.sleep(0.01)
 
+@settings(max_examples=20)
 @given(st.integers())
 def test_slow(number):
     waits()
@@ -51,10 +54,13 @@ def run(pytester, *options, **env):
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\nmarkers =\n  law: x\n  timing: x\n  proof: x\n")
     pytester.makepyfile(LAWS)
+    # without the plugins of installed libraries, which take seconds to import
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s", *options)
+        return pytester.runpytest_subprocess(*plugins, "-s", *options)
 
 
 def results(result):
@@ -62,11 +68,13 @@ def results(result):
     return json.loads(line[line.index("[") :].rstrip("."))
 
 
-def test_the_proof_profile_runs_2000_examples_of_every_law_and_marks_are_set(pytester):
-    result = run(pytester, "-k", "not test_slow", HYPOTHESIS_PROFILE="proof", LAW_SECONDS="100")
+def test_the_proof_profile_lengthens_every_law_and_marks_are_set(pytester):
+    assert laws.EXAMPLES == {"quick": 50, "proof": 2000}
+    profile = {"HYPOTHESIS_PROFILE": "proof", "LAW_EXAMPLES": "150", "LAW_SECONDS": "100"}
+    result = run(pytester, "-k", "not test_slow", **profile)
     result.assert_outcomes(passed=5, deselected=1)
     ran, _ = results(result)
-    assert ran == {"few": 2000, "many 1": 2000, "many 2": 2000, "method": 2000}
+    assert ran == {"few": 150, "many 1": 150, "many 2": 150, "method": 150}
     ran, marks = results(run(pytester))
     assert ran == {"few": 3, "many 1": 50, "many 2": 50, "method": 3}
     assert {"law", "timing"} <= set(marks["test_slow"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from penstock.errors import PlanError
 from penstock.order import Topology
@@ -41,7 +42,7 @@ def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
     return (group or dist.group.WORLD).size() > 1  # type: ignore[union-attr]
 
 
-def shared_store(prefix: str) -> dist.Store:
+def shared_store(prefix: str) -> Store:
     """Return the key-value store of the default process group, with keys under ``prefix``.
 
     Unlike a collective, it needs no device, and the ranks need not call it together.
@@ -50,4 +51,4 @@ def shared_store(prefix: str) -> dist.Store:
         prefix: Separates the keys of one purpose from others.
     """
     store = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"penstock/{prefix}", store)
+    return PrefixStore(f"penstock/{prefix}", store)

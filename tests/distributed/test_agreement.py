@@ -10,79 +10,77 @@ from penstock import ChunkedDataLoader, PlanError
 from penstock.distributed import agree, topology_from_environment, topology_from_process_group
 
 PROGRAM = """
+from datetime import timedelta
 import numpy as np
 import torch, torch.distributed as dist
 from penstock import ChunkedDataLoader
 from penstock.distributed import agree, topology_from_environment, topology_from_process_group
+
+def compare(part, seeds):
+    for odd_seed in seeds:
+        seed = odd_seed if dist.get_rank() == 1 else 42
+        chunk_size = np.int64(2) if dist.get_rank() == 1 else 2  # the same, in another type
+        loader = ChunkedDataLoader(torch.arange(40), 5, chunk_size, seed=seed)
+        assert topology_from_process_group().world == 2 == loader.sampler.num_replicas
+        assert topology_from_environment() == topology_from_process_group()
+        try:
+            agree(loader)
+            print(f"{part}: agreed {sum(len(batch) for _ in range(2) for batch in loader)}")
+        except ValueError as error:
+            print(f"{part}: refused: {error}")
+
+def without_rank_1():
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set_timeout(timedelta(seconds=2))
+        try:
+            agree(ChunkedDataLoader(torch.arange(40), 5, 2))
+        except ValueError as error:
+            print(f"absent: refused: {error}", flush=True)
+        store.set("said", "")
+    else:
+        store.wait(["said"], timedelta(seconds=60))
+
 dist.init_process_group("gloo")
-for odd_seed in (42, 7):
-    seed = odd_seed if dist.get_rank() == 1 else 42
-    chunk_size = np.int64(2) if dist.get_rank() == 1 else 2  # the same, in numpy's words
-    loader = ChunkedDataLoader(torch.arange(40), 5, chunk_size, seed=seed)
-    assert topology_from_process_group().world == 2 == loader.sampler.num_replicas
-    assert topology_from_environment() == topology_from_process_group()
-    try:
-        agree(loader)
-        print(f"agreed {sum(len(batch) for _ in range(2) for batch in loader)}")
-    except ValueError as error:
-        print(f"refused: {error}")
+compare("gloo", (42, 7))
+dist.destroy_process_group()
+dist.init_process_group("cuda:gloo")  # needs a device, as nccl does
+compare("cuda", (42, 42, 42, 7))
+without_rank_1()
 dist.destroy_process_group()
 """
 
 
-def torchrun(program):
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What two ranks under torchrun print."""
+    program = tmp_path_factory.mktemp("agreement") / "program.py"
+    program.write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    return subprocess.run(
+    done = subprocess.run(
         [*command, str(program)], capture_output=True, text=True, timeout=110, check=False
     )
-
-
-def test_under_torchrun_ranks_agree_and_another_seed_on_one_is_refused_on_all(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = torchrun(program)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("agreed 20") == 2
-    assert done.stdout.count("refused:") == 2
-    assert done.stdout.count("seed is 42 on rank 0 but 7 on rank 1") == 2
+    return done.stdout
 
 
-def test_ranks_whose_group_needs_a_device_agree_without_one_again_and_again(tmp_path):
+def test_under_torchrun_ranks_agree_and_another_seed_on_one_is_refused_on_all(printed):
+    assert printed.count("gloo: agreed 20") == 2
+    assert printed.count("gloo: refused:") == 2
+    pattern = "gloo: refused: the ranks are not about to train on the same data: seed is 42 on rank"
+    assert printed.count(f"{pattern} 0 but 7 on rank 1") == 2
+
+
+def test_ranks_whose_group_needs_a_device_agree_without_one_again_and_again(printed):
     """As with nccl: training, validation and test loaders are compared, one after the other."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        PROGRAM.replace('"gloo"', '"cuda:gloo"').replace("(42, 7)", "(42, 42, 42, 7)")
-    )
-    done = torchrun(program)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("agreed 20") == 6
-    assert done.stdout.count("seed is 42 on rank 0 but 7 on rank 1") == 2
+    assert printed.count("cuda: agreed 20") == 6
+    assert printed.count("cuda: refused:") == 2
+    assert printed.count("seed is 42 on rank 0 but 7 on rank 1") == 4
 
 
-SILENT = """
-from datetime import timedelta
-import torch, torch.distributed as dist
-from penstock import ChunkedDataLoader
-from penstock.distributed import agree
-dist.init_process_group("gloo", timeout=timedelta(seconds=3))
-store = dist.distributed_c10d._get_default_store()
-if dist.get_rank() == 0:
-    try:
-        agree(ChunkedDataLoader(torch.arange(40), 5, 2))
-    except ValueError as error:
-        print(f"refused: {error}", flush=True)
-    store.set("said", "")
-else:
-    store.wait(["said"], timedelta(seconds=60))
-"""
-
-
-def test_a_rank_that_does_not_come_is_named(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(SILENT)
-    done = torchrun(program)
-    assert done.returncode == 0, done.stderr
-    assert "the same data: rank 1 did not answer in time" in done.stdout
+def test_a_rank_that_does_not_come_is_named(printed):
+    assert "absent: refused: the ranks are not about" in printed
+    assert "the same data: rank 1 did not answer in time" in printed
 
 
 def test_one_process_has_nobody_to_disagree_with():

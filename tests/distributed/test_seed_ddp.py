@@ -34,7 +34,7 @@ for epoch in range(EPOCHS):
 loader.close()
 dist.destroy_process_group()
 """
-EPOCHS = 12
+EPOCHS = 5
 # what the programs use: a model, a loss and an optimizer
 BEFORE = (
     f"""

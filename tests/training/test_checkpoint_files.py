@@ -146,7 +146,7 @@ def test_damaged_ones_are_set_aside_only_when_there_is_a_whole_one(paths):
     for step in (10, 20):
         paths.checkpoint(step).write_bytes(b"x")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is intact"):
             last_readable(paths, first_rank=True)
     assert len(paths.saved()) == 2
     write_checkpoint(paths.best, {"step": 5})  # what the message advises: restore one

@@ -1,8 +1,9 @@
-"""The monitor tells the truth: the time of ``next()``, and it leaves everything as it was."""
+"""The monitor measures the time of ``next()``, and leaves everything as it was."""
 
 import json
 import multiprocessing
 import random
+import sys
 import threading
 from time import perf_counter, thread_time
 
@@ -20,7 +21,7 @@ from penstock.tuning.monitor import default_configs
 
 
 class Slow(Dataset):
-    """Samples that take their time: an event that never comes, waited for."""
+    """Samples that take at least ``seconds`` each."""
 
     def __init__(self, seconds, samples=100):
         self.seconds, self.samples = seconds, samples
@@ -62,10 +63,10 @@ def monitor():
 
 
 @pytest.mark.parametrize("kind", [ChunkedDataLoader, DataLoader])
-def test_a_loader_of_100_ms_a_batch_is_said_to_take_100_ms(monitor, kind):
+def test_a_loader_of_100_ms_a_batch_is_measured_as_100_ms(monitor, kind):
     dataset = Slow(0.1)
     figures = monitor.time_batch_loading(kind(dataset, 1), num_batches=6)
-    # a busy machine wakes late: what the sample's own clock says is the truth
+    # a busy machine wakes late, so the sample's own clock is the reference
     assert figures["p50"] == pytest.approx(np.median(dataset.took[1:6]), rel=0.1)
     assert figures["mean_batch_time"] == pytest.approx(np.mean(dataset.took[1:6]), rel=0.1)
     assert min(figures["p50"], figures["mean_batch_time"], figures["first_batch_time"]) >= 0.1
@@ -74,16 +75,44 @@ def test_a_loader_of_100_ms_a_batch_is_said_to_take_100_ms(monitor, kind):
     assert figures["bytes_per_second"] == pytest.approx(16 / figures["mean_batch_time"])
 
 
-def test_what_is_between_two_batches_is_not_loading(monitor):
-    """The clock runs while ``next()`` does: not before it, and not after."""
-    figures = monitor.time_batch_loading([torch.zeros(3)] * 50, num_batches=50)
-    assert figures["mean_batch_time"] < 1e-3
+def test_time_between_two_batches_is_not_counted(monitor, monkeypatch):
+    """The clock runs during ``next()``: not before it, and not after."""
+    clock = [0.0]
+
+    def advance(seconds, result=None):
+        clock[0] += seconds
+        return result
+
+    def batches():
+        for _ in range(50):
+            advance(1.0)
+            yield torch.zeros(3)
+
+    module = sys.modules[DataLoaderPerformanceMonitor.__module__]
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module, "bytes_of", lambda _: advance(100.0, 12))
+    monkeypatch.setattr(module, "tree_cpu_seconds", lambda: advance(100.0, 0.0))
+    figures = monitor.time_batch_loading(batches(), num_batches=50)
+    assert figures["mean_batch_time"] == figures["p99"] == 1.0
+    assert figures["total_time"] == figures["num_batches"] == 50
 
 
-def test_the_start_of_workers_is_told_apart(monitor):
-    with ChunkedDataLoader(Slow(0.001), 2, num_workers=1) as loader:
+class OpensLate(Slow):
+    """Needs some time for its first sample in each process."""
+
+    opened = False
+
+    def __getitem__(self, index):
+        if not self.opened:
+            threading.Event().wait(0.4)
+            self.opened = True
+        return super().__getitem__(index)
+
+
+def test_the_start_of_workers_is_reported_separately(monitor):
+    with ChunkedDataLoader(OpensLate(0.001), 2, num_workers=1) as loader:
         figures = monitor.time_batch_loading(loader, 10)
-    assert figures["first_batch_time"] > 3 * figures["p50"]
+    assert figures["first_batch_time"] >= 0.4 > figures["mean_batch_time"]
 
 
 def test_figures_are_plain_numbers(monitor):
@@ -94,7 +123,7 @@ def test_figures_are_plain_numbers(monitor):
     assert figures["memory_bytes"] > 10**6
 
 
-def test_every_measurement_is_kept(monitor):
+def test_every_measurement_is_added_to_the_metrics(monitor):
     monitor.time_batch_loading(ChunkedDataLoader(torch.zeros(40), 4), 3)
     monitor.time_batch_loading(ChunkedDataLoader(torch.zeros(40), 4), 2)
     assert len(monitor.metrics["batch_loading_times"]) == 5
@@ -169,7 +198,7 @@ def test_a_benchmark_ends_each_loaders_workers_before_the_next(monitor, capsys):
 
 
 class Counting(Slow):
-    """Tells, when read in this process, how many children it has."""
+    """Counts the children of this process when it is read here."""
 
     alive = None
 
@@ -188,10 +217,11 @@ def test_the_default_configurations_are_the_guides_capped_at_the_cores():
     assert [config.get("prefetch_factor") for config in default_configs(2)] == [None, None, 4, 6]
 
 
-def test_the_ceiling_tells_whether_loading_is_the_bottleneck(monitor):
+def test_the_ceiling_shows_whether_loading_is_the_bottleneck(monitor):
     event = threading.Event()
     quick = ChunkedDataLoader(torch.zeros(64), 4)
-    assert monitor.ceiling(quick, lambda _: event.wait(0.01))["loading_share"] < 0.3
+    found = [monitor.ceiling(quick, lambda _: event.wait(0.01)) for _ in range(3)]
+    assert min(each["loading_share"] for each in found) < 0.3  # a busy machine may disturb some
     figures = monitor.ceiling(ChunkedDataLoader(Slow(0.01), 2), len, 5)
     assert figures["loading_share"] > 0.9
     assert figures["loaded_seconds_per_batch"] >= 0.02 > figures["cached_seconds_per_batch"]

@@ -1,7 +1,8 @@
-"""Figures agree with a stopwatch around the loop, for every kind of loader."""
+"""Figures of the monitor agree with a stopwatch around the same loop, for every kind of loader."""
 
 import threading
 from itertools import islice
+from statistics import mean, median
 from time import perf_counter
 
 import numpy as np
@@ -26,17 +27,20 @@ def wait(seconds):
 
 
 class SlowSource(MemorySource):
-    """Every block takes as long, whichever thread reads it: one disk with one head."""
+    """A disk that reads one block at a time, each in at least ``block_seconds``."""
 
     block_samples = 16
 
     def __init__(self, samples=480, block_seconds=0.02):
         super().__init__(np.zeros((samples, 4), np.float32))
-        self.block_seconds, self.head = block_seconds, threading.Lock()
+        self.block_seconds, self.lock = block_seconds, threading.Lock()
+        self.took = []  # seconds of each block, by its own clock
 
     def read(self, start, stop, out):
-        with self.head:
+        with self.lock:
+            begin = perf_counter()
             wait(self.block_seconds)
+            self.took.append(perf_counter() - begin)
         super().read(start, stop, out)
 
     def view(self, start, stop):
@@ -91,43 +95,93 @@ LOADERS = {
 }
 
 
+BLOCK_RATE, SAMPLE_RATE = 16 / 0.02, 1 / 0.002
+READERS = {"threads": 4, "processes": 2, "workers": 2}
+
+
+def limit(kind):
+    """Samples per second that the waits allow at most, on any machine."""
+    if kind.startswith("stream"):
+        return BLOCK_RATE
+    return SAMPLE_RATE * max((n for word, n in READERS.items() if word in kind), default=1)
+
+
+# loaders that end before their read-ahead is used up: the figures include the start of workers
+WITH_START = {"processes, an epoch that is read ahead"}
+
+
 def close(loader):
     getattr(loader, "close", lambda: None)()
 
 
-def stopwatch(loader):
-    """Samples a second of a loop that runs for as many epochs as a steady figure needs.
+class Timed:
+    """The iterator of a loader, with a clock reading for each batch that arrives."""
 
-    The first batch, with which workers start, is apart; the loop ends with a batch that is waited
-    for, because it ends with an epoch and the next one is not asked for.
-    """
-    samples, begin = 0, None
-    while begin is None or perf_counter() - begin < 0.8:
-        for batch in loader:
-            begin = begin or perf_counter()
-            samples += len(batch)
-    return samples / (perf_counter() - begin)
+    def __init__(self, batches, arrivals):
+        self._batches, self._arrivals = batches, arrivals
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = next(self._batches)
+        self._arrivals.append((perf_counter(), len(batch)))
+        return batch
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+
+class Stopwatch:
+    """Times the batches of a loader, in whichever loop it is iterated."""
+
+    def __init__(self, loader, monkeypatch):
+        self.opened, self.arrivals = None, []
+        iterate = type(loader).__iter__
+
+        def timed(loader):
+            self.opened = self.opened or perf_counter()
+            return Timed(iterate(loader), self.arrivals)
+
+        monkeypatch.setattr(type(loader), "__iter__", timed)
+
+    @property
+    def samples(self):
+        return sum(samples for _, samples in self.arrivals)
+
+    @property
+    def seconds(self):
+        return self.arrivals[-1][0] - self.opened
+
+    def rate(self, with_start):
+        """Samples per second of the loop; without the start, those after the first batch."""
+        if with_start:
+            return self.samples / self.seconds
+        (first, samples), (last, _) = self.arrivals[0], self.arrivals[-1]
+        return (self.samples - samples) / (last - first)
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_samples_per_second_is_what_a_stopwatch_says(kind):
-    loader = LOADERS[kind]()
-    try:
-        figures = DataLoaderPerformanceMonitor().time_batch_loading(loader)
-    finally:
-        close(loader)
-    loader = LOADERS[kind]()
-    try:
-        truth = stopwatch(loader)
-    finally:
-        close(loader)
-    # wrong figures were wrong a hundredfold; a busy machine makes either side slower for a moment
-    assert truth / 2.5 < figures["samples_per_second"] < 2.5 * truth
-    rate = figures["samples_per_second"]
-    assert figures["bytes_per_second"] == pytest.approx(16 * rate)
-    assert figures["mean_batch_time"] == pytest.approx(BATCH / rate, rel=0.3)
-    total = figures["total_time"]
-    assert total >= figures["first_batch_time"] and figures["num_samples"] / total < 2.5 * truth
+def test_samples_per_second_is_what_a_stopwatch_says(kind, monkeypatch):
+    rates, ratios = [], []
+    for _ in range(3):  # a busy machine may disturb one of them
+        loader = LOADERS[kind]()
+        with monkeypatch.context() as patch:
+            stopwatch = Stopwatch(loader, patch)
+            try:
+                figures = DataLoaderPerformanceMonitor().time_batch_loading(loader, 20)
+            finally:
+                close(loader)
+        rate = figures["samples_per_second"]
+        rates.append(rate)
+        ratios.append(rate / stopwatch.rate(kind in WITH_START))
+        assert figures["num_samples"] == stopwatch.samples
+        assert figures["first_batch_time"] <= figures["total_time"] <= stopwatch.seconds
+        assert figures["bytes_per_second"] == pytest.approx(16 * rate)
+        assert figures["mean_batch_time"] == pytest.approx(BATCH / rate, rel=0.3)
+    # batches that were ready must not look like speed, nor the start of workers like slowness
+    assert median(rates) < 1.5 * limit(kind)
+    assert median(ratios) > 0.4
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -149,7 +203,7 @@ def test_waited_seconds_is_what_a_stopwatch_says(kind):
 
 @pytest.mark.parametrize("kind", ["stream", "threads", "processes", "pass-through"])
 def test_batches_read_before_the_measurement_are_not_counted(kind):
-    """A loader in the middle of a run has batches ready, for which nobody would wait."""
+    """A loader in the middle of a run has batches ready, which arrive at once."""
     loader = LOADERS[kind]()
     try:
         run = iter(loader)
@@ -157,23 +211,31 @@ def test_batches_read_before_the_measurement_are_not_counted(kind):
         waited = loader.waited_seconds
         if kind != "pass-through":
             state = loader.state_dict()
-        wait(0.3)  # everything that is read ahead is there
-        figures = DataLoaderPerformanceMonitor().time_batch_loading(loader)
-        assert loader.waited_seconds == waited  # of the run, not of the measurement
-        assert kind == "pass-through" or loader.state_dict() == state
+        rates, firsts = [], []
+        for _ in range(3 if kind == "stream" else 1):
+            if kind == "stream":
+                next(run)
+                state, waited = loader.state_dict(), loader.waited_seconds
+            wait(0.3)  # until everything that is read ahead is there
+            figures = DataLoaderPerformanceMonitor().time_batch_loading(loader)
+            assert loader.waited_seconds == waited  # of the run, not of the measurement
+            assert kind == "pass-through" or loader.state_dict() == state
+            rates.append(figures["samples_per_second"])
+            firsts.append(figures["first_batch_time"])
     finally:
         close(loader)
     if kind == "stream":
-        slowest = 16 / SlowSource().block_seconds  # samples a second of the one disk
-        assert figures["samples_per_second"] < 1.3 * slowest
-        assert figures["first_batch_time"] > SlowSource().block_seconds
+        assert min(rates) < 1.3 * BLOCK_RATE
+        assert min(firsts) > SlowSource().block_seconds
 
 
 def test_chunks_of_a_recording_are_measured_as_the_message_says():
-    data = np.zeros((400, 4), np.float32)
+    data, took = np.zeros((400, 4), np.float32), []
 
     def load(start, end):
+        begin = perf_counter()
         wait(0.03)
+        took.append(perf_counter() - begin)
         return data[start:end], data[start:end]
 
     monitor = DataLoaderPerformanceMonitor()
@@ -183,24 +245,27 @@ def test_chunks_of_a_recording_are_measured_as_the_message_says():
         loader.start_epoch(num_chunks=20)
         chunks = iter(loader.get_next_chunk, (None, None))
         figures = monitor.time_batch_loading(chunks, 6)
-    assert figures["mean_batch_time"] == pytest.approx(0.03, rel=0.5)
-    assert figures["samples_per_second"] == pytest.approx(20 / 0.03, rel=0.5)
+    assert figures["mean_batch_time"] == pytest.approx(mean(took), rel=0.5)
+    assert figures["samples_per_second"] == pytest.approx(20 / mean(took), rel=0.5)
 
 
 def test_the_ceiling_sees_the_loading_behind_what_was_read_ahead():
-    """The steps take nothing: all of the time is loading, however many batches were ready."""
-    with stream() as loader:
+    """The step takes no time: all of the time is loading, however many batches were ready."""
+    source = SlowSource()
+    with StreamLoader(source, BATCH, window_blocks=8) as loader:
         found = DataLoaderPerformanceMonitor().ceiling(loader, len)
         assert loader.waited_seconds == 0.0
     assert found["loading_share"] > 0.9
-    assert found["loaded_seconds_per_batch"] == pytest.approx(0.02 / 4, rel=0.8)
+    assert found["loaded_seconds_per_batch"] == pytest.approx(mean(source.took) / 4, rel=0.8)
 
 
-def test_what_is_hidden_behind_the_step_is_no_loading():
-    with stream() as loader:
-        found = DataLoaderPerformanceMonitor().ceiling(loader, lambda _: wait(0.02))
-    assert found["loading_share"] < 0.5
-    assert found["loaded_seconds_per_batch"] >= 0.019
+def test_loading_that_is_hidden_behind_the_step_is_not_counted():
+    found = []
+    for _ in range(3):  # a busy machine may disturb one of them
+        with stream() as loader:
+            found.append(DataLoaderPerformanceMonitor().ceiling(loader, lambda _: wait(0.02)))
+    assert min(each["loading_share"] for each in found) < 0.5
+    assert min(each["loaded_seconds_per_batch"] for each in found) >= 0.019
 
 
 # -- the rule itself
@@ -233,7 +298,7 @@ BAD_COUNTS = [True, 0, -1, 1.5, "3", None, 2**63, float("nan")]
 
 
 @pytest.mark.parametrize("count", BAD_COUNTS)
-def test_a_number_of_batches_that_is_none_is_refused(count):
+def test_an_invalid_number_of_batches_is_refused(count):
     monitor, loader = DataLoaderPerformanceMonitor(), [torch.zeros(2)] * 3
     with pytest.raises(BatchError, match="num_batches must be"):
         monitor.time_batch_loading(loader, count)
@@ -246,7 +311,7 @@ def test_a_number_of_batches_that_is_none_is_refused(count):
 
 
 @pytest.mark.parametrize("loader", ["x.zarr", b"x", 3, None])
-def test_what_has_no_batches_is_refused(loader, tmp_path):
+def test_a_loader_without_batches_is_refused(loader, tmp_path):
     monitor = DataLoaderPerformanceMonitor()
     for measure in (monitor.time_batch_loading, lambda x: monitor.ceiling(x, len)):
         with pytest.raises(BatchError, match="must be an iterable of batches"):
@@ -264,12 +329,12 @@ def test_the_message_about_a_path_leads_to_a_measurement(tmp_path):
 
 
 @pytest.mark.parametrize("configs", [[], {}, "ab", [1], [{"num_workers": 0}, None], 3, ({},) * 0])
-def test_configurations_that_are_none_are_refused(configs):
+def test_invalid_configurations_are_refused(configs):
     with pytest.raises(ConfigError, match="configs must be a list of one or more dicts"):
         DataLoaderPerformanceMonitor().benchmark_configurations(torch.zeros(9), 2, configs)
 
 
-def test_a_path_is_no_dataset_to_benchmark(tmp_path):
+def test_a_path_is_not_a_dataset_to_benchmark(tmp_path):
     for path in ("x.zarr", tmp_path, b"abc"):
         with pytest.raises(PlanError, match="dataset must be a dataset, got"):
             DataLoaderPerformanceMonitor().benchmark_configurations(path, 2)

@@ -72,8 +72,8 @@ def collate_values(values: Sequence[Any], path: str) -> Any:
     if isinstance(first, Sequence):
         if any(not isinstance(v, Sequence) or len(v) != len(first) for v in values):
             raise unequal(values, path)
-        columns = enumerate(zip(*values, strict=True))
-        parts = [collate_values(each, f"{prefix}{i}") for i, each in columns]
+        items = enumerate(zip(*values, strict=True))
+        parts = [collate_values(each, f"{prefix}{i}") for i, each in items]
         # plain tuples become a list, as torch does
         return type(first)(*parts) if hasattr(first, "_fields") else parts
     if first is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from penstock.registry import unknown_name
 
 IGNORED = -100  # the label that torch's losses and Hugging Face's models leave out
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # of the chosen tokens; the rest is not changed
-SIDES = ("right", "left")
+SIDES: Final[tuple[Side, ...]] = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
 FILLS = {"special_tokens_mask": 1}  # at padding; 0 for every other field with a value per token
 
@@ -115,7 +115,7 @@ class TextCollator:
         )
         if isinstance(padding_side, str) and padding_side not in SIDES:
             raise ConfigError(unknown_name("padding_side", padding_side, SIDES))
-        self.padding_side = choice("padding_side", padding_side, SIDES, error=ConfigError)
+        self.padding_side: Side = choice("padding_side", padding_side, SIDES, error=ConfigError)
         self.label_padding = _checked_label_padding(label_padding)
         for name, size in (("max_length", max_length), ("pad_to_multiple_of", pad_to_multiple_of)):
             if size is not None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from penstock.arguments import real_number
 from penstock.distributed.agreement import DELIVERY_SECONDS, one_line
@@ -75,7 +76,7 @@ class _SharedBlock:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Run a thread that waits for a message during the block, on its own connection."""
-        store: dist.Store = self._store.clone()  # type: ignore[attr-defined]
+        store: Store = self._store.clone()  # type: ignore[attr-defined]  # missing from torch's stubs
         thread = threading.Thread(
             target=self._listen, args=(store,), name="penstock-together", daemon=True
         )
@@ -88,7 +89,7 @@ class _SharedBlock:
                 self._wait_for_delivery()  # this process may host the store, which ends with it
             thread.join(DELIVERY_SECONDS)
 
-    def _listen(self, store: dist.Store) -> None:
+    def _listen(self, store: Store) -> None:
         mine = f"wake/{self.rank}"
         try:
             store.wait([mine], FOREVER)

@@ -96,7 +96,7 @@ class FixedShuffle(ShuffledOrder):
 
 
 class ChosenOrder:
-    """So many samples of a partition, chosen by a keyed shuffle of it, as they lie there.
+    """A number of samples of a partition, chosen by a keyed shuffle, in the order of storage.
 
     >>> ChosenOrder(3, SequentialOrder(10, seed=1)).at(0, np.arange(3))
     array([0, 1, 8])

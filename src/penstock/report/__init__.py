@@ -1,4 +1,4 @@
-"""What measurements mean: tables, JSON and plots in one self-contained page."""
+"""Reports of measurements: tables, JSON, plots and self-contained pages."""
 
 from penstock.report.benchmark import BenchmarkReport
 

@@ -1,4 +1,4 @@
-"""Measured configurations, to be read: a table, a dict, JSON, a plot, one page."""
+"""`BenchmarkReport`: measured configurations as a table, a dict, JSON, a plot or a page."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ FIGURES = {key for key, _ in COLUMNS.values()}
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """What `DataLoaderPerformanceMonitor.benchmark_configurations` found, made readable.
+    """The results of `DataLoaderPerformanceMonitor.benchmark_configurations` in readable forms.
 
     Args:
         results: The figures and settings of each configuration, by its name. Figures are finite
             numbers.
+
+    Raises:
+        ConfigError: The results are not a dict of dicts, or a figure is invalid.
 
     >>> report = BenchmarkReport({"config_1": {"num_workers": 0, "samples_per_second": 1200.0}})
     >>> print(report.to_table())
@@ -61,19 +64,20 @@ class BenchmarkReport:
 
     @property
     def best(self) -> str:
-        """The name of the fastest configuration; empty where no speed was measured."""
-        measured = (name for name in self.results if "samples_per_second" in self.results[name])
-        rates = {name: self.results[name]["samples_per_second"] for name in measured}
+        """The name of the fastest configuration; empty if no speed was measured."""
+        key = "samples_per_second"
+        rates = {name: found[key] for name, found in self.results.items() if key in found}
         return max(rates, key=rates.__getitem__, default="")
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The results as plain dicts."""
+        """Return the results as plain dicts."""
         return {name: dict(each) for name, each in self.results.items()}
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The results as JSON; written to ``path`` too, where one is given.
+        """Return the results as JSON. Functions and other objects are written as their names.
 
-        What JSON has no word for (a collate function, say) is named.
+        Args:
+            path: A file to write the text to as well.
         """
         text = json.dumps(self.to_dict(), indent=2, default=_named)
         if path is not None:
@@ -81,7 +85,7 @@ class BenchmarkReport:
         return text
 
     def to_table(self) -> str:
-        """A line for each configuration, the fastest marked."""
+        """Return a table with a line for each configuration; a star marks the fastest."""
         rows = [["", "configuration", *self._columns()]]
         for name in self.results:
             rows.append(["*" if name == self.best else "", self.label(name), *self._cells(name)])
@@ -89,10 +93,10 @@ class BenchmarkReport:
         return "\n".join(_line(row, widths) for row in rows)
 
     def figure(self) -> Any:
-        """A plot: samples a second, and how long batches take to come, with their spread."""
+        """Return a Plotly figure with the throughput and the time per batch."""
         graph = optional("plotly.graph_objects", extra="report")
         subplots = optional("plotly.subplots", extra="report")
-        titles = ("samples/s", "seconds a batch: median, and up to the 95th percentile")
+        titles = ("samples/s", "seconds per batch: median to 95th percentile")
         figure = subplots.make_subplots(1, 2, subplot_titles=titles)
         names = [self.label(name) for name in self.results]
         rates = [each.get("samples_per_second") for each in self.results.values()]
@@ -104,7 +108,11 @@ class BenchmarkReport:
         return figure.add_trace(bars, 1, 2).update_layout(title="Loading, by configuration")
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One page that needs nothing else, not even a network; written to ``path`` if given."""
+        """Return an HTML page with the plot and the table, which needs no network.
+
+        Args:
+            path: A file to write the page to as well.
+        """
         plot = self.figure().to_html(full_html=False, include_plotlyjs=True)
         page = PAGE.format(plot=plot, table=escape(self.to_table()))
         if path is not None:
@@ -112,7 +120,7 @@ class BenchmarkReport:
         return page
 
     def label(self, name: str) -> str:
-        """A configuration's name with its settings."""
+        """Return the name of a configuration with its settings."""
         found = self.results[name]
         settings = [f"{key}={found[key]!r}" for key in SETTINGS if found.get(key) is not None]
         return f"{name}: {', '.join(settings)}" if settings else name
@@ -122,12 +130,11 @@ class BenchmarkReport:
         return [title for title, (key, _) in COLUMNS.items() if key in measured]
 
     def _cells(self, name: str) -> list[str]:
-        found, cells = self.results[name], []
-        for key, form in (COLUMNS[title] for title in self._columns()):
-            value = found.get(key)
-            shown = "" if value is None else form.format(value) or format_bytes(int(value))
-            cells.append(shown)
-        return cells
+        values = {title: self.results[name].get(COLUMNS[title][0]) for title in self._columns()}
+        return [
+            "" if value is None else COLUMNS[title][1].format(value) or format_bytes(int(value))
+            for title, value in values.items()
+        ]
 
 
 PAGE = """<!doctype html>
@@ -139,8 +146,8 @@ PAGE = """<!doctype html>
 
 def _line(row: list[str], widths: list[int]) -> str:
     mark, name, *figures = (
-        cell.ljust(width) if place < 2 else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        cell.ljust(width) if column < 2 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
     )
     return "  ".join((mark, name, *figures)).rstrip()
 

@@ -41,6 +41,6 @@ int64_t penstock_scatter(char *rows, int64_t row_count, const int64_t *targets, 
     int64_t i = 0;
     for (; i < count && targets[i] >= 0 && targets[i] < row_count; i++)
         copy_row(rows + targets[i] * size, items + i * stride, (size_t)size);
-    _mm_sfence(); /* whoever is told of the rows sees them */
+    _mm_sfence(); /* other threads must see the rows before the count */
     return i;
 }

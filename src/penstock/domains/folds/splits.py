@@ -267,7 +267,7 @@ def _propose_split(table: _AuthorTable, test_size: float, seed: int) -> Parts:
     return table.parts_of([train, val])
 
 
-def _broken_rule(table: _AuthorTable, *rules: tuple[npt.NDArray[np.bool_], str]) -> Rating | None:
+def _broken_rule(table: _AuthorTable, *rules: tuple[Any, str]) -> Rating | None:
     """Return a rating that names the first class for which a rule is broken."""
     for broken, problem in rules:
         if broken.any():
@@ -279,8 +279,8 @@ def _rate_folds(table: _AuthorTable, n_splits: int, least: int, parts: Parts) ->
     val, total = table.in_parts(parts, n_splits), table.counts.sum(axis=0)
     broken = _broken_rule(
         table,
-        ((val == total).any(axis=0), "is missing from a training part"),
-        (((val > 0) & (val < least)).any(axis=0), f"has fewer than {least} segments to validate"),
+        (np.any(val == total, axis=0), "is missing from a training part"),
+        (np.any((val > 0) & (val < least), axis=0), f"has fewer than {least} segments to validate"),
     )
     if broken is not None:
         return broken

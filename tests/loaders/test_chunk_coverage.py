@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datamodules import chunk_report
+from penstock.loaders import chunk_report
 from penstock.loaders.chunk_report import MOST_LOOKUPS, MOST_SAMPLES, coverage, coverage_of
 from penstock.order import BlockOrder, Cursor, Plan, SequentialOrder, ShuffledOrder, Steps
 

@@ -1,13 +1,13 @@
-"""The guide's code runs, block after block as a reader would paste it; its imports are changed.
+"""Code of a guide to data modules runs, block after block as a reader would paste it.
 
-The blocks on task specs and collators are run in tests/collate/test_seed_blocks.py.
+Programs of our own make the guide's calls; its blocks run where the document is available, with
+only their imports changed. Those on task specs and collators are run in tests/collate.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,12 +17,11 @@ from torch.utils.data import TensorDataset
 from penstock.collate import CollatorRegistry, TaskSpec
 from penstock.datamodules import UniversalDataModule
 from penstock.loaders import Loader
-from tests.seeds import seed_document
+from tests.datamodules.guide_programs import PROGRAMS
+from tests.seeds import run_block, seed_blocks
 
-HERE = Path(__file__).parent
-ROOMS = [HERE / "seed_blocks", HERE.parent / "collate" / "seed_blocks"]
-BLOCKS = sorted(path.stem for path in ROOMS[0].glob("*.txt"))
-CHANGED_LINES = {
+COLLATOR_BLOCKS = range(1, 5)  # of document 003; run in tests/collate
+CHANGES = {
     "from utils.training.engine.data import DataModuleProtocol": (
         "from penstock.datamodules import DataModuleProtocol"
     ),
@@ -40,8 +39,8 @@ CHANGED_LINES = {
         "from penstock.training import CheckpointManager"
     ),
     # what would be downloaded is made here; what the guide leaves out of its module is added
-    "from datasets import load_dataset": "from tests.modules.hub import load_dataset",
-    "import pytorch_lightning as pl": "import tests.modules.guide_lightning as pl",
+    "from datasets import load_dataset": "from tests.datamodules.hub import load_dataset",
+    "import pytorch_lightning as pl": "import tests.datamodules.guide_lightning as pl",
 }
 FROM_OTHERS = [
     "ignore:.*LeafSpec.*:FutureWarning",
@@ -51,48 +50,45 @@ FROM_OTHERS = [
 pytestmark = [pytest.mark.filterwarnings(each) for each in FROM_OTHERS]
 
 
-def runnable(block: str) -> str:
-    return "\n".join(CHANGED_LINES.get(line, line) for line in block.splitlines())
+def blocks_of_document() -> list[str]:
+    found = seed_blocks("003", CHANGES)
+    return [block for index, block in enumerate(found) if index not in COLLATOR_BLOCKS]
 
 
 class Guide:
     """What a reader has after some of the blocks: a module that worker processes can import."""
 
-    def __init__(self, monkeypatch) -> None:
-        self.module = ModuleType("the_guide")
+    def __init__(self, blocks: list[str], monkeypatch) -> None:
+        self.blocks, self.module = blocks, ModuleType("the_guide")
         monkeypatch.setitem(sys.modules, "the_guide", self.module)
         self.names, self.opened = self.module.__dict__, []
 
     def run(self, *numbers: int) -> dict:
         for number in numbers:
-            name = BLOCKS[number - 1]
-            source = runnable((ROOMS[0] / f"{name}.txt").read_text())
-            exec(compile(source, name, "exec"), self.names)
+            run_block(self.blocks[number - 1], self.names, f"block {number}")
             closable = (Loader, UniversalDataModule)
             self.opened += [each for each in self.names.values() if isinstance(each, closable)]
         return self.names
 
 
-@pytest.fixture
-def guide(monkeypatch, tmp_path):
+@pytest.fixture(params=["our programs", "the document"])
+def guide(request, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     CollatorRegistry.reset()
-    made = Guide(monkeypatch)
+    ours = [*PROGRAMS.values()]
+    made = Guide(ours if request.param == "our programs" else blocks_of_document(), monkeypatch)
     made.names.update(torch=torch, TaskSpec=TaskSpec)
     yield made
     for each in made.opened:
         each.close()
 
 
-def test_every_block_of_the_guide_is_run_here_or_with_the_collators():
-    ours = [path.read_text() for room in ROOMS for path in sorted(room.glob("*.txt"))]
-    assert len(ours) == 27
-    blocks = re.findall(r"^```python\n(.*?)^```", seed_document("003"), re.M | re.S)
-    assert sorted(blocks) == sorted(ours)
+def test_every_block_of_the_guide_has_a_program_of_our_own():
+    assert len(blocks_of_document()) == len(PROGRAMS)
 
 
 def test_only_import_lines_are_changed():
-    for before, after in CHANGED_LINES.items():
+    for before, after in CHANGES.items():
         assert before.split()[0] == after.split()[0] in ("from", "import")
 
 
@@ -109,7 +105,7 @@ def test_loaders_are_made_with_and_without_workers_and_agree(guide):
 
 
 def test_a_corpus_of_raw_lines_and_images_of_the_hub_are_loaded(guide):
-    from tests.modules.hub import trained_tokenizer
+    from tests.datamodules.hub import trained_tokenizer
 
     guide.names["tokenizer"] = trained_tokenizer()
     names = guide.run(5)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.testing import WatchedSource
-from tests.modules.chunking.runs import fit
+from tests.integrations.lightning.fits import fit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

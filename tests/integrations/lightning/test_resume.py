@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from penstock.errors import ConfigError, MissingExtraError, StateError
 from penstock.loaders import ChunkedDataLoader
 
-PROGRAM = Path(__file__).with_name("lightning_program.py")
-spec = importlib.util.spec_from_file_location("lightning_program", PROGRAM)
+PROGRAM = Path(__file__).with_name("resume_program.py")
+spec = importlib.util.spec_from_file_location("resume_program", PROGRAM)
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from penstock.integrations.lightning import ChunkedTraining
-from tests.modules.chunking.runs import fit
+from tests.integrations.lightning.fits import fit
 
 warnings.filterwarnings("ignore")
 

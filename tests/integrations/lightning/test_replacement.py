@@ -20,7 +20,7 @@ from penstock.integrations.lightning.loaders import as_training_loader, as_valid
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
-from tests.modules.chunking.runs import fit, ids, stock
+from tests.integrations.lightning.fits import fit, ids, stock
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.integrations.lightning import ChunkedTraining
-from tests.modules.chunking.runs import fit
+from tests.integrations.lightning.fits import fit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

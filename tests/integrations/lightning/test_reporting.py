@@ -17,7 +17,7 @@ from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.chunk_report import coverage, describe_position, samples_between
 from penstock.order import Cursor, Plan, ShuffledOrder, Steps
-from tests.modules.chunking.runs import fit, ids, stock
+from tests.integrations.lightning.fits import fit, ids, stock
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

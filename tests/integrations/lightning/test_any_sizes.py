@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.integrations.lightning import ChunkedTraining
-from tests.modules.chunking.runs import fit, stock
+from tests.integrations.lightning.fits import fit, stock
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

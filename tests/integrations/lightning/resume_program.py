@@ -1,6 +1,6 @@
 """Trains with Lightning, records what the weights have seen, and resumes: started by tests.
 
-    python lightning_program.py JOBS.json
+    python resume_program.py JOBS.json
 
 Every job is a run: fresh, with a checkpoint written at every point there is, or resumed from each
 checkpoint of another job's directory. Under ``devices=2`` Lightning starts this file once more.

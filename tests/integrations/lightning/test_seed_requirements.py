@@ -17,7 +17,7 @@ from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.loaders.partition import validation_loader
-from tests.modules.chunking.runs import Recorder, fit, ids, make_trainer, stock
+from tests.integrations.lightning.fits import Recorder, fit, ids, make_trainer, stock
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
