@@ -16,6 +16,7 @@ from penstock.metrics import Delivery, steady
 from penstock.sources import MemorySource
 from penstock.tuning import DataLoaderPerformanceMonitor
 from penstock.tuning.monitor import default_configs
+from tests.attempts import attempts
 
 BATCH = 4
 
@@ -162,6 +163,7 @@ class Stopwatch:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@attempts(4)
 def test_samples_per_second_is_what_a_stopwatch_says(kind, monkeypatch):
     rates, ratios = [], []
     for _ in range(3):  # a busy machine may disturb one of them
@@ -185,6 +187,7 @@ def test_samples_per_second_is_what_a_stopwatch_says(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@attempts(4)
 def test_waited_seconds_is_what_a_stopwatch_says(kind):
     loader = LOADERS[kind]()
     if not hasattr(loader, "waited_seconds"):
@@ -202,6 +205,7 @@ def test_waited_seconds_is_what_a_stopwatch_says(kind):
 
 
 @pytest.mark.parametrize("kind", ["stream", "threads", "processes", "pass-through"])
+@attempts(4)
 def test_batches_read_before_the_measurement_are_not_counted(kind):
     """A loader in the middle of a run has batches ready, which arrive at once."""
     loader = LOADERS[kind]()
@@ -229,6 +233,7 @@ def test_batches_read_before_the_measurement_are_not_counted(kind):
         assert min(firsts) > SlowSource().block_seconds
 
 
+@attempts(4)
 def test_chunks_of_a_recording_are_measured_as_the_message_says():
     data, took = np.zeros((400, 4), np.float32), []
 
@@ -249,6 +254,7 @@ def test_chunks_of_a_recording_are_measured_as_the_message_says():
     assert figures["samples_per_second"] == pytest.approx(20 / mean(took), rel=0.5)
 
 
+@attempts(4)
 def test_the_ceiling_sees_the_loading_behind_what_was_read_ahead():
     """The step takes no time: all of the time is loading, however many batches were ready."""
     source = SlowSource()
@@ -259,6 +265,7 @@ def test_the_ceiling_sees_the_loading_behind_what_was_read_ahead():
     assert found["loaded_seconds_per_batch"] == pytest.approx(mean(source.took) / 4, rel=0.8)
 
 
+@attempts(4)
 def test_loading_that_is_hidden_behind_the_step_is_not_counted():
     found = []
     for _ in range(3):  # a busy machine may disturb one of them
