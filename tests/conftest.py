@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if short:
         terminalreporter.section(f"laws that ran out of their {laws.LAW_SECONDS:g} s")
         terminalreporter.write_line("\n".join(short))
+
+
+@pytest.fixture(scope="session")
+def commands():
+    """Commands and programs in forks of a process that has imported everything."""
+    from tests.cli.projects import Commands
+
+    with closing(Commands()) as commands:
+        yield commands

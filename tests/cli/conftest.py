@@ -2,14 +2,7 @@
 
 import pytest
 
-from tests.cli.projects import Commands, final_state, new_project
-
-
-@pytest.fixture(scope="session")
-def commands():
-    commands = Commands()
-    yield commands
-    commands.close()
+from tests.cli.projects import final_state, new_project
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,13 +47,28 @@ class Commands:
         """Run a Python file with these arguments in a directory, and wait for its end."""
         return self._run(cwd, args, env, program=True)
 
-    def _run(self, cwd, args, env, *, program):
-        out, err = cwd / ".out", cwd / ".err"
-        job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": True}
-        job |= {"out": str(out), "err": str(err), "program": program}
+    def ranks(self, count, cwd, *args, **env):
+        """Run a Python file once for every rank, as torchrun does, and wait for rank 0."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        env |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_RESTART_COUNT": "0"}
+        env |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0"}
+        for rank in reversed(range(count)):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            done = self._run(cwd, args, env | own, program=True, wait=rank == 0)
+        return done
+
+    def _run(self, cwd, args, env, *, program, wait=True):
+        name = "" if wait else f".{env['RANK']}"
+        out, err = cwd / f".out{name}", cwd / f".err{name}"
+        job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": wait}
+        job |= {"out": str(out), "err": str(err), "program": program, "rank": not wait}
         print(json.dumps(job), file=self._server.stdin)
         self._server.stdin.flush()
         self._server.stdout.readline()  # its process id
+        if not wait:
+            return None
         code = int(self._server.stdout.readline())
         return Done(code, out.read_text(), err.read_text())
 

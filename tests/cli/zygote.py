@@ -5,9 +5,12 @@ and output, that can be killed like any other process.
 """
 
 import json
+import math
 import os
 import runpy
+import signal
 import sys
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +22,7 @@ def serve():
     for module in IMPORTS:
         import_module(module)
     print("ready", flush=True)
+    ranks = []  # processes that end with the next one that is waited for
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()
@@ -27,7 +31,22 @@ def serve():
         print(pid, flush=True)
         if job["wait"]:
             _, status = os.waitpid(pid, 0)
+            end_all(ranks)
             print(os.waitstatus_to_exitcode(status), flush=True)
+        elif job["rank"]:
+            ranks.append(pid)
+
+
+def end_all(pids, seconds=20.0):
+    """Wait for processes to end; kill those that do not in time."""
+    deadline = time.monotonic() + seconds
+    while pids:
+        pids[:] = [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        if time.monotonic() > deadline:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            deadline = math.inf
+        time.sleep(0.02)
 
 
 def become(job):

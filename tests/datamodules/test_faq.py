@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -25,6 +24,7 @@ from penstock import (
     TextCollator,
 )
 from penstock.datamodules import UniversalDataModule
+from penstock.datamodules.protocol import LIGHTNING_PACKAGES
 from penstock.domains.steering import (
     JASPERSteeringDataset,
     build_steering_directory,
@@ -174,18 +174,13 @@ def test_what_has_no_length_is_split_by_hand():
 
 
 def test_expected_a_parent_comes_of_importing_lightning_too_late():
-    program = """
-import torch
-from penstock.datamodules import UniversalDataModule
-early = UniversalDataModule(torch.arange(10), num_workers=0)
-import lightning.pytorch as pl
-late = UniversalDataModule(torch.arange(10), num_workers=0)
-print(isinstance(early, pl.LightningDataModule), isinstance(late, pl.LightningDataModule))
-"""
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["False", "True"], done.stderr
-    assert isinstance(UniversalDataModule(torch.arange(10)), pl.LightningDataModule)
+    with pytest.MonkeyPatch.context() as before_the_import:
+        for name in LIGHTNING_PACKAGES:
+            before_the_import.delitem(sys.modules, name, raising=False)
+        early = UniversalDataModule(torch.arange(10), num_workers=0)
+    late = UniversalDataModule(torch.arange(10), num_workers=0)
+    assert not isinstance(early, pl.LightningDataModule)
+    assert isinstance(late, pl.LightningDataModule)
 
 
 # -- steering datasets

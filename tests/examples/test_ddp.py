@@ -10,7 +10,6 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 # rank 1 is killed once, right after the checkpoint of step 40
 KILLED = """
 import os, signal, sys
@@ -54,12 +53,19 @@ def loss_of(said):
     return float(loss)
 
 
-def ends_alike(folder, said):
+def forked(done):
+    """The output of ranks that were forked, which saves them the imports."""
+    assert done.code == 0, done.err[-3000:]
+    return done.out
+
+
+def ends_alike(commands, folder, said):
     """The run in ``folder``, stopped at step 50, goes on on three ranks and ends as one alone."""
     assert "stopped after step 50" in said
-    said = run(torchrun(3, EXAMPLES / "ddp.py", "--dir", folder / "run"))
+    program = EXAMPLES / "ddp.py"
+    said = forked(commands.ranks(3, folder, program, "--dir", folder / "run"))
     assert "resumed at step 50 on 3 ranks" in said
-    straight = run([EXAMPLES / "ddp.py", "--dir", folder / "straight"], **ALONE)
+    straight = forked(commands.ranks(1, folder, program, "--dir", folder / "straight"))
     assert loss_of(said) == pytest.approx(loss_of(straight), rel=1e-3)
     saved = [torch.load(folder / name / "checkpoint.pt") for name in ("straight", "run")]
     assert saved[0]["loader"] == saved[1]["loader"] and saved[0]["step"] == saved[1]["step"]
@@ -67,28 +73,28 @@ def ends_alike(folder, said):
         assert torch.allclose(weight, saved[1]["model"][name], atol=1e-4)
 
 
-def test_stopped_and_continued_on_three_ranks_it_ends_as_undisturbed(tmp_path):
+def test_stopped_and_continued_on_three_ranks_it_ends_as_undisturbed(commands, tmp_path):
     options = ["--dir", tmp_path / "run", "--stop-at", 50]
-    ends_alike(tmp_path, run(torchrun(2, EXAMPLES / "ddp.py", *options)))
+    ends_alike(commands, tmp_path, run(torchrun(2, EXAMPLES / "ddp.py", *options)))
 
 
 @pytest.mark.proof
-def test_a_killed_rank_is_restarted_by_torchrun_and_nothing_is_lost(tmp_path):
+def test_a_killed_rank_is_restarted_by_torchrun_and_nothing_is_lost(commands, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED.format(examples=str(EXAMPLES)))
     command = ["--max-restarts=1", tmp_path / "killed.py", "--dir", tmp_path / "run"]
     # else the ranks of the second attempt find the addresses of the first (pytorch issue 135712)
     said = run(torchrun(2, *command, "--stop-at", 50), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert "resumed at step 40 on 2 ranks" in said
-    ends_alike(tmp_path, said)
+    ends_alike(commands, tmp_path, said)
 
 
 def scores(said):
     return [float(loss) for loss in re.findall(r"val loss (\S+) of 501 samples", said)]
 
 
-def test_lightning_trains_in_chunks_on_two_ranks(tmp_path):
-    example = EXAMPLES / "lightning_ddp.py"
-    first, second = scores(run(torchrun(2, example, "--dir", tmp_path / "run", "--chunks", 2)))
+def test_lightning_trains_in_chunks_on_two_ranks(commands, tmp_path):
+    example, options = EXAMPLES / "lightning_ddp.py", ["--dir", tmp_path / "run", "--chunks", 2]
+    first, second = scores(forked(commands.ranks(2, tmp_path, example, *options)))
     assert second < first
     assert (tmp_path / "run" / "last.ckpt").exists()
 

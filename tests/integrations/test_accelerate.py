@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,20 +23,15 @@ spec.loader.exec_module(program)
 
 ONE = {"samples": 46, "batch": 4, "chunk": 5, "accumulate": 2}
 TWO = {"samples": 46, "batch": 2, "chunk": 5, "accumulate": 2}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
-def start(directory: Path, name: str, ranks: int, jobs: list[dict]) -> list[dict]:
+def start(commands, directory: Path, name: str, ranks: int, jobs: list[dict]) -> list[dict]:
     """The results of a program run in a process, or two, of its own."""
     jobs_file = directory / f"{name}.json"
     jobs_file.write_text(json.dumps(jobs))
-    launcher = TORCHRUN if ranks == 2 else []
-    command = [sys.executable, *launcher, str(PROGRAM), str(jobs_file)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=quiet
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run = commands.program if ranks == 1 else partial(commands.ranks, ranks)
+    done = run(directory, PROGRAM, jobs_file)
+    assert done.code == 0, done.err[-3000:]
     return json.loads(jobs_file.with_suffix(".results").read_text())
 
 
@@ -51,7 +44,7 @@ def validations(run: dict) -> list[list]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict:
+def runs(commands, tmp_path_factory) -> dict:
     """Uninterrupted runs, and what became of their checkpoints in new processes."""
     directory = tmp_path_factory.mktemp("runs")
     one_dir, two_dir = str(directory / "one"), str(directory / "two")
@@ -60,16 +53,19 @@ def runs(tmp_path_factory) -> dict:
     stream, stream_dir = {**TWO, "kind": "stream", "chunks": 6}, str(directory / "stream")
     jobs = [{**TWO, "chunks": 4, "save_to": two_dir}, {**TWO, "chunks": 6}]
     jobs += [{**stream, "save_to": stream_dir}]
-    _, two, streamed = start(directory, "two", 2, jobs)
+    _, two, streamed = start(commands, directory, "two", 2, jobs)
     whole_one, whole_two = {**ONE, "chunks": 6}, {**TWO, "chunks": 6}
-    jobs = [{**whole_one, "resume_from": one_dir}, {**whole_one, "resume_from": two_dir}]
-    from_one, two_to_one = start(directory, "on_one", 1, jobs)
+    jobs = [
+        {**whole_one, "resume_from": one_dir},
+        {**whole_one, "resume_from": two_dir},
+    ]
+    from_one, two_to_one = start(commands, directory, "on_one", 1, jobs)
     jobs = [
         {**whole_two, "resume_from": two_dir},
         {**whole_two, "resume_from": one_dir, "every": 3},
         {**stream, "resume_from": stream_dir, "every": 4},
     ]
-    from_two, one_to_two, from_stream = start(directory, "on_two", 2, jobs)
+    from_two, one_to_two, from_stream = start(commands, directory, "on_two", 2, jobs)
     return {
         "one": one,
         "two": two["fresh"],

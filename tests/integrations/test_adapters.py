@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,17 +30,16 @@ LOOPS = {
 LIGHTNING = ("lightning", "lightning_alone", "lightning_hooks", "pytorch_lightning_alone")
 
 
-def run(directory: Path, *phases: str) -> None:
-    command = [sys.executable, str(PROGRAM), str(directory), *phases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+def run(commands, directory: Path, *phases: str) -> None:
+    done = commands.program(directory, PROGRAM, directory, *phases)
+    assert done.code == 0, done.err[-3000:]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict:
+def runs(commands, tmp_path_factory) -> dict:
     directory = tmp_path_factory.mktemp("adapters")
-    run(directory, "whole", "begin")
-    run(directory, "resume")
+    run(commands, directory, "whole", "begin")
+    run(commands, directory, "resume")
     return {path.stem: json.loads(path.read_text()) for path in directory.glob("*.json")}
 
 

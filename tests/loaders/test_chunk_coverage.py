@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.loaders import chunk_report
@@ -36,10 +36,20 @@ class Counted:
     ("size", "batch", "limit"), [(1003, 10, None), (1003, 10, 1), (10**9, 8, 100), (10**6, 1, 1)]
 )
 @pytest.mark.parametrize("passes", [PASSES, 2**61])
-def test_any_number_of_passes_costs_a_bounded_number_of_lookups(size, batch, limit, passes, still):
+def test_any_number_of_passes_costs_a_bounded_number_of_lookups(
+    monkeypatch, size, batch, limit, passes, still
+):
+    monkeypatch.setattr(chunk_report, "MOST_LOOKUPS", MOST_LOOKUPS >> 5)
+    monkeypatch.setattr(chunk_report, "MOST_SAMPLES", MOST_SAMPLES >> 5)
     order = Counted(ShuffledOrder(size, 1), still=still)
     share = coverage(Plan(order, Steps(size, batch, limit=limit), 0), Cursor(), Cursor(passes, 0))
     assert 0 < share <= 1
+    assert order.lookups <= (MOST_LOOKUPS + 2 * MOST_SAMPLES) >> 5
+
+
+def test_the_bound_holds_for_a_billion_samples():
+    order = Counted(ShuffledOrder(10**9, 1), still=False)
+    assert 0 < coverage(Plan(order, Steps(10**9, 8, limit=100), 0), Cursor(), Cursor(2**61)) <= 1
     assert order.lookups <= MOST_LOOKUPS + 2 * MOST_SAMPLES
 
 
@@ -50,6 +60,7 @@ def test_the_same_samples_each_time_are_no_more_for_being_read_again():
     assert coverage_of(plan, stretches) == 400 / 1003
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 3), st.integers(1, 9), st.sampled_from(["shuffled", "block"]))
 def test_an_estimate_is_near_what_a_count_finds(seed, passes, kind):
     size = 4000

@@ -79,8 +79,8 @@ def test_an_old_state_loads_where_its_buffers_fit_without_their_bookkeeping(capl
     """Such states were written before bookkeeping was counted."""
     state = state_after(5, block_samples=1, window_blocks=1200)
     probe = StreamLoader(ARRAY, 10, block_samples=1, window_blocks=1200)
-    demand, resolver = probe._demand(probe._topology), probe._resolver(probe._topology)
-    buffers = demand.buffers(1, resolver.round_samples(probe.geometry))
+    resolver = probe._orders.resolver(probe.batch_size, probe.world_size)
+    buffers = resolver.demand.buffers(1, resolver.round_samples(probe.geometry))
     assert buffers < probe.buffer_bytes / 2
     loader = StreamLoader(ARRAY, 10, memory_budget=buffers)
     with caplog.at_level("WARNING", "penstock"):

@@ -125,7 +125,7 @@ def test_what_is_counted_for_wide_rows_is_their_buffers(tmp_path):
     path = stored(tmp_path, *WIDE)
     for options in ({}, {"steps": 5}, {"batch_size": 256}, {"rank": 1, "world_size": 4}):
         loader = StreamLoader(path, **{"batch_size": 32, "memory_budget": "100MB", **options})
-        resolver = loader._resolver(loader._topology)
+        resolver = loader._orders.resolver(loader.batch_size, loader.world_size)
         samples = resolver.round_samples(loader.geometry)
         assert loader.buffer_bytes == resolver.demand.buffers(loader.block_samples, samples)
 

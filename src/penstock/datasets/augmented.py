@@ -28,7 +28,7 @@ from penstock.registry import unknown_name
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
 from penstock.transforms.standardize import refuse_clamp
 
-CLASSES: Final = 31  # where a dataset does not tell how many it has
+CLASSES: Final = 31  # if a dataset has no num_classes
 _PARTS: Final = {"spec_augment_params": SpecAugment, "gaussian_noise_params": GaussianNoise}
 _EPOCH, _TRAINING = 0, 1
 
@@ -37,18 +37,18 @@ class AugmentedDataset(Dataset[Any]):
     """The samples of a dataset with `SpecAugment` and `GaussianNoise`, while training.
 
     Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
-    with any number of workers or ranks, in any order, and after resuming; in the next epoch
-    it is augmented differently. The epoch is the one that a Penstock loader sends with the indices; in a stock loader
+    with any number of workers or ranks, in any order, after any resume; and differently in the
+    next epoch. A Penstock loader sends the epoch with the indices; in torch's own loader
     it is the one of `set_epoch`, which reaches persistent workers too.
 
     Augment raw samples, and standardise afterwards: `StandardizedDataset` of this.
 
     Args:
-        base_dataset: any map-style dataset; the first field of a sample is augmented.
+        base_dataset: A map-style dataset; the first field of a sample is augmented.
         augment_params: `SpecAugment`'s keywords, or ``{"spec_augment_params": {...},
             "gaussian_noise_params": {...}}``, of which either may be None.
-        training: False leaves every sample as it is; may be switched at any time.
-        seed: of the augmentation.
+        training: False leaves every sample as it is; may be changed at any time.
+        seed: The seed of the augmentation.
 
     >>> import torch
     >>> dataset = AugmentedDataset(torch.ones(5, 1, 64, 64), {"p": 1.0})
@@ -77,7 +77,7 @@ class AugmentedDataset(Dataset[Any]):
 
     @property
     def training(self) -> bool:
-        """Are samples augmented? A change reaches worker processes at their next batch."""
+        """Whether samples are augmented. A change reaches worker processes at their next batch."""
         return bool(self._switches[_TRAINING])
 
     @training.setter
@@ -85,16 +85,24 @@ class AugmentedDataset(Dataset[Any]):
         self._switches[_TRAINING] = flag("training", training)
 
     def set_training(self, training: bool) -> None:
-        """Augment from now on, or do not."""
+        """Set whether samples are augmented from now on.
+
+        Args:
+            training: Whether samples are augmented.
+        """
         self.training = training
 
     @property
     def epoch(self) -> int:
-        """The epoch of this dataset, where none travels with the indices."""
+        """The epoch of this dataset, used if none is sent with the indices."""
         return self._switches[_EPOCH]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for stock loaders; a Penstock loader sends it with the indices."""
+        """Set the epoch, for torch's own loader; a Penstock loader sends it with the indices.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         self._switches[_EPOCH] = whole_number("epoch", epoch, minimum=0)
 
     def __len__(self) -> int:
@@ -103,11 +111,13 @@ class AugmentedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not self.training:
             return self.base_dataset[index]
-        place = index + len(self) if index < 0 else index
-        return transform_samples([self.base_dataset[index]], self.transform, self._keys(place))[0]
+        position = index + len(self) if index < 0 else index
+        return transform_samples([self.base_dataset[index]], self.transform, self._keys(position))[
+            0
+        ]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """The samples of these indices, augmented together."""
+        """Return the samples of these indices, augmented together."""
         samples = self._reader.samples(indices)
         if not self.training or not samples:
             return samples
@@ -115,11 +125,11 @@ class AugmentedDataset(Dataset[Any]):
 
     @property
     def gathers(self) -> bool:
-        """Is a batch one operation? Where the base dataset reads sample by sample, it is not."""
+        """Whether a batch is one operation: not if the base dataset reads sample by sample."""
         return self._reader.gathers
 
     def __getbatch__(self, indices: Indices) -> Any:
-        """The collated batch of these indices."""
+        """Return the collated batch of these indices."""
         batch = self._reader.batch(indices)
         return (
             transform_batch(batch, self.transform, self._keys(indices)) if self.training else batch
@@ -131,12 +141,12 @@ class AugmentedDataset(Dataset[Any]):
 
     def _keys(self, indices: int | list[int] | Indices) -> Keys:
         epoch = current_epoch(default=self.epoch)
-        places = np.atleast_1d(np.asarray(indices, np.int64))
-        return np.asarray(derive_key(self.seed, "augment", epoch, places))
+        positions = np.atleast_1d(np.asarray(indices, np.int64))
+        return np.asarray(derive_key(self.seed, "augment", epoch, positions))
 
 
 def build_augmentation(params: Mapping[str, Any]) -> Compose:
-    """The transforms that ``augment_params`` describe, masks before noise."""
+    """Return the transforms that ``augment_params`` describe, masks before noise."""
     if not params or not set(params) <= set(_PARTS):
         params = {"spec_augment_params": params}
     chosen = [(kind, params.get(part)) for part, kind in _PARTS.items()]
@@ -157,16 +167,16 @@ def create_augmented_dataset_wrapper(
     augment_params: Mapping[str, Any] | None = None,
     training: bool = True,
 ) -> AugmentedDataset:
-    """An `AugmentedDataset` with the kinds of augmentation chosen.
+    """Return an `AugmentedDataset` with the chosen kinds of augmentation.
 
-    Settings that are not given are those recommended for as many samples as a class has.
+    Settings that are not passed are those recommended for the number of samples per class.
 
     Args:
-        dataset: any map-style dataset.
-        use_spec_augment: mask spectrograms.
-        use_gaussian_noise: add noise.
-        augment_params: see `AugmentedDataset`.
-        training: see `AugmentedDataset`.
+        dataset: A map-style dataset.
+        use_spec_augment: Mask spectrograms.
+        use_gaussian_noise: Add noise.
+        augment_params: See `AugmentedDataset`.
+        training: See `AugmentedDataset`.
 
     >>> import torch
     >>> raw = torch.ones(9, 1, 64, 64)
@@ -194,7 +204,7 @@ def _recommended_for(dataset: Any) -> dict[str, Any]:
 
 
 def classes_of(dataset: Any) -> int:
-    """How many classes a dataset says, or its second tensor has; 31 where neither is known.
+    """Return the number of classes of a dataset; 31 if it is unknown.
 
     >>> import torch
     >>> classes_of(TensorDataset(torch.ones(4, 2), torch.tensor([0, 2, 2, 5])))
@@ -216,7 +226,7 @@ def _is_standardized(dataset: Any) -> bool:
 
 
 class SharedIntegers:
-    """A few integers; worker processes see them change, however they were started.
+    """A few integers in shared memory; worker processes see them change.
 
     >>> shared = SharedIntegers(0, 7)
     >>> shared[0] = 3
@@ -228,14 +238,14 @@ class SharedIntegers:
         self._values = _share(torch.tensor(values))
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
-        # a worker gets the shared memory itself; a plain pickle gets a copy, to be shared again
+        # a worker gets the shared memory itself; a plain pickle gets a copy, which is shared again
         self._values = _share(state["_values"])
 
-    def __getitem__(self, place: int) -> int:
-        return int(self._values[place])
+    def __getitem__(self, index: int) -> int:
+        return int(self._values[index])
 
-    def __setitem__(self, place: int, value: int) -> None:
-        self._values[place] = value
+    def __setitem__(self, index: int, value: int) -> None:
+        self._values[index] = value
 
 
 def _share(values: torch.Tensor) -> torch.Tensor:

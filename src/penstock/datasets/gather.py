@@ -22,7 +22,7 @@ SAMPLED_ROWS = 8  # of an array in memory, for its fingerprint
 
 
 def gather_of(dataset: Any) -> Gather | None:
-    """The batch of given indices in one go, as torch's default collation would form it.
+    """Return a function that reads a batch at once, as torch's default collation forms it.
 
     For tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
     ``__getbatch__(indices)`` (whose ``gathers`` is not False); None for others. Tensor subclasses
@@ -33,7 +33,7 @@ def gather_of(dataset: Any) -> Gather | None:
     """
     own = getattr(dataset, "__getbatch__", None)
     if own is not None:
-        # a dataset around another gathers where that one does, and says so
+        # a dataset that wraps another one gathers if that one does
         gathers = getattr(dataset, "gathers", True) and not _samples_are_its_own(type(dataset))
         return own if gathers else None
     if _is_plain(dataset):
@@ -51,7 +51,7 @@ def gather_of(dataset: Any) -> Gather | None:
 
 
 def parts_of(dataset: Any) -> tuple[Any, ...]:
-    """The objects that a dataset of torch's reads from: a copy of it goes stale without them."""
+    """Return the objects that a dataset of torch reads from; each may be replaced by the user."""
     if isinstance(dataset, Subset):
         return (dataset.dataset, dataset.indices, *parts_of(dataset.dataset))
     return tuple(dataset.tensors) if isinstance(dataset, TensorDataset) else ()
@@ -62,7 +62,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _samples_are_its_own(kind: type) -> bool:
-    """Does a subclass give other samples than the ``__getbatch__`` it inherits knows of?"""
+    """Return whether a subclass overrides ``__getitem__`` but inherits ``__getbatch__``."""
     for each in kind.__mro__:
         if "__getbatch__" in vars(each):
             return False
@@ -119,7 +119,7 @@ class _GatherSubset:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Identity of the data where it can be had cheaply: its own, or of tensors in memory.
+    """Return the identity of the data if it is cheap: its own, or that of tensors in memory.
 
     >>> fingerprint_of(torch.zeros(4)) == fingerprint_of(torch.ones(4))
     False
@@ -172,32 +172,32 @@ class Reader:
 
     @property
     def gathers(self) -> bool:
-        """Does the dataset give a batch in one go?"""
+        """Whether the dataset reads a batch in one operation."""
         return self._gather is not None
 
     def samples(self, indices: list[int]) -> list[Any]:
-        """The samples of these indices, by the dataset's ``__getitems__`` where it has one."""
+        """Return the samples of these indices, by ``__getitems__`` if the dataset has it."""
         batched = getattr(self.dataset, "__getitems__", None)
         if batched is not None:
             return list(batched(indices))
         return [self.dataset[index] for index in indices]
 
     def batch(self, indices: Indices) -> Any:
-        """The batch of these indices, as torch's default collation forms it."""
+        """Return the batch of these indices, as torch's default collation forms it."""
         if self._gather is not None:
             return self._gather(indices)
         return default_collate(self.samples(indices.tolist()))
 
 
 def transform_batch(batch: Any, transform: Transform, keys: Keys) -> Any:
-    """A collated batch with its first field (or itself, if it is one tensor) changed."""
+    """Return a collated batch with its first field (or itself, if one tensor) transformed."""
     if isinstance(batch, torch.Tensor):
         return transform.batch(batch, keys)
     return [transform.batch(first_field(batch), keys), *batch[1:]]
 
 
 def transform_samples(samples: list[Any], transform: Transform, keys: Keys) -> list[Any]:
-    """Samples with their first field changed; in one go where they have one shape."""
+    """Return samples with their first field transformed, together if they have one shape."""
     fields = [first_field(sample) for sample in samples]
     if len({(field.shape, field.dtype) for field in fields}) == 1:
         changed = list(transform.batch(torch.stack(fields), keys))
@@ -208,7 +208,7 @@ def transform_samples(samples: list[Any], transform: Transform, keys: Keys) -> l
 
 
 def first_field(sample: Any) -> torch.Tensor:
-    """What is changed of a sample: its first field, or itself where it is one tensor or array."""
+    """Return the first field of a sample, or the sample itself if it is a tensor or array."""
     if isinstance(sample, tuple | list) and sample:
         sample = sample[0]
     if not isinstance(sample, torch.Tensor | np.ndarray):

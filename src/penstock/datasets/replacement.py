@@ -1,4 +1,4 @@
-"""A dataset that replaces what cannot be read, so that every rank keeps the same steps."""
+"""A dataset that replaces unreadable samples, so that every rank has the same steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TRIES = 16
 
 
 class ReplacingDataset(Dataset[Any]):
-    """The base dataset; where a sample cannot be read, another one, the same on every rank.
+    """The base dataset, with unreadable samples replaced by others, the same on every rank.
 
     The replacement is keyed by (seed, epoch, sample): no step is lost, no rank waits for another,
-    and a resumed run replaces alike. What was replaced is written down.
+    and a resumed run makes the same replacements. Each replacement is recorded.
 
     Args:
-        base_dataset: Map-style.
-        on_error: ``"raise"``: as if this were not here. ``"skip"``: replace. ``"warn"``: replace,
-            and log each one.
-        seed: Of the choice of replacements.
-        quarantine: A file that replaced samples are appended to, a JSON object a line; needed for
-            worker processes and ranks to write into one list.
+        base_dataset: A map-style dataset.
+        on_error: ``"raise"``: raise the error. ``"skip"``: replace the sample. ``"warn"``: replace
+            it and log a warning.
+        seed: The seed of the choice of replacements.
+        quarantine: A file that lists replaced samples, one JSON object per line; needed if worker
+            processes or ranks shall write into one list.
 
     >>> class Flawed(Dataset):
     ...     def __len__(self):
@@ -77,14 +77,14 @@ class ReplacingDataset(Dataset[Any]):
                 sample = self.base_dataset[other]
             except Exception:  # noqa: BLE001 - the next one may do; re-raised if none does
                 continue
-            self._write_down(index, other, error)
+            self._record(index, other, error)
             return sample
         raise SourceError(
             f"sample {index} cannot be read, nor can {TRIES} others in its place: "
             "check the storage with on_error='raise'"
         ) from error
 
-    def _write_down(self, index: int, other: int, error: Exception) -> None:
+    def _record(self, index: int, other: int, error: Exception) -> None:
         entry = {
             "sample": int(index),
             "replaced_by": other,
@@ -100,7 +100,7 @@ class ReplacingDataset(Dataset[Any]):
 
     @property
     def replaced(self) -> list[dict[str, Any]]:
-        """What was replaced: by all who write to the quarantine, else by this object."""
+        """The replacements: all in the quarantine file, or else those of this object."""
         if self.quarantine is None:
             return list(self._replaced)
         return read_entries(self.quarantine)

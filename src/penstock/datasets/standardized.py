@@ -30,13 +30,14 @@ class StandardizedDataset(Dataset[Any]):
 
     ``x`` is the first field of a sample, or the sample itself; the other fields stay. Compute the
     statistics with `compute_standardization` on the training part alone, and use them for the
-    validation part too. Goes to any worker process; a batch is one operation.
+    validation part too. It can be sent to worker processes, and a batch is one
+    operation.
 
     Args:
-        base_dataset: any map-style dataset with a length.
-        indices: of its samples, in the order of this dataset.
-        mean: a number, or one for each channel.
-        std: likewise.
+        base_dataset: A map-style dataset with a length.
+        indices: Its samples, in the order of this dataset.
+        mean: A number, or one for each channel.
+        std: A number, or one for each channel.
 
     >>> import torch
     >>> dataset = StandardizedDataset(torch.arange(10.0), indices=[4, 9], mean=4.0, std=2.5)
@@ -59,12 +60,12 @@ class StandardizedDataset(Dataset[Any]):
 
     @property
     def mean(self) -> Statistic:
-        """What is subtracted; a float, or one value for each channel."""
+        """The value subtracted: a float, or one value for each channel."""
         return self._standardize.mean
 
     @property
     def std(self) -> Statistic:
-        """What is divided by: the deviation given and 1e-8."""
+        """The divisor: the standard deviation plus 1e-8."""
         return self._standardize.std
 
     def __len__(self) -> int:
@@ -75,23 +76,23 @@ class StandardizedDataset(Dataset[Any]):
         return transform_samples([sample], self._standardize, _NO_KEYS)[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """The samples of these indices, standardised in one operation."""
+        """Return the samples of these indices, standardised in one operation."""
         samples = self._reader.samples(self._members[indices].tolist())
         return transform_samples(samples, self._standardize, _NO_KEYS.repeat(len(samples)))
 
     @property
     def gathers(self) -> bool:
-        """Is a batch one operation? Where the base dataset reads sample by sample, it is not."""
+        """Whether a batch is one operation: not if the base dataset reads sample by sample."""
         return self._reader.gathers
 
     def __getbatch__(self, indices: Indices) -> Any:
-        """The collated batch of these indices."""
+        """Return the collated batch of these indices."""
         return transform_batch(
             self._reader.batch(self._members[indices]), self._standardize, _NO_KEYS
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the base dataset, if it has `set_epoch`."""
+        """Call ``set_epoch`` of the base dataset if it has one."""
         getattr(self.base_dataset, "set_epoch", lambda _: None)(epoch)
 
     def fingerprint(self) -> str:
@@ -104,7 +105,7 @@ _NO_KEYS = np.zeros(1, np.uint64)  # standardising draws nothing
 
 
 def as_indices(indices: Iterable[int], size: int) -> Indices:
-    """``indices`` as an array, refused unless all are in ``range(size)``."""
+    """Return ``indices`` as an array; refuse those outside ``range(size)``."""
     if isinstance(indices, str) or not isinstance(indices, Iterable):
         raise PlanError(f"indices must be integers in one row, got {shown(indices)}")
     try:
@@ -132,16 +133,16 @@ def compute_standardization(
     per_channel: bool = False,
     progress: bool | None = None,
 ) -> tuple[Statistic, Statistic]:
-    """The mean and standard deviation over every value of these samples.
+    """Return the mean and standard deviation over every value of these samples.
 
-    Exact, as ``numpy.mean`` and ``numpy.std`` of all of them in float64 at once, in one pass over
-    the data and without holding it; nothing is drawn, so the result never varies.
+    Equal to ``numpy.mean`` and ``numpy.std`` of all values in float64, computed in one pass without
+    holding the data. No random number is drawn, so the result never varies.
 
     Args:
-        dataset: its samples are tensors, or tuples whose first field is one.
-        indices: of the training part, and of nothing else; None is the whole dataset.
-        per_channel: one mean and deviation for each entry of a sample's first axis.
-        progress: None shows a bar on a terminal.
+        dataset: A dataset of tensors, or of tuples whose first field is a tensor.
+        indices: The samples of the training part only; None for the whole dataset.
+        per_channel: Compute one mean and deviation for each entry of a sample's first axis.
+        progress: None shows a progress bar on a terminal; True always, False never.
 
     >>> compute_standardization(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), [0, 1])
     (4.0, 2.23606797749979)
@@ -168,7 +169,7 @@ def compute_standardization(
 
 
 class Moments:
-    """Mean and deviation of rows of values that arrive in parts, one of each row.
+    """Mean and standard deviation of each row of values that arrive in parts.
 
     Parts are merged by Chan's formula, so a mean far from 0 costs no precision.
 
@@ -185,7 +186,7 @@ class Moments:
         self._squares: _Array = np.zeros(1)  # of distances from the mean, summed
 
     def add(self, values: _Array) -> None:
-        """Count in ``values``, a part of each row."""
+        """Add ``values``, a part of each row."""
         count, mean = values.shape[1], values.mean(axis=1)
         distances = values - mean[:, None]
         squares = np.einsum("ij,ij->i", distances, distances)
@@ -196,12 +197,12 @@ class Moments:
 
     @property
     def std(self) -> _Array:
-        """The deviation of each row, of the whole population (``ddof=0``)."""
+        """The standard deviation of each row (``ddof=0``)."""
         return np.sqrt(self._squares / self.count)
 
 
 def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.Tensor]]:
-    """These samples, stacked where they have one shape, so that all ways of reading sum alike."""
+    """Yield samples, stacked if they have one shape, so that every way to read sums alike."""
     if reader.gathers:
         yield indices, first_field(reader.batch(indices))
         return
@@ -214,7 +215,7 @@ def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.T
 
 
 def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array:
-    """The values of these samples in float64: a row for each channel, or one for all."""
+    """Return the values of these samples in float64: one row per channel, or one for all."""
     values = stack.to("cpu", torch.float64)
     if not values.sum().isfinite():
         finite = values.isfinite().reshape(len(values), -1).all(1)

@@ -1,4 +1,4 @@
-"""Hugging Face's ``Trainer``: a loader it can skip into, and so resume exactly by itself."""
+"""Hugging Face's ``Trainer``: a loader in which it can skip batches, so that it resumes exactly."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ Address: TypeAlias = tuple[int, int]  # epoch, step
 
 
 class TrainerLoader(DataLoader[Any]):
-    """A loader as ``transformers.Trainer`` needs it: its batches are addressed, not counted.
+    """A Penstock loader in the form that ``transformers.Trainer`` can resume.
 
-    A ``Trainer`` resumes by building a stock loader around the dataset and batch sampler it finds,
-    with the first batches skipped: around a loader with a place of its own, that would be the
-    wrong ones. Here the batch sampler gives addresses, and the dataset delivers what is
-    there, seeking where need be: whatever is built around them gets the right batches, read by
-    the loader's own workers. Nothing has to be saved: the trainer's step count says where it is.
+    A ``Trainer`` resumes by building a torch loader around the dataset and batch sampler it finds,
+    and skips the first batches. With a loader that has its own position, these would be the wrong
+    ones. Here the batch sampler yields addresses (epoch, step), and the dataset returns the batch
+    at an address, seeking if needed. A loader built around them delivers the right batches, read by
+    the workers of the Penstock loader. Nothing has to be saved besides the trainer's step count.
+
+    Args:
+        loader: A loader without ``chunk_size``.
 
     ::
 
@@ -29,27 +32,31 @@ class TrainerLoader(DataLoader[Any]):
                 return TrainerLoader(module.train_dataloader())
     """
 
-    # accelerate would deal the addresses to the ranks, but a loader has dealt its samples already
+    # else accelerate would split the addresses between ranks, and the loader does so already
     _is_accelerate_prepared = True
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader) or loader.position.chunk is not None:
             raise ConfigError(
-                f"a Trainer's epoch is a pass over the data: give a Penstock loader without "
+                f"an epoch of a Trainer is a pass over the data: give a Penstock loader without "
                 f"chunk_size, got {type(loader).__name__}"
             )
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
-            _Addressed(loader), batch_sampler=self._addresses, collate_fn=_as_it_is, num_workers=0
+            _Addressed(loader), batch_sampler=self._addresses, collate_fn=_unchanged, num_workers=0
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose batches are next."""
+        """Set the epoch of the next iteration.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         self._addresses.set_epoch(epoch)
 
 
 class _Addresses:
-    """A batch sampler: the addresses of an epoch's batches."""
+    """A batch sampler that yields the addresses of the batches of an epoch."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader, self._epoch = loader, 0
@@ -66,7 +73,7 @@ class _Addresses:
 
 
 class _Addressed(Dataset[Any]):
-    """A dataset whose one item is the whole batch at an address."""
+    """A dataset whose items are whole batches, by their addresses."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -74,7 +81,7 @@ class _Addressed(Dataset[Any]):
         self._next: Address | None = None
 
     def __len__(self) -> int:
-        return int(self._loader.position.plan.steps.size)
+        return int(self._loader.plan.steps.size)
 
     def __getitems__(self, addresses: list[Address]) -> Any:
         (address,) = addresses
@@ -85,5 +92,5 @@ class _Addressed(Dataset[Any]):
         return next(self._batches)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""Validating on a part of a partition: always the same samples, or all of them in turns."""
+"""Validation on a part of a partition: the same samples each time, or all of them in turn."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def validation_loader(
     kind: type[ChunkedDataLoader] = ChunkedDataLoader,
     **dataloader_kwargs: Any,
 ) -> ChunkedDataLoader:
-    """Batches to validate on: ``chunk_size`` of them, the same ones each time.
+    """Return a loader of ``chunk_size`` batches to validate on, the same ones each time.
 
-    The samples are chosen once, by a keyed shuffle of all, and come in the dataset's order: scores
-    are comparable from one validation to the next. Nothing is dropped, and no rank repeats a
-    sample: there are ``chunk_size * batch_size`` of them for every rank.
+    The samples are chosen once, by a keyed shuffle of all, and delivered in the order of the
+    dataset, so that scores of different validations are comparable. Nothing is dropped, and no rank
+    repeats a sample: every rank has ``chunk_size * batch_size`` of them.
 
     Args:
-        dataset: Map-style: the partition.
+        dataset: The partition; map-style.
         batch_size: Samples of this rank's batch.
-        chunk_size: Batches of this rank; None, or more than there are: the whole partition.
-        seed: Of the choice; None draws one and logs it.
-        cycle: Every ``iter()`` gives the next chunk instead, until all samples were there once;
-            then again, the same chunks.
-        rank: Of ``world_size`` ranks; both default to ``torch.distributed``'s, else 0 of 1.
-        world_size: How many ranks share the partition.
-        kind: Of loader.
-        **dataloader_kwargs: Of `ChunkedDataLoader`; ``drop_last`` has no say here.
+        chunk_size: Batches of this rank. None, or more than there are, for the whole partition.
+        seed: Seed of the choice; None draws one and logs it.
+        cycle: Every ``iter()`` is the next chunk instead, until all samples were used; then the
+            same chunks again.
+        rank: This rank, of ``world_size``; both default to those of ``torch.distributed``.
+        world_size: Number of ranks.
+        kind: The class of the loader.
+        **dataloader_kwargs: More arguments of `ChunkedDataLoader`; ``drop_last`` has no effect.
 
     >>> import torch
     >>> loader = validation_loader(torch.arange(100), batch_size=4, chunk_size=2)
@@ -87,11 +87,11 @@ class FixedShuffle(ShuffledOrder):
     kind = "fixed shuffle"
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The samples at these positions, of whatever epoch."""
+        """Return the samples at these positions, the same in every epoch."""
         return super().at(0, positions)
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """The positions of these samples, in whatever epoch."""
+        """Return the positions of these samples, the same in every epoch."""
         return super().position_of(0, samples)
 
 
@@ -111,14 +111,17 @@ class ChosenOrder:
         self._samples = np.sort(shuffle.at(0, np.arange(size)))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The samples at these positions."""
+        """Return the samples at these positions."""
         found: Indices = self._samples[positions]
         return found
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """The positions of these samples, all of which must be among those chosen."""
+        """Return the positions of these samples, all of which must be chosen ones."""
         return np.searchsorted(self._samples, samples)
 
     def identity(self) -> dict[str, int | str]:
-        """Kind and seed, and the size of the partition: how many are chosen follows the ranks."""
+        """Return the kind, the seed and the size of the partition.
+
+        Not the number of chosen samples, which depends on the number of ranks.
+        """
         return {"order": self.kind, "samples": self._partition.size, "seed": self.seed}

@@ -156,11 +156,11 @@ def test_it_goes_to_workers_and_resumes(tmp_path):
         assert all(torch.equal(a, b) for a, (b, _) in zip(alone, loader, strict=True))
 
 
-def test_ten_thousand_known_files_are_not_opened_at_a_start(tmp_path, monkeypatch):
+def test_a_thousand_known_files_are_not_opened_at_a_start(tmp_path, monkeypatch):
     corpus = tmp_path / "corpus"
     write(corpus, "0.wav", 32)
     content = (corpus / "0.wav").read_bytes()
-    for i in range(1, 10_000):
+    for i in range(1, 1_000):
         (corpus / f"{i}.wav").write_bytes(content)
     opened = []
     info, opening = soundfile.info, soundfile.SoundFile
@@ -173,11 +173,11 @@ def test_ten_thousand_known_files_are_not_opened_at_a_start(tmp_path, monkeypatc
     monkeypatch.setattr(soundfile, "info", lambda name: opened.append(name) or info(name))
     monkeypatch.setattr(soundfile, "SoundFile", Counted)
     first = QuantizedAudioDataset(corpus, sample_len=16)
-    assert len(set(opened)) == 10_000 and len(first) == 20_000
+    assert len(set(opened)) == 1_000 and len(first) == 2_000
     opened.clear()
     again = QuantizedAudioDataset(corpus, sample_len=16)
     assert opened == [] and again.fingerprint() == first.fingerprint()
-    assert again[19_999][1].shape == (16, 1) and len(opened) == 1  # a range of one file
+    assert again[1_999][1].shape == (16, 1) and len(opened) == 1  # a range of one file
 
 
 def test_other_files_and_settings_are_another_fingerprint(tmp_path):

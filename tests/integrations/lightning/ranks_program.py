@@ -12,6 +12,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from penstock.integrations.lightning import ChunkedTraining
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # for the modules of the tests
+
 from tests.integrations.lightning.fits import fit
 
 warnings.filterwarnings("ignore")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -37,16 +36,14 @@ ONE = {"samples": 46, "batch": 4, "chunk": 5}
 TWO = {"samples": 46, "batch": 2, "chunk": 5, "devices": 2}
 
 
-def start(directory: Path, name: str, jobs: list[dict]) -> list[dict]:
+def start(commands, directory: Path, name: str, jobs: list[dict]) -> list[dict]:
     """The results of a program run in a process (or two) of its own."""
     jobs_file = directory / f"{name}.json"
     jobs_file.write_text(json.dumps(jobs))
-    command = [sys.executable, str(PROGRAM), str(jobs_file)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=quiet
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = jobs[0].get("devices", 1)
+    run = commands.program if ranks == 1 else partial(commands.ranks, ranks)
+    done = run(directory, PROGRAM, jobs_file)
+    assert done.code == 0, done.err[-3000:]
     return json.loads(jobs_file.with_suffix(".results").read_text())
 
 
@@ -68,33 +65,33 @@ def directory(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(directory) -> dict:
+def uninterrupted(commands, directory) -> dict:
     """Whole runs on one and two ranks; beside them, runs that save everywhere and stop early."""
     for ranks in ("one", "two"):
         (directory / ranks).mkdir()
     one = program.fit({**ONE, "trainer": WHOLE})
     program.fit({**ONE, "trainer": SAVED}, save_to=directory / "one")
     saving = {**TWO, "trainer": SAVED, "save_to": str(directory / "two")}
-    _, two = start(directory, "saving", [saving, {**TWO, "trainer": WHOLE}])
+    _, two = start(commands, directory, "saving", [saving, {**TWO, "trainer": WHOLE}])
     return {"one": one, "two": two["fresh"]}
 
 
-@pytest.fixture(scope="module")
-def on_one(directory, uninterrupted) -> dict:
+@pytest.fixture(scope="module", params=[(2, 1), pytest.param((6, 2), marks=pytest.mark.proof)])
+def on_one(request, commands, directory, uninterrupted) -> dict:
     """What became on one rank, in a new process, of the checkpoints of one and two."""
     whole, ckpts = {**ONE, "trainer": WHOLE}, {n: str(directory / n) for n in ("one", "two")}
-    jobs = [{**whole, "resume_from": ckpts["one"], "of_each": 6}]
-    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": 2}]
-    return dict(zip(("one", "two"), start(directory, "on_one", jobs), strict=True))
+    jobs = [{**whole, "resume_from": ckpts["one"], "of_each": request.param[0]}]
+    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": request.param[1]}]
+    return dict(zip(("one", "two"), start(commands, directory, "on_one", jobs), strict=True))
 
 
-@pytest.fixture(scope="module")
-def on_two(directory, uninterrupted) -> dict:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.proof)])
+def on_two(request, commands, directory, uninterrupted) -> dict:
     """What became on two ranks, in new processes, of the checkpoints of one and two."""
     whole, ckpts = {**TWO, "trainer": WHOLE}, {n: str(directory / n) for n in ("one", "two")}
     jobs = [{**whole, "resume_from": ckpts["one"], "of_each": 1}]
-    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": 2}]
-    return dict(zip(("one", "two"), start(directory, "on_two", jobs), strict=True))
+    jobs += [{**whole, "resume_from": ckpts["two"], "of_each": request.param}]
+    return dict(zip(("one", "two"), start(commands, directory, "on_two", jobs), strict=True))
 
 
 # -- whole runs
@@ -150,14 +147,11 @@ def assert_moved(runs: dict, uninterrupted: dict, world: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
-def test_a_killed_run_goes_on_at_the_first_sample_that_is_not_in_its_checkpoint(tmp_path):
+def test_a_killed_run_goes_on_at_the_first_sample_that_is_not_in_its_checkpoint(commands, tmp_path):
     job = {**ONE, "trainer": WHOLE, "diary": str(tmp_path / "diary"), "last": str(tmp_path)}
     killed = tmp_path / "killed.json"
     killed.write_text(json.dumps([{**job, "kill_at_step": 9}]))
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(killed)], capture_output=True, timeout=300, check=False
-    )
-    assert done.returncode == -9
+    assert commands.program(tmp_path, PROGRAM, killed).code == -9
     saved_steps = torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"]
     before = [json.loads(line) for line in (tmp_path / "diary").read_text().splitlines()]
     assert saved_steps == before[-1][0] - 1
@@ -192,7 +186,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("of_each", [2, pytest.param(None, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("of_each", [1, pytest.param(None, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_checkpoint_resumes_exactly_in_any_situation(tmp_path, situation, of_each):
     loading, training, further = SITUATIONS[situation]
@@ -208,11 +202,14 @@ def test_every_checkpoint_resumes_exactly_in_any_situation(tmp_path, situation, 
         assert run == uninterrupted, name
 
 
-def test_another_batch_size_and_chunk_size_may_resume(tmp_path):
+@pytest.mark.parametrize("of_each", [1, pytest.param(2, marks=pytest.mark.proof)])
+def test_another_batch_size_and_chunk_size_may_resume(tmp_path, of_each):
     saved = {"samples": 46, "batch": 4, "chunk": 5, "trainer": SAVED}
     program.fit(saved, save_to=tmp_path)
     other = {"samples": 46, "batch": 3, "chunk": 4, "trainer": {"max_epochs": 12}}
-    for name, run in program.run({**other, "resume_from": str(tmp_path), "of_each": 2}).items():
+    for name, run in program.run(
+        {**other, "resume_from": str(tmp_path), "of_each": of_each}
+    ).items():
         seen = samples(run)
         for epoch in range(len(seen) // 46):
             assert sorted(seen[epoch * 46 : epoch * 46 + 46]) == [*range(46)], name
@@ -233,7 +230,7 @@ def test_a_checkpoint_written_without_the_callback_goes_on_after_what_was_delive
 # -- validation, lengths, and what moves nothing
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.integers(1, 30), st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(1, 6)
 )

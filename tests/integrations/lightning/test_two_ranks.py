@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
 
-def test_two_ranks_share_the_chunks_of_replaced_loaders(tmp_path):
+def test_two_ranks_share_the_chunks_of_replaced_loaders(commands, tmp_path):
     results = tmp_path / "results.json"
-    home = str(PROGRAM.parents[3])  # so that both ranks find the modules of the tests
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": home}
-    command = [sys.executable, str(PROGRAM), str(results)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.ranks(2, tmp_path, PROGRAM, results)
+    assert done.code == 0, done.err[-3000:]
     ranks = json.loads(results.read_text())
     lengths = [[len(chunk) for chunk in rank["chunks"]] for rank in ranks]
     assert lengths == [[3, 3, 3, 3]] * 2  # 22 samples are 6 steps of 2 * 2
