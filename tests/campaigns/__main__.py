@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
 
     seed = time.time_ns() % 10**9 if options.seed is None else options.seed
     print(f"seed {seed}; repeat with --seed {seed}", flush=True)
-    folder, began = Path(tempfile.mkdtemp(prefix="penstock-campaign-")), time.monotonic()
     plan.prepare()
+    folder, began = Path(tempfile.mkdtemp(prefix="penstock-campaign-")), time.monotonic()
     maker = multiprocessing.get_context("fork").Process(target=make_storages, args=[folder])
     maker.start()
     maker.join()
@@ -78,7 +78,9 @@ def main() -> int:
     pages.set_defaults(command=lambda _: page.write())
     repeats = commands.add_parser("flaky", help="repeat tests that depend on time")
     repeats.add_argument("--times", type=int, default=50)
-    repeats.add_argument("--seconds", type=float, default=6 * 3600.0, help="begin no run after")
+    repeats.add_argument("--budget", type=float, default=20.0, help="seconds of one test")
+    repeats.add_argument("--jobs", type=int, default=2, help="files side by side")
+    repeats.add_argument("--seconds", type=float, default=6 * 3600.0, help="begin no file after")
     repeats.add_argument("tests", nargs="*", help="for pytest, default: all with the mark timing")
     repeats.set_defaults(command=flaky.run)
     options = parser.parse_args()

@@ -1,52 +1,126 @@
-"""Tests that depend on time, many times, on a machine whose cores are all busy."""
+"""Tests that depend on time, many times, on a machine whose cores are all busy.
+
+One pytest process per file runs every test of the file many times, so that imports and module
+fixtures are paid once. A first round runs every test once and measures it; then the files follow,
+the cheapest first. A test that has used its share of time is not run again: the summary says how
+many tests had fewer runs than requested.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BUSY = "while True: pass"
-FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
+# ends with its parent, however that ends
+BUSY = "import os; p = os.getppid()\nwhile os.getppid() == p: sum(range(100_000))"
+MARKS = "timing and not proof and not cuda"
+FILE = re.compile(r"^(\S+?\.py)::", re.M)
+
+
+class Repeated:
+    """Runs of tests, and what became of them."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.options = options
+        self.results = folder / "results.jsonl"
+        self.ends = time.monotonic() + options.seconds
+
+    def pytest(self, *args: str, times: int) -> str:
+        """Run pytest with the plugin, and return its output; end if pytest itself failed."""
+        environment = {
+            "FLAKY_TIMES": str(times),
+            "FLAKY_SECONDS": str(self.options.budget),
+            "FLAKY_RESULTS": str(self.results),
+        }
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+                *("-p", "tests.campaigns.repeat", "-m", MARKS, *args),
+            ],
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (0, 1, 5):  # passed, failures, nothing selected
+            raise SystemExit(f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        return done.stdout
+
+    def files(self) -> list[str]:
+        """Return the files that have tests to repeat."""
+        listed = self.pytest("--collect-only", *self.options.tests, times=1)
+        return list(dict.fromkeys(FILE.findall(listed)))
+
+    def run(self, file: str, times: int) -> None:
+        """Run every test of a file ``times`` times, unless the time is over."""
+        if time.monotonic() < self.ends:
+            began = time.monotonic()
+            inside = [test for test in self.options.tests if test.startswith(f"{file}::")]
+            output = self.pytest(*(inside or [file]), times=times)
+            print(
+                f"{time.monotonic() - began:6.0f} s  {file}: {output.splitlines()[-1]}", flush=True
+            )
+
+    def outcomes(self) -> list[dict[str, object]]:
+        """Return all runs so far."""
+        if not self.results.exists():
+            return []
+        return [json.loads(line) for line in self.results.read_text().splitlines()]
+
+    def cost(self) -> Counter[str]:
+        """Return the seconds of each file so far."""
+        seconds: Counter[str] = Counter()
+        for each in self.outcomes():
+            seconds[str(each["test"]).partition("::")[0]] += float(str(each["seconds"]))
+        return seconds
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the tests again and again beside a busy loop on every core; 0 if none ever failed."""
-    ends, failed, runs = time.monotonic() + options.seconds, Counter[str](), 0
     cores = len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(cores)]
     try:
-        while runs < options.times and time.monotonic() < ends:
-            runs += 1
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-                    *("-m", "timing and not proof and not cuda", *options.tests),
-                ],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            found = FAILURE.findall(done.stdout)
-            failed.update(found)
-            if done.returncode and not found:  # pytest itself failed
-                print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
-                return done.returncode
-            print(f"run {runs} of {options.times}: {done.stdout.splitlines()[-1]}", flush=True)
-            for name in found:
-                print(f"  {name}", flush=True)
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+            repeated = Repeated(Path(folder), options)
+            files = repeated.files()
+            list(pool.map(lambda file: repeated.run(file, 1), files))
+            cost = repeated.cost()
+            files.sort(key=lambda file: cost[file])
+            if options.times > 1:
+                list(pool.map(lambda file: repeated.run(file, options.times - 1), files))
+            return report(repeated.outcomes(), options.times)
     finally:
         for process in busy:
             process.kill()
             process.wait()
+
+
+def report(outcomes: list[dict[str, object]], times: int) -> int:
+    """Print every failure and the summary; return 1 if a test failed."""
+    ran = Counter(str(each["test"]) for each in outcomes)
+    failures = [each for each in outcomes if each["outcome"] == "failed"]
+    failed = Counter(str(each["test"]) for each in failures)
+    shown: set[object] = set()
+    for each in failures:
+        if each["test"] not in shown:
+            print(f"--- {each['test']}\n{each['why']}")
+            shown.add(each["test"])
     for name, count in failed.most_common():
-        print(f"{count} of {runs}  {name}")
-    print(f"{runs} runs, {len(failed)} tests failed at least once")
-    return int(bool(failed))
+        print(f"{count} of {ran[name]}  {name}")
+    fewer = sum(count < times for count in ran.values())
+    print(
+        f"{len(ran)} tests x {times} runs, {len(failures)} failures ({len(outcomes)} runs; {fewer} "
+        "tests used their time in fewer runs)"
+    )
+    return int(bool(failures))
