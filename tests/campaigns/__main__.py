@@ -79,7 +79,7 @@ def main() -> int:
     repeats = commands.add_parser("flaky", help="repeat tests that depend on time")
     repeats.add_argument("--times", type=int, default=50)
     repeats.add_argument("--budget", type=float, default=20.0, help="seconds of one test")
-    repeats.add_argument("--jobs", type=int, default=2, help="files side by side")
+    repeats.add_argument("--jobs", type=int, default=2, help="processes side by side")
     repeats.add_argument("--seconds", type=float, default=6 * 3600.0, help="begin no file after")
     repeats.add_argument("tests", nargs="*", help="for pytest, default: all with the mark timing")
     repeats.set_defaults(command=flaky.run)

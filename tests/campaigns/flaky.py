@@ -1,7 +1,7 @@
 """Tests that depend on time, many times, on a machine whose cores are all busy.
 
-One pytest process per file runs every test of the file many times, so that imports and module
-fixtures are paid once. A first round runs every test once and measures it; then the files follow,
+One pytest process runs every test of several files many times, so that imports and module fixtures
+are paid once. A first round runs every test once and measures it; then the files follow,
 the cheapest first. A test that has used its share of time is not run again: the summary says how
 many tests had fewer runs than requested.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # ends with its parent, however that ends
 BUSY = "import os; p = os.getppid()\nwhile os.getppid() == p: sum(range(100_000))"
+FILES = 8  # of one pytest process, which takes several seconds to start
 MARKS = "timing and not proof and not cuda"
 FILE = re.compile(r"^(\S+?\.py)::", re.M)
 
@@ -62,15 +63,17 @@ class Repeated:
         listed = self.pytest("--collect-only", *self.options.tests, times=1)
         return list(dict.fromkeys(FILE.findall(listed)))
 
-    def run(self, file: str, times: int) -> None:
-        """Run every test of a file ``times`` times, unless the time is over."""
-        if time.monotonic() < self.ends:
+    def run(self, files: list[str], times: int) -> None:
+        """Run every test of some files ``times`` times, unless the time is over."""
+        if files and time.monotonic() < self.ends:
             began = time.monotonic()
-            inside = [test for test in self.options.tests if test.startswith(f"{file}::")]
-            output = self.pytest(*(inside or [file]), times=times)
-            print(
-                f"{time.monotonic() - began:6.0f} s  {file}: {output.splitlines()[-1]}", flush=True
-            )
+            wanted: list[str] = []
+            for file in files:
+                inside = [test for test in self.options.tests if test.startswith(f"{file}::")]
+                wanted += inside or [file]
+            output = self.pytest(*wanted, times=times)
+            took, last = time.monotonic() - began, output.splitlines()[-1]
+            print(f"{took:6.0f} s  {files[0]} ... {files[-1]}: {last}", flush=True)
 
     def outcomes(self) -> list[dict[str, object]]:
         """Return all runs so far."""
@@ -94,11 +97,13 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
             repeated = Repeated(Path(folder), options)
             files = repeated.files()
-            list(pool.map(lambda file: repeated.run(file, 1), files))
+            shares = [files[job :: options.jobs] for job in range(options.jobs)]
+            list(pool.map(lambda share: repeated.run(share, 1), shares))
             cost = repeated.cost()
             files.sort(key=lambda file: cost[file])
+            groups = [files[at : at + FILES] for at in range(0, len(files), FILES)]
             if options.times > 1:
-                list(pool.map(lambda file: repeated.run(file, options.times - 1), files))
+                list(pool.map(lambda group: repeated.run(group, options.times - 1), groups))
             return report(repeated.outcomes(), options.times)
     finally:
         for process in busy:
