@@ -1,4 +1,4 @@
-"""Train on many ranks from one Zarr, lose some, and go on with another number of them.
+"""Train on many ranks from one Zarr, stop, and continue with another number of ranks.
 
 Every rank reads its own share of a shuffle of the whole dataset. Rank 0 writes one checkpoint, with
 one state of the loader, which fits any number of ranks: as the batch of all ranks together stays
@@ -6,7 +6,7 @@ the same, so do the batches, and the weights up to rounding.
 
     torchrun --nproc-per-node=2 examples/ddp.py --dir run
     torchrun --nproc-per-node=2 examples/ddp.py --dir run2 --stop-at 50   # stops after step 50
-    torchrun --nproc-per-node=3 examples/ddp.py --dir run2                # goes on, on three
+    torchrun --nproc-per-node=3 examples/ddp.py --dir run2                # continues on three
 
 With ``torchrun --nnodes=1:4 --max-restarts=3 ...`` that happens by itself when a machine is lost
 (and with ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: docs/distributed.md says why).
@@ -87,10 +87,10 @@ def train(folder: Path, device: torch.device, stop_at: int | None) -> nn.Module 
 
 
 def save(checkpoint: Path, state: dict) -> None:
-    """Beside, then renamed: who is killed while writing leaves the one before."""
-    beside = checkpoint.with_suffix(".new")
-    torch.save(state, beside)
-    beside.replace(checkpoint)
+    """Write a new file and rename it, so that a kill leaves the last complete one."""
+    new = checkpoint.with_suffix(".new")
+    torch.save(state, new)
+    new.replace(checkpoint)
 
 
 @torch.no_grad()
@@ -117,15 +117,18 @@ def main() -> None:
     if rank == 0 and not options.dir.exists():
         make_data(options.dir)
     dist.barrier()
-    with together():  # one that fails ends all, with its reason
+    with together():  # a failure on one rank ends all of them, with its reason
         model = train(options.dir, device, options.stop_at)
         if model is None:
             if rank == 0:
-                print(f"stopped after step {options.stop_at}: run again to go on")
+                print(f"stopped after step {options.stop_at}: run again to continue")
         else:
             samples, loss = evaluate(model, options.dir, device)
             if rank == 0:
                 print(f"val loss {loss:.6f} of {samples} samples, each once")
+    # gloo's threads may still release the tensor of the last all_reduce, for which they need the
+    # interpreter: a group that is destroyed at that moment waits for them forever
+    dist.barrier()
     dist.destroy_process_group()
 
 

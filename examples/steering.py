@@ -2,7 +2,7 @@
 
 Makes a small dataset directory, validates all of it, trains by the curriculum (less and less
 "zero" steering), and scores the held-out questions once with each fixed steering. Stop it in the
-middle of an epoch and run it again: it goes on at the very next batch.
+middle of an epoch and run it again: it continues with the next batch.
 
     python examples/steering.py                     # everything, in a temporary directory
     python examples/steering.py --dir run           # keeps data and checkpoint there
@@ -47,7 +47,7 @@ class Predictor(nn.Module):
 
 
 def scores(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """How well the target (column 0) and each negative fit the prediction."""
+    """Return how well the target (column 0) and each negative fit the prediction."""
     predicted = model(batch["question_emb"], batch["steering"])
     sources = torch.cat([batch["target_source_emb"].unsqueeze(1), batch["negative_embs"]], dim=1)
     return torch.einsum("bd,bnd->bn", nn.functional.normalize(predicted, dim=1), sources) / 0.1
@@ -66,13 +66,13 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def tell(text: object) -> None:
+def log(text: object) -> None:
     if is_first():
         print(text)
 
 
 def loader_of(directory: Path, split: str, global_batch: int) -> SteeringLoader:
-    """The same global batches on any number of ranks that divides them."""
+    """Return a loader with the same global batches on any number of ranks that divides them."""
     return create_loader(directory, split, global_batch // ranks(), distributed=ranks() > 1)
 
 
@@ -81,7 +81,7 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
     model = Predictor(DIM)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = loader_of(directory, "train", BATCH_SIZE)
-    validate_first_batch(loader)  # reads it apart: the run is the same without
+    validate_first_batch(loader)  # does not change the run
     step, first = 0, 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -89,11 +89,11 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         step, first = saved["step"], saved["loader"]["epoch"]
-        tell(f"resumed at step {step}, epoch {first}")
+        log(f"resumed at step {step}, epoch {first}")
     trained = DistributedDataParallel(model) if ranks() > 1 else model
     batches = checked(loader, loader.dataset_obj.schema())  # some of them, in 1 % of the time
     for epoch in range(first, EPOCHS):
-        set_epoch(loader, epoch)  # inside a resumed epoch it changes nothing
+        set_epoch(loader, epoch)  # no effect inside a resumed epoch
         losses = []
         for batch in batches:
             loss = loss_of(trained, batch)
@@ -106,10 +106,10 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 if is_first():  # one checkpoint, for any number of ranks
                     torch.save(state | {"loader": loader.state_dict(), "step": step}, checkpoint)
-                tell(f"stopped after step {step}: run again to go on")
+                log(f"stopped after step {step}: run again to continue")
                 return None
         zero = loader.dataset_obj.steering_probs["zero"]
-        tell(f"epoch {epoch:2}  zero steering {zero:.2f}  loss {sum(losses) / len(losses):.4f}")
+        log(f"epoch {epoch:2}  zero steering {zero:.2f}  loss {sum(losses) / len(losses):.4f}")
     if is_first():
         checkpoint.unlink(missing_ok=True)
     return model
@@ -122,7 +122,7 @@ def accuracy(model: nn.Module, loader: SteeringLoader, steering: str) -> float:
     right = torch.cat([scores(model, batch).argmax(1) == 0 for batch in loader])
     counts = torch.tensor([int(right.sum()), len(right)])
     if ranks() > 1:
-        dist.all_reduce(counts)  # sums, then the quotient: a mean of the ranks' means is not it
+        dist.all_reduce(counts)  # sums first: the mean of the ranks' means would be another number
     return (counts[0] / counts[1]).item()
 
 
@@ -137,12 +137,12 @@ def run(directory: Path, stop_at: int | None) -> None:
         dist.barrier()
     report = validate_dataset(data)
     report.raise_if_any()
-    tell(report)
+    log(report)
     model = train(data, directory / "checkpoint.pt", stop_at)
     if model is not None:
         val = loader_of(data, "val", 2 * BATCH_SIZE)
         for steering in ("zero", "centroid", "keyword", "residual"):
-            tell(f"val accuracy with {steering} steering: {accuracy(model, val, steering):.4f}")
+            log(f"val accuracy with {steering} steering: {accuracy(model, val, steering):.4f}")
 
 
 def main() -> None:
