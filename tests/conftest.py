@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import sys
@@ -65,3 +66,11 @@ def commands():
 
     with closing(Commands()) as commands:
         yield commands
+
+
+@pytest.fixture(autouse=True)
+def library_log_is_captured() -> None:
+    """Undo what configurations of other libraries did to the log of this process."""
+    log = logging.getLogger("penstock")
+    log.disabled, log.propagate = False, True
+    log.setLevel(logging.NOTSET)

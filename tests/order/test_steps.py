@@ -111,9 +111,14 @@ def test_after_another_global_batch_only_one_chunk_differs(n, b1, w1, chunk, b2,
     while left := two.left_in_chunk(p):
         total = two.chunk_length(p)
         assert 1 <= left <= total <= chunk
-        for rest in range(left, 0, -1):
-            assert two.left_in_chunk(p) == rest and two.chunk_length(p) == total
-            p = two.stop(p)
+        begins = [p]
+        for _ in range(left):
+            begins.append(two.stop(begins[-1]))
+        for rest, p in zip(range(left, 0, -1), begins, strict=False):
+            assert two.left_in_chunk(p) == rest
+            # the last steps of an epoch may be cut once more for the ranks, off the grid
+            assert two.chunk_length(p) == total or not two.left_in_chunk(begins[-1])
+        p = begins[-1]
         lengths.append(left)
     assert all(length == chunk for length in lengths[1:-1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import struct
 import warnings
 import zipfile
 import zlib
@@ -132,7 +133,8 @@ def reason_of(error: BaseException) -> str:
 # OSError: for a seek to where no file can go
 DAMAGED: Final = (
     OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
-    pickle.UnpicklingError, zlib.error, AttributeError, TypeError, IndexError, AssertionError,
+    pickle.UnpicklingError, struct.error, zlib.error, AttributeError, TypeError, IndexError,
+    AssertionError,
 )  # fmt: skip
 
 

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.integrations.lightning import ChunkedTraining
 
-for name in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
 
 
 class Recorder(pl.LightningModule):
@@ -87,6 +86,8 @@ class Run:
 
 
 def make_trainer(callbacks=(), **options):
+    for name in LOGGERS:  # here, because each sets its level when it is imported
+        logging.getLogger(name).setLevel(logging.ERROR)
     quiet = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "max_epochs": 2}
     return pl.Trainer(callbacks=list(callbacks), **{**quiet, **options})
