@@ -397,6 +397,12 @@ def test_cell_numbering_keeps_thick_chunks_together():
     assert set(store.decoded.values()) == {1}
 
 
+def test_random_patches_of_a_plane_decode_each_chunk_once():
+    store = Chunked(np.zeros((3, 64, 64), "i1"), (1, 16, 16))
+    everything(store.patches((8, 8), random=True).drawn(1, 2))
+    assert set(store.decoded.values()) == {1}
+
+
 def test_images_of_different_shapes_are_joined_as_patches():
     images = [
         np.arange(a * b).reshape(1, a, b) + 1000 * i

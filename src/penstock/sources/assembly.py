@@ -33,7 +33,7 @@ def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
 def canvas_spans(
     leaves: Sequence[Leaf], found: Located, output: Output, cell: Indices
 ) -> list[Span]:
-    """Return spans with the rows and the hull of the patches of each cell, joined where cheap.
+    """Return spans with the rows and the hull of the patches of each cell, joined where possible.
 
     Args:
         leaves: All leaves.
@@ -49,29 +49,39 @@ def canvas_spans(
     first = np.minimum.reduceat(rows.min(axis=1), begins).tolist()
     last = np.maximum.reduceat(rows.max(axis=1), begins).tolist()
     spans: dict[tuple[int, int, int], list[Span]] = {}
+    grids = {}  # where nothing is decoded, canvases are joined if that takes no more memory
+    for number in set(leaf[begins].tolist()):
+        row, *inner = leaves[number].chunks
+        grids[number] = row, [1] * len(inner) if leaves[number].in_place else inner
     for group, (number, a, b) in enumerate(zip(leaf[begins].tolist(), first, last, strict=True)):
-        chunk = leaves[number].chunks[0]
+        chunk, inner = grids[number]
         ranges = [(a, b + 1)]
         if a // chunk != b // chunk:  # of several chunks: perhaps not all rows between
             stop = begins[group + 1] if group + 1 < len(begins) else len(rows)
             ranges = row_ranges(distinct(rows[begins[group] : stop].ravel()), chunk)
         for start, stop in ranges:
             span = Span(number, start, stop, tuple(low[group]), tuple(high[group]))
-            _join(spans.setdefault((number, start, stop), []), span)
+            _join(spans.setdefault((number, start, stop), []), span, inner)
     return [span for each in spans.values() for span in each]
 
 
-def _join(spans: list[Span], new: Span) -> None:
-    """Add a span of the same rows: to the canvas of another one if that takes no more memory."""
-    size = prod(new.shape)
+def _join(spans: list[Span], new: Span, chunks: Sequence[int]) -> None:
+    """Add a span of the same rows: to the canvas of another one if no more chunks are decoded."""
+    size = _chunks_of(new, chunks)
     for number, span in enumerate(spans):
         low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
         hull = Span(span.leaf, span.start, span.stop, low, high)
-        if prod(hull.shape) <= prod(span.shape) + size:
+        if _chunks_of(hull, chunks) <= _chunks_of(span, chunks) + size:
             del spans[number]
-            _join(spans, hull)  # which may now complete a larger one
+            _join(spans, hull, chunks)  # which may now complete a larger one
             return
     spans.append(new)
+
+
+def _chunks_of(span: Span, chunks: Sequence[int]) -> int:
+    """Return the chunks of one row that have a part of a canvas."""
+    axes = zip(span.low, span.high, chunks, strict=True)
+    return prod(-(-high // chunk) - low // chunk for low, high, chunk in axes)
 
 
 def distinct(rows: Indices) -> Indices:

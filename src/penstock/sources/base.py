@@ -339,7 +339,7 @@ class ComposedSource(BaseSource):
         Needed rows of the same chunk, and neighbours, are one span, so that reading the spans one
         by one decodes no chunk twice. The spans of a store without patches are whole rows, in
         ascending order of (leaf, start). Those of patches are canvases: the rows and the hull of
-        the patches of one cell, joined where that takes no more memory.
+        the patches of one cell, joined where that decodes no more chunks.
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
