@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import concatenate, zip_sources
+from penstock import concatenate, open_source, zip_sources
 from penstock.errors import PlanError
 from penstock.sources import MemorySource
 from penstock.sources.assembly import gather_patches, read_span
@@ -461,7 +461,7 @@ class Own:
         out["x"][: len(indices)] = indices[:, None] * [1, 10]
 
 
-@pytest.mark.parametrize("wrap", [lambda own: concatenate([own]), composed])
+@pytest.mark.parametrize("wrap", [lambda own: concatenate([own]), composed, open_source])
 def test_a_class_of_your_own_has_the_verbs(wrap):
     windows = wrap(Own()).windows(3).select([0, 5])
     assert everything(windows)["x"][1, :, 1].tolist() == [50, 60, 70]

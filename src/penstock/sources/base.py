@@ -437,6 +437,11 @@ def composed(source: Source) -> ComposedSource:
     return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
 
 
+def with_verbs(source: Source) -> BaseSource:
+    """Return a source that has the verbs: the same one, or a `ComposedSource` of its samples."""
+    return source if isinstance(source, BaseSource) else composed(source)
+
+
 def layout_of(source: Source) -> Layout:
     """Return where the samples of any source are stored."""
     if isinstance(source, ComposedSource):
