@@ -388,6 +388,8 @@ def test_gaps_inside_of_a_chunk_are_no_borders_of_cells():
     chosen = Chunked(np.arange(40), (10,)).select([0, 2, 3, 9, 10, 19, 35])
     assert chosen.cells.tolist() == [0, 4, 6, 7]
     assert chosen.seams == [1, 3, 5, 6]
+    windows = Chunked(np.arange(16), (4,), seams=[6]).windows(3)  # anchors 0 to 3 and 6 to 13
+    assert windows.cells.tolist() == [0, 4, 6, 10, 12]
 
 
 def test_names_and_their_own_offsets():
