@@ -19,6 +19,7 @@ from penstock.loaders.options import (
     share_of,
 )
 from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch, Steps, Topology
+from penstock.order.orders import places_of
 from penstock.order.state import check_data, check_format, check_identity, cursor_of, to_state
 from penstock.seeds import Seed
 
@@ -165,6 +166,7 @@ class Position:
             self.drop_last,
             limit=self.limit if isinstance(self.limit, int) else None,
             chunk=self.chunk,
+            sizes=partial(places_of, order) if hasattr(order, "places") else None,
         )
         if isinstance(self.limit, float):
             steps = replace(steps, limit=share_of(steps.count, self.limit))

@@ -52,7 +52,8 @@ class Plan:
 
     def samples(self, cursor: Cursor) -> Indices:
         """Return the samples of this rank in the step at ``cursor``."""
-        return self.order.at(cursor.epoch, self.steps.rank_positions(cursor.position, self.rank))
+        steps = self.steps.of(cursor.epoch)
+        return self.order.at(cursor.epoch, steps.rank_positions(cursor.position, self.rank))
 
     def walk(self, cursor: Cursor, steps: int) -> Iterator[PlannedBatch]:
         """Yield the next ``steps`` batches, also across the ends of epochs.
@@ -62,9 +63,8 @@ class Plan:
         """
         stride = 1
         while steps > 0:
-            batches = self._stride(
-                cursor, min(stride, steps, self.steps.steps_from(cursor.position))
-            )
+            left = self.steps.of(cursor.epoch).steps_from(cursor.position)
+            batches = self._stride(cursor, min(stride, steps, left))
             yield from batches
             cursor = batches[-1].after
             steps -= len(batches)
@@ -72,10 +72,12 @@ class Plan:
 
     def _stride(self, cursor: Cursor, count: int) -> list[PlannedBatch]:
         """Return ``count`` steps of one epoch, with their samples computed together."""
+        steps = self.steps.of(cursor.epoch)
         cursors, positions = [cursor], []
         for _ in range(count):
-            positions.append(self.steps.rank_positions(cursors[-1].position, self.rank))
-            cursors.append(cursors[-1].advance(self.steps))
+            positions.append(steps.rank_positions(cursors[-1].position, self.rank))
+            cursors.append(Cursor(cursor.epoch, steps.stop(cursors[-1].position)))
+        cursors[-1] = cursors[-1].normal(self.steps)
         samples = self.order.at(cursor.epoch, np.concatenate(positions))
         ends = np.cumsum([part.size for part in positions]).tolist()
         return [

@@ -25,6 +25,7 @@ SMALLEST: Final = {  # value of each number that a state may have
     "epoch": 0,
     "position": 0,
     "samples": 1,
+    "places": 1,
     "seed": 0,
     "block": 1,
     "window": 1,
@@ -95,9 +96,10 @@ def number_of(state: Mapping[str, Any], name: str) -> int:
 def cursor_of(state: Mapping[str, Any]) -> Cursor:
     """Return the cursor of a state."""
     epoch, position = number_of(state, "epoch"), number_of(state, "position")
-    samples = number_of(state, "samples")
-    if position > samples:
-        raise StateError(f"the state's position {position:,} is past its {samples:,} samples")
+    counted = "samples" if state.get("places") is None else "places"
+    size = number_of(state, counted)
+    if position > size:
+        raise StateError(f"the state's position {position:,} is past its {size:,} {counted}")
     return Cursor(epoch, position)
 
 
