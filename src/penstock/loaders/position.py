@@ -158,7 +158,7 @@ class Position:
     def _make_plan(self, topology: Topology) -> Plan:
         seed = self.seed.for_ranks(topology.world)
         order = self._make_order(OrderRequest(self.samples, seed, self.batch, topology.world))
-        steps = Steps(
+        steps: Steps = getattr(order, "make_steps", Steps)(
             order.size,
             self.batch,
             topology.world,

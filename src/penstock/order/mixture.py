@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -186,7 +188,8 @@ class MixtureOrder:
         return [[row * self.lanes, counts] for row, counts in pairs]
 
     def identity(self) -> dict[str, Any]:
-        """Return kind, sizes, seed, lanes, stages and the identities of the members."""
+        """Return kind, sizes, seed, lanes, stages, and a digest of the members' identities."""
+        members = [member.identity() for member in self.members]
         return {
             "order": self.kind,
             "samples": self.samples,
@@ -194,8 +197,18 @@ class MixtureOrder:
             "lanes": self.lanes,
             "places": self.size,
             "stages": self.stages,
-            "members": [member.identity() for member in self.members],
+            "members": blake2b(json.dumps(members).encode(), digest_size=8).hexdigest(),
         }
+
+    def identity_for(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the identity that a state must have: stages that begin after it may be new."""
+        ours, theirs = self.identity(), state.get("stages")
+        here = state.get("epoch", 0) * self.size + state.get("position", 0)
+        known = len(theirs) if isinstance(theirs, list) else 0
+        new = [begin for begin, _ in self.stages[known:]]
+        if known and ours["stages"][:known] == theirs and all(begin >= here for begin in new):
+            ours["stages"] = theirs
+        return ours
 
     # -- from a place to a sample
 
@@ -235,12 +248,11 @@ class MixtureOrder:
         passes: Indices = draw // self.sizes[member]
         for i in np.unique(member).tolist():
             if hasattr(self.members[i], "passes"):  # a member that repeats samples itself
-                here = member == i
+                here = np.flatnonzero(member == i)
                 epochs, inner = passes[here], draw[here] % self.sizes[i]
                 for e in np.unique(epochs).tolist():
-                    passes[np.flatnonzero(here)[epochs == e]] = passes_of(
-                        self.members[i], e, inner[epochs == e]
-                    )
+                    own = passes_of(self.members[i], e, inner[epochs == e])
+                    passes[here[epochs == e]] = e if own is None else own
         return passes
 
     def drawn(self, row: int, lane: int) -> Indices:
