@@ -441,6 +441,7 @@ def order() -> Iterator[Call]:
             "limit": natural(optional=True),
             "chunk": count(optional=True),
         },
+        {"sizes": "a function of an order"},
     )
     yield Call(
         "Topology",
@@ -453,6 +454,7 @@ def order() -> Iterator[Call]:
         penstock.Plan,
         lambda: {"order": penstock.SequentialOrder(10), "steps": penstock.Steps(10, 2)},
         {"order": (3, "block", None), "steps": (3, None), "rank": natural()},
+        {"skips": "made by a loader; skip and load_state_dict check what users pass"},
     )
     made = "made for every batch; seek and load_state_dict check what users pass"
     yield Call("Cursor", penstock.Cursor, dict, {}, {"epoch": made, "position": made})

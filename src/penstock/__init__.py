@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from penstock.loaders import worker_init_fn as worker_init_fn
     from penstock.order import BlockOrder as BlockOrder
     from penstock.order import Cursor as Cursor
+    from penstock.order import Occurrence as Occurrence
     from penstock.order import Order as Order
     from penstock.order import Permutation as Permutation
     from penstock.order import Plan as Plan
@@ -160,7 +161,7 @@ _ALSO = {
     "penstock.errors": (
         "BatchError ConfigError MissingExtraError PlanError SourceError StateError WorkerError"
     ),
-    "penstock.order": "Cursor Permutation Plan Steps Topology derive_key",
+    "penstock.order": "Cursor Occurrence Permutation Plan Steps Topology derive_key",
     "penstock.keyed": "Reading current_reading sample_key sample_keys",
     "penstock.sources": (
         "ArrowSource ConcatenatedSource Field MappedSource MemorySource NpySource RangeSource "

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.options import check_chunk_size
-from penstock.loaders.position import OrderFactory, OrderRequest, order_factory
+from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
 from penstock.order import Indices, Order, Permutation, SequentialOrder, ShuffledOrder
 from penstock.seeds import Seed
 

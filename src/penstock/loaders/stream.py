@@ -363,11 +363,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
     Not a method: threads hold this, and would keep the loader alive.
     """
-    steps = plan.steps
     while True:
+        steps = plan.steps.of(cursor.epoch)
         left = steps.left_in_chunk if fixed else steps.steps_from
         yield Segment.of(steps, cursor, left(cursor.position))
-        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
+        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1).normal(plan.steps)
 
 
 def stacked(field: Field, steps: int) -> Field:

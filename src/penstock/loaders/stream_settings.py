@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.loaders.position import OrderRequest
+from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
@@ -242,7 +242,8 @@ def decoded_rows(source: Source) -> int:
 
 def page(loader: StreamLoader) -> str:
     """Return the page of `StreamLoader.describe`."""
-    plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
+    plan, position, geometry = loader.plan, loader.position, loader.geometry
+    cursor = position.skips.to_order(position.cursor)
     steps = plan.steps
     used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
     lines = [
@@ -257,6 +258,7 @@ def page(loader: StreamLoader) -> str:
         *_rollouts(loader),
         f"  executor  {loader.threads} reader threads",
         f"  memory    {used} of buffers, of a budget of {budget}",
+        *position.skipped_lines(),
         f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
         f"{loader.remaining:,} batches to come",
         *(f"  warning   {warning}" for warning in warnings_of(loader)),

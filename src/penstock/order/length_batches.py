@@ -145,6 +145,10 @@ class LengthBatches:
             found[here] = self.windows.start(w) + index
         return found
 
+    def places(self, epoch: int) -> int:
+        """Return the positions of an epoch: equally many, in another number of batches."""
+        return self.size
+
     # -- batches
 
     def batches(self, epoch: int, position: int, most: int) -> list[tuple[int, int]]:
@@ -398,6 +402,23 @@ class LengthSteps(Steps):
         if step < first:
             return begin, order.batch_start(self.epoch, batch + self.world)
         return begin, self.stop(begin)
+
+    def locate(self, p: int, origin: int = 0) -> tuple[int, int, int] | None:
+        """Return the step, rank and row of position ``p``; None if it is dropped."""
+        batch, first = self._order.batch_at(self.epoch, p), self.step_of(origin)
+        further = batch - self._order.batch_at(self.epoch, origin)
+        step = min(first + further // self.world, first + self.steps_from(origin) - 1)
+        if step < 0:
+            return None
+        begin, stop = self.span(step, origin)
+        if not begin <= p < stop:
+            return None
+        if step < first:  # counted backwards from the origin: the first one may be short
+            batches = self._order.batches(self.epoch, begin, self.world)
+        else:
+            batches = self._step(begin)
+        rank = next(rank for rank, (a, b) in enumerate(batches) if a <= p < b)
+        return step, rank, p - batches[rank][0]
 
     def step_of(self, p: int) -> int:
         """Return the number of the step at ``p``."""

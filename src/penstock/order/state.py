@@ -8,6 +8,7 @@ from typing import Any, Final
 from penstock.arguments import LARGEST_INTEGER, LARGEST_SEED, whole_number
 from penstock.errors import StateError
 from penstock.order.orders import Order
+from penstock.order.skips import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"
@@ -37,16 +38,23 @@ SMALLEST: Final = {  # value of each number that a state may have
 TEXTS: Final = ("order", "fingerprint")
 
 
-def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> dict[str, Any]:
+def to_state(
+    cursor: Cursor, order: Order, fingerprint: str | None = None, skips: Skips = NO_SKIPS
+) -> dict[str, Any]:
     """Return the state of a loader: its cursor, and the identity of its order and data.
+
+    The cursor counts kept positions; the state has the position in the order.
 
     >>> from penstock.order.orders import ShuffledOrder
     >>> to_state(Cursor(3, 480), ShuffledOrder(1000, seed=7))  # doctest: +NORMALIZE_WHITESPACE
     {'format': 'penstock/1', 'epoch': 3, 'position': 480,
      'order': 'shuffled', 'samples': 1000, 'seed': 7}
     """
+    cursor = skips.to_order(cursor) if skips else cursor
     state: dict[str, Any] = {"format": FORMAT, "epoch": cursor.epoch, "position": cursor.position}
     state |= order.identity()
+    if skips:
+        state["skipped"] = [list(skipped) for skipped in skips.ranges]
     if fingerprint is not None:
         state["fingerprint"] = fingerprint
     return state
@@ -71,10 +79,35 @@ def check_format(state: Mapping[str, Any]) -> None:
     for name in SMALLEST:
         if name in ("epoch", "position") or state.get(name) is not None:
             number_of(state, name)
+    skips_of(state)
+
+
+def skips_of(state: Mapping[str, Any]) -> Skips:
+    """Return the skips of a state.
+
+    >>> skips_of({"skipped": [[3, 100, 200]]}).ranges
+    ((3, 100, 200),)
+    """
+    ranges = state.get("skipped") or []
+    each_fits = isinstance(ranges, list) and all(
+        isinstance(each, list) and len(each) == 3 and all(type(part) is int for part in each)
+        and 0 <= each[0] and 0 <= each[1] <= each[2] <= LARGEST_INTEGER
+        for each in ranges
+    )  # fmt: skip
+    if not each_fits:
+        raise StateError(
+            "the state's skipped must be a list of [epoch, start, stop], with positions from "
+            f"start to stop, got {_brief(ranges)}"
+        )
+    return Skips([(epoch, start, stop) for epoch, start, stop in ranges])
+
+
+def refuse_skips(state: Mapping[str, Any], what: str) -> None:
+    """Raise a `StateError` for a state with skips, for what cannot leave out positions."""
     if state.get("skipped"):
         raise StateError(
-            f"the state skips positions {_brief(state['skipped'])}, which this release "
-            "does not support: load it with the release of Penstock that wrote it"
+            f"the state skips positions {_brief(state['skipped'])}, which a {what} cannot do: load "
+            "it into a ChunkedDataLoader or a StreamLoader"
         )
 
 

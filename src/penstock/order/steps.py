@@ -179,6 +179,33 @@ class Steps:
             begin = self.size - self.world  # the step before it was shortened
         return begin, self.stop(begin)
 
+    def locate(self, p: int, origin: int = 0) -> tuple[int, int, int] | None:
+        """Return the step, rank and row of position ``p``; None if it is dropped.
+
+        The inverse of `span` and `rank_positions`.
+
+        Args:
+            p: A position of the epoch.
+            origin: A position at which a step begins: steps are counted as in `span`.
+
+        >>> Steps(size=10, batch=2, world=2, drop_last=False).locate(7)
+        (1, 1, 1)
+        """
+        first = self.step_of(origin)
+        count = first + self.steps_from(origin)
+        step = first + (p - origin) // self.whole
+        if p >= origin and count > first and step >= count - 2:  # these need not be whole
+            step = count - 1 if p >= self.span(count - 1, origin)[0] else count - 2
+        if not 0 <= step < count:
+            return None
+        begin, stop = self.span(step, origin)
+        if p >= stop:
+            return None
+        m = stop - begin
+        t = int(self.indices_in_step(begin, np.array([p]), stop)[0])
+        rank = ((t + 1) * self.world - 1) // m
+        return step, rank, t - rank * m // self.world
+
     def step_of(self, p: int) -> int:
         """Return the number of the step at ``p``."""
         return -(-p // self.whole)

@@ -248,7 +248,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         begin, end = cursor_of(before), loader.position.cursor
         scores = self._rotation.add(
             compat.epoch_metrics(trainer),
-            samples=samples_between(loader.plan.steps, begin, end),
+            samples=samples_between(loader.plan, begin, end),
             begins=begin.position == 0,
             ended=end.position == 0,
         )

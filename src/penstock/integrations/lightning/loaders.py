@@ -20,7 +20,7 @@ from penstock.integrations.lightning import compat
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.ranks import current_topology
 from penstock.seeds import Seed

@@ -250,7 +250,7 @@ class RunHistory:
         """Return what was trained on so far, and how long this session waited."""
         plan = loader.plan
         seen = [*self._past, (self._since, cursor_of(progress.loader))]
-        samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)
+        samples = sum(samples_between(plan, *each, self._limit) for each in seen)
         return ChunkSummary(
             samples,
             passes=samples / samples_of_pass(plan.steps),

@@ -18,7 +18,7 @@ from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.order import derive_key
 from penstock.ranks import ranks
 from penstock.seeds import Seed
