@@ -6,7 +6,7 @@ from penstock.order import ShuffledOrder
 from penstock.order.length_batches import LengthBatches
 from penstock.order.mixture import MixtureOrder
 from penstock.order.packing import FlatTokens
-from penstock.order.ragged_blocks import RaggedBlockOrder
+from penstock.order.subset import RaggedBlockOrder
 from penstock.order.weighted import WeightedOrder
 from tests.order.composed import one
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.order import BlockOrder, ShuffledOrder
 from penstock.order.orders import positions_of
-from penstock.order.ragged_blocks import RaggedBlockOrder
-from penstock.order.subset import Bitmap, SubsetOrder
+from penstock.order.subset import Bitmap, RaggedBlockOrder, SubsetOrder
 from tests.order.composed import DTYPES, deliver_on_changing_ranks, one, seeds
 
 masks = st.one_of(

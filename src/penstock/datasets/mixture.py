@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
 from penstock.arguments import array_of, map_style, mapping, real_number, shown, text, whole_number
-from penstock.datasets.gather import Reader, fingerprint_of
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
 from penstock.errors import PlanError
 from penstock.fingerprints import digest, row_bytes
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
@@ -63,7 +62,7 @@ class Mixture(Dataset[Any]):
     ) -> None:
         given = mapping("members", members)
         if not given:
-            raise PlanError("a mixture needs at least one member, got none")
+            raise PlanError("members must be at least one dataset by name, got none")
         opened = {name: _opened(name, member) for name, member in given.items()}
         self._begin(JoinedDataset(list(opened.values())), opened, weights, until, label)
 
@@ -123,7 +122,9 @@ class Mixture(Dataset[Any]):
         """
         at = whole_number("at", at, minimum=0, maximum=LARGEST, unit="sample")
         if at < self._stages[-1][0]:
-            raise PlanError(f"at must be {self._stages[-1][0]} or more, got {at}: stages are in order")
+            raise PlanError(
+                f"at must be {self._stages[-1][0]} or more, got {at}: stages are in order"
+            )
         counts = self._counts(weights)
         self._stages = [*(stage for stage in self._stages if stage[0] < at), (at, counts)]
         return self
@@ -175,10 +176,10 @@ class Mixture(Dataset[Any]):
                 orders.append(member.make_order(key, shuffle=shuffle))
             else:
                 orders.append((ShuffledOrder if shuffle else SequentialOrder)(len(member), key))
-        make, until = partial(MixtureOrder, orders, seed=seed, lanes=lanes), until or self.until
-        if isinstance(until, str):  # an epoch is as long as the first stage makes it
-            until = make(stages=self._stages[:1], until=until).size
-        return make(stages=self._stages, until=until)
+        make, size = partial(MixtureOrder, orders, seed=seed, lanes=lanes), until or self.until
+        if isinstance(size, str):  # an epoch is as long as the first stage makes it
+            size = make(stages=self._stages[:1], until=size).size
+        return make(stages=self._stages, until=size)
 
     # -- samples
 
@@ -313,8 +314,8 @@ def balanced(data: Any, labels: npt.ArrayLike, *, until: str | int = "first") ->
             f"labels must be one class per sample, {len(dataset):,} of them, got {classes.shape}"
         )
     names, which = np.unique(classes, return_inverse=True)
-    rows = np.argsort(which, kind="stable")
-    parts = np.split(rows, np.cumsum(np.bincount(which))[:-1])
+    rows: Any = np.argsort(which, kind="stable")  # Subset takes an array, 8 bytes per index
+    parts: Any = np.split(rows, np.cumsum(np.bincount(which))[:-1])
     members = {str(n): Subset(dataset, p) for n, p in zip(names, parts, strict=True)}
     mixture = Mixture.__new__(Mixture)  # one dataset for all classes, read in one operation
     mixture._begin(Subset(dataset, rows), members, [1] * len(members), until, None)
@@ -328,8 +329,7 @@ def mixture_of(dataset: Any) -> Mixture | None:
         inner = getattr(inner, "base_dataset", getattr(inner, "dataset", None))
     if inner is not None and len(inner) != len(dataset):
         raise PlanError(
-            "a subset of a Mixture has no shares: take the subset of each member, "
-            "and mix those"
+            "a subset of a Mixture has no shares: take the subset of each member, and mix those"
         )
     return inner
 
@@ -345,5 +345,5 @@ def _opened(name: str, member: Any) -> Any:
 
 def _weight(value: Any) -> float | int:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return whole_number("a weight", value, minimum=0)
-    return real_number("a weight", value, minimum=0)
+        return whole_number("each of weights", value, minimum=0)
+    return real_number("each of weights", value, minimum=0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -14,13 +12,11 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.arguments import flag
-from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
-from penstock.datasets.mixture import mixture_of
-from penstock.datasets.source_dataset import SourceDataset
-from penstock.errors import PlanError, StateError
+from penstock.datasets.gather import SourceDataset, fingerprint_of, gather_of, parts_of
+from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
-from penstock.loaders.composed import OrderOptions, WeightedOrders
+from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
@@ -46,13 +42,12 @@ from penstock.loaders.torch_loader import TorchLoader
 from penstock.loaders.worker_errors import safe_context
 from penstock.loaders.workers import end_workers
 from penstock.order import Cursor, Order, Plan, PlannedBatch
-from penstock.order.state import check_identity
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sources import Source
 
 
-class ChunkedDataLoader(Loader[Batch], TorchLoader):
+class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
     """A resumable ``DataLoader`` whose chunks continue where the last one ended.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
@@ -158,12 +153,11 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             through.split_iterable(self)
             return
         size = size_of(dataset)
-        self._mixture = mixture_of(dataset)
         if composes:
             if order is not None:
                 raise PlanError("pass order=, or weights, lengths or a Mixture, not both")
             order = chosen.factory(dataset, size, shuffle)
-            self._stages = self._mixture.stages if self._mixture is not None else []
+            self._remember(dataset, order)
         elif order is None:
             order = order_factory(partial(make_order, shuffle=shuffle))
         elif isinstance(order, Order | type) or not callable(order):
@@ -181,7 +175,6 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             fingerprint=partial(fingerprint_of, dataset),
             seed=drawn,
         )
-        self._weights = order if isinstance(order, WeightedOrders) else None
         self._delivery = Planned()
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         sampler = RankSampler(dataset, self._position)
@@ -222,23 +215,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         position, size = self._position, self._size
         if size != position.samples and position.follows_size and not position.start.position:
             position.resize(size)
-        if self._mixture is not None and self._mixture.stages != self._stages:
-            self._follow_stages(self._mixture.stages)
-
-    def _follow_stages(self, stages: list[Any]) -> None:
-        """Use the stages that were added to the mixture, if they are still to come."""
-        position = self._position
-        state = position.state()
-        position.rebuild_plan()
-        try:
-            check_identity(state, position.plan.order)
-        except StateError as error:
-            here = state["epoch"] * state["places"] + state["position"]
-            raise PlanError(
-                f"Mixture.then changed weights before sample {here:,}, up to which samples were "
-                f"delivered already: use at={here} or more"
-            ) from error
-        self._stages = stages
+        self._follow_stages(position)
 
     @property
     def _size(self) -> int:
@@ -356,65 +333,9 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        position, options = self.position, {"allow_changed_data": allow_changed_data}
-        with self._adopted_weights(state_dict):
-            position.load(state_dict, **options, samples=self._size)
-
-    # -- weights
-
-    def set_weights(self, weights: npt.ArrayLike) -> None:
-        """Use other weights from the next epoch on; nothing of the current epoch is lost.
-
-        At the start of an epoch, they are used for that epoch.
-
-        Args:
-            weights: One number per sample.
-        """
-        own, position = self._own_weights(), self.position
-        name, here = own.add(weights, self._size), position.start
-        live = position.live is not None or here.position
-        own.begin(here.epoch + bool(live), name)
-        position.rebuild_plan()
-
-    def save_weights(self, directory: str | Path) -> list[Path]:
-        """Write the weights that the state names, beside a checkpoint; return their paths.
-
-        A state has only the digests of weights. Files are named by digest, and written once.
-
-        Args:
-            directory: Where the checkpoint is; created if it does not exist.
-        """
-        return self._own_weights().save(directory)
-
-    def load_weights(self, directory: str | Path) -> None:
-        """Read the weights that `save_weights` wrote, so that `load_state_dict` finds them.
-
-        Args:
-            directory: Where the checkpoint is.
-        """
-        self._own_weights().load(directory)
-
-    def _own_weights(self) -> WeightedOrders:
-        if self._delivery is self.pass_through or self._weights is None:
-            raise PlanError("this loader has no weights: pass weights= when you make it")
-        return self._weights
-
-    @contextmanager
-    def _adopted_weights(self, state: dict[str, Any]) -> Iterator[None]:
-        """Use the weights that a state names; those of before, if the state does not fit."""
-        weights = self._weights
-        if weights is None or not isinstance(state, dict) or "weights" not in state:
-            yield
-            return
-        before = weights.versions
-        try:
-            weights.adopt(state)
-            self._position.rebuild_plan()
-            yield
-        except BaseException:
-            weights.versions = before
-            self._position.rebuild_plan()
-            raise
+        position = self.position
+        with self._adopted_weights(state_dict, position):
+            position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
 
     # -- executing
 

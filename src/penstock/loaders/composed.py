@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import numpy.typing as npt
 
 from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import replace_file
-from penstock.datasets.mixture import mixture_of
+from penstock.datasets.mixture import Mixture, mixture_of
 from penstock.errors import PlanError, StateError
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
+from penstock.loaders.position import Position
 from penstock.loaders.sampler import make_order
 from penstock.order import Order
 from penstock.order.keys import digest_of
 from penstock.order.length_batches import LengthBatches, checked_lengths
 from penstock.order.mixture import MixtureOrder
+from penstock.order.state import check_identity
 from penstock.order.weighted import Reweighted, WeightedOrder, fixed_point
 
 WINDOW, GROUP = 131_072, 64  # samples sorted together: 0.1 % padding; worlds that divide 64
@@ -65,7 +68,7 @@ class OrderOptions:
         self.weights, self.epoch_samples, self.lengths = weights, epoch_samples, lengths
         self.max_tokens = max_tokens
         self.window = WINDOW if window is None else window
-        self.group = GROUP if group is None else group
+        self.group = group
 
     def composes(self, dataset: Any) -> bool:
         """Return whether the order is another one than a plain shuffle or sequence."""
@@ -95,11 +98,16 @@ class OrderOptions:
 
 
 def _by_length(
-    lengths: Any, budget: int | None, window: int, group: int, shuffle: bool, request: OrderRequest
+    lengths: Any,
+    budget: int | None,
+    window: int,
+    group: int | None,
+    shuffle: bool,
+    request: OrderRequest,
 ) -> Order:
     order = make_order(request.samples, request.seed, shuffle=shuffle)
     count = request.batch_size if budget is None else None
-    group = min(group, max(1, request.samples // 2))
+    group = max(1, min(GROUP, request.samples // 2)) if group is None else group
     return LengthBatches(order, lengths, window, budget=budget, count=count, group=group)
 
 
@@ -110,7 +118,9 @@ def _mixed(mixture: Any, shuffle: bool, until: int | None, request: OrderRequest
 
 def _repeated(shuffle: bool, places: int, samples: int, seed: int) -> Order:
     """Return an order whose epochs are parts of passes through all samples."""
-    return MixtureOrder([make_order(samples, seed, shuffle=shuffle)], [(0, [1])], seed, until=places)
+    return MixtureOrder(
+        [make_order(samples, seed, shuffle=shuffle)], [(0, [1])], seed, until=places
+    )
 
 
 class WeightedOrders:
@@ -198,3 +208,88 @@ class WeightedOrders:
                 raise StateError(f"{path.name} is damaged: its contents have another digest")
             self.known[digest_of(units)] = units
 
+
+class ComposedOrders:
+    """The part of a `ChunkedDataLoader` that changes weights while training."""
+
+    _weights: WeightedOrders | None = None
+    _mixture: Mixture | None = None
+    _stages: list[tuple[int, tuple[int, ...]]] = []  # noqa: RUF012 - replaced, never changed
+
+    def _remember(self, dataset: Any, order: OrderFactory) -> None:
+        self._weights = order if isinstance(order, WeightedOrders) else None
+        self._mixture = mixture_of(dataset)
+        self._stages = [] if self._mixture is None else self._mixture.stages
+
+    def set_weights(self, weights: npt.ArrayLike) -> None:
+        """Use other weights from the next epoch on; nothing of the current epoch is lost.
+
+        At the start of an epoch, they are used for that epoch.
+
+        Args:
+            weights: One number per sample.
+        """
+        own, position = self._own_weights(), self._current_position()
+        name, here = own.add(weights, position.samples), position.start
+        begun = here.position > 0 or position.live is not None
+        own.begin(here.epoch + begun, name)
+        position.rebuild_plan()
+
+    def save_weights(self, directory: str | Path) -> list[Path]:
+        """Write the weights that the state names, beside a checkpoint; return their paths.
+
+        A state has only the digests of weights. Files are named by digest, and written once.
+
+        Args:
+            directory: Where the checkpoint is; created if it does not exist.
+        """
+        return self._own_weights().save(directory)
+
+    def load_weights(self, directory: str | Path) -> None:
+        """Read the weights that `save_weights` wrote, so that `load_state_dict` finds them.
+
+        Args:
+            directory: Where the checkpoint is.
+        """
+        self._own_weights().load(directory)
+
+    def _current_position(self) -> Position:
+        return self.position  # type: ignore[attr-defined,no-any-return]
+
+    def _own_weights(self) -> WeightedOrders:
+        if self._weights is None:
+            raise PlanError("this loader has no weights: pass weights= when you make it")
+        return self._weights
+
+    @contextmanager
+    def _adopted_weights(self, state: Any, position: Position) -> Iterator[None]:
+        """Use the weights that a state names; those of before, if the state does not fit."""
+        weights = self._weights
+        if weights is None or not isinstance(state, Mapping) or "weights" not in state:
+            yield
+            return
+        before = weights.versions
+        try:
+            weights.adopt(state)
+            position.rebuild_plan()
+            yield
+        except BaseException:
+            weights.versions = before
+            position.rebuild_plan()
+            raise
+
+    def _follow_stages(self, position: Position) -> None:
+        """Use the stages that were added to the mixture, if they are still to come."""
+        if self._mixture is None or self._mixture.stages == self._stages:
+            return
+        state = position.state()
+        position.rebuild_plan()
+        try:
+            check_identity(state, position.plan.order)
+        except StateError as error:
+            here = state["epoch"] * state["places"] + state["position"]
+            raise PlanError(
+                f"Mixture.then changes weights before sample {here:,}, up to which samples were "
+                f"delivered already: use at={here} or more"
+            ) from error
+        self._stages = self._mixture.stages

@@ -13,7 +13,7 @@ from penstock.errors import PlanError
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import check_positions, check_seed
 from penstock.order.permutation import Indices, Permutation, permutation
-from penstock.order.ragged_blocks import RaggedBlockOrder
+from penstock.order.subset import RaggedBlockOrder
 from penstock.order.windows import Recent
 
 MOST_PLACES: Final = 1 << 31  # more would overflow 64 bits in `points`
