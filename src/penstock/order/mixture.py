@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from hashlib import blake2b
+from itertools import pairwise
+from math import lcm
 from typing import Any, Final
 
 import numpy as np
@@ -40,19 +42,22 @@ def counts_of(weights: Sequence[Any], cycle: int) -> tuple[int, ...]:
     >>> counts_of([0.7, 0.2, 0.1], 10)
     (7, 2, 1)
     """
-    shares = _fractions(weights)
-    quotas = [share * cycle / sum(shares) for share in shares]
-    counts = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - quotas[i], i))
-    for i in by_remainder[: cycle - sum(counts)]:
-        counts[i] += 1
-    for share, count in zip(shares, counts, strict=True):
+    shares = _whole(weights)
+    counts = _largest_remainder(shares, cycle)
+    for weight, share, count in zip(weights, shares, counts, strict=True):
         if share and not count:
-            needed = -int(-sum(shares) // share)
             raise PlanError(
-                f"a weight of {float(share)!r} gets no row in a cycle of {cycle}: "
-                f"use cycle={needed} or more"
+                f"a weight of {float(weight)!r} gets no row in a cycle of {cycle}: "
+                f"use cycle={-(-sum(shares) // share)} or more"
             )
+    return counts
+
+
+def _largest_remainder(shares: Sequence[int], cycle: int) -> tuple[int, ...]:
+    total = sum(shares)
+    counts, rests = map(list, zip(*(divmod(share * cycle, total) for share in shares), strict=True))
+    for i in sorted(range(len(shares)), key=lambda i: (-rests[i], i))[: cycle - sum(counts)]:
+        counts[i] += 1
     return tuple(counts)
 
 
@@ -72,16 +77,14 @@ def shortest_counts(
     >>> shortest_counts([700, 200, 100])
     (7, 2, 1)
     """
-    shares, allowed = _fractions(weights), Fraction(tolerance)
+    shares, allowed = _whole(weights), Fraction(tolerance)
     total, least = sum(shares), min(share for share in shares if share)
+    over, under = allowed.numerator, allowed.denominator
     # below this cycle the smallest share would get no row
-    for cycle in range(max(1, -int(-total // (2 * least * (1 + allowed)))), most + 1):
-        try:
-            counts = counts_of(shares, cycle)
-        except PlanError:
-            continue
+    for cycle in range(max(1, int(total / (2 * least * (1 + allowed)))), most + 1):
+        counts = _largest_remainder(shares, cycle)
         pairs = zip(counts, shares, strict=True)
-        if all(abs(c * total - s * cycle) <= allowed * s * cycle for c, s in pairs):
+        if all(under * abs(c * total - s * cycle) <= over * s * cycle for c, s in pairs):
             return counts
     raise PlanError(
         f"no cycle of at most {most:,} rows gives the weights {list(weights)!r} within "
@@ -89,12 +92,14 @@ def shortest_counts(
     )
 
 
-def _fractions(weights: Sequence[Any]) -> list[Fraction]:
+def _whole(weights: Sequence[Any]) -> list[int]:
+    """Return weights as integers in exactly the same ratios."""
     exact = (int, Fraction)
     shares = [Fraction(w) if isinstance(w, exact) else Fraction(float(w)) for w in weights]
     if not shares or min(shares) < 0 or not sum(shares):
         raise PlanError(f"weights must not be negative, nor all zero, got {list(weights)!r}")
-    return shares
+    unit = lcm(*(share.denominator for share in shares))
+    return [int(share * unit) for share in shares]
 
 
 class MixtureOrder:
@@ -234,26 +239,30 @@ class MixtureOrder:
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Return the samples at these positions of this epoch."""
-        member, draw = self.draws(self.places_at(epoch, positions))
-        samples = np.empty_like(draw)
-        for i in np.unique(member).tolist():
-            here = member == i
-            inner = at_epochs(self.members[i], *np.divmod(draw[here], self.sizes[i]))
-            samples[here] = self.first[i] + inner
-        return samples
+        return self.at_with_passes(epoch, positions)[0]
 
     def passes(self, epoch: int, positions: Indices) -> Indices:
         """Return how often each sample came before."""
+        return self.at_with_passes(epoch, positions)[1]
+
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and how often each came before."""
         member, draw = self.draws(self.places_at(epoch, positions))
-        passes: Indices = draw // self.sizes[member]
-        for i in np.unique(member).tolist():
-            if hasattr(self.members[i], "passes"):  # a member that repeats samples itself
-                here = np.flatnonzero(member == i)
-                epochs, inner = passes[here], draw[here] % self.sizes[i]
+        by_member = np.argsort(member, kind="stable")
+        borders = np.searchsorted(member[by_member], np.arange(len(self.members) + 1)).tolist()
+        passes, inner = np.divmod(draw, self.sizes[member])
+        samples = self.first[member]
+        for i, (begin, end) in enumerate(pairwise(borders)):
+            here, order = by_member[begin:end], self.members[i]
+            if begin == end:
+                continue
+            samples[here] += at_epochs(order, passes[here], inner[here])
+            if hasattr(order, "passes"):  # a member that repeats samples itself
+                epochs = passes[here]
                 for e in np.unique(epochs).tolist():
-                    own = passes_of(self.members[i], e, inner[epochs == e])
+                    own = passes_of(order, e, inner[here[epochs == e]])
                     passes[here[epochs == e]] = e if own is None else own
-        return passes
+        return samples, passes
 
     def drawn(self, row: int, lane: int) -> Indices:
         """Return the draws of each member in the rows of a lane before ``row``."""

@@ -56,7 +56,7 @@ class WeightedOrder:
     samples, give the `ShuffledOrder` of the same seed, sample by sample.
 
     All in integers, so the same on every platform: ``floor(point) = t * a + (t * b + phase) //
-    places`` with ``a, b = divmod(total, places)``, which stays below 2**63. Memory is 8 bytes per
+    places`` with ``a, b = divmod(total, places)``, which stays below 2**63. Memory is 9 bytes per
     sample.
 
     Neighbours exclude each other: of samples that are closer on the line than one step, only one
@@ -83,6 +83,11 @@ class WeightedOrder:
         self.digest = digest_of(units)
         self.ends: Indices = np.cumsum(units, dtype=np.uint64).astype(np.int64)
         self.total, self.samples = int(self.ends[-1]), len(self.ends)
+        # a table that says where to look: about 4 samples for each of its entries
+        self._shift = max(0, self.total.bit_length() - max(1, self.samples.bit_length() - 2))
+        edges = np.arange((self.total >> self._shift) + 2) << self._shift
+        small = np.uint32 if self.samples < 1 << 32 else np.int64
+        self._guide = np.searchsorted(self.ends, edges, side="right").astype(small)
 
     def identity(self) -> dict[str, Any]:
         """Return kind, sizes, seed, and the digest of the weights."""
@@ -114,12 +119,21 @@ class WeightedOrder:
 
         It is the epoch itself for the first copy of a sample in the epoch.
         """
-        return epoch + COPY * self.copy_numbers(epoch, positions)
+        return self.at_with_passes(epoch, positions)[1]
 
-    def copy_numbers(self, epoch: int, positions: Indices) -> Indices:
-        """Return the number of copies of the same sample before each position's, by copy."""
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and their passes."""
         t = self._copies_at(epoch, positions)
-        return t - self.copies(epoch, self.sample_of_copy(epoch, t))[0]
+        samples = self.sample_of_copy(epoch, t)
+        return samples, epoch + COPY * self.copy_numbers(epoch, t, samples)
+
+    def copy_numbers(self, epoch: int, t: Indices, samples: Indices) -> Indices:
+        """Return the number of points of the same sample before each point."""
+        found = np.zeros_like(t)
+        begin = np.where(samples > 0, self.ends[samples - 1], 0)
+        again = np.flatnonzero((t > 0) & (self.points(epoch, t - 1) >= begin))
+        found[again] = t[again] - self.points_before(epoch, begin[again])
+        return found
 
     # -- points on the line of cumulative weights
 
@@ -136,10 +150,13 @@ class WeightedOrder:
     def sample_of_copy(self, epoch: int, t: Indices) -> Indices:
         """Return the sample of each point; the copies of a sample have consecutive points."""
         points = self.points(epoch, t)
-        ascending = np.argsort(points)  # looking up in order is three times as fast
-        samples = np.empty_like(points)
-        samples[ascending] = np.searchsorted(self.ends, points[ascending], side="right")
-        return samples
+        entry = points >> self._shift
+        low, high = self._guide[entry].astype(np.int64), self._guide[entry + 1].astype(np.int64)
+        while (low < high).any():
+            middle = (low + high) >> 1
+            after = self.ends[middle] <= points
+            low, high = np.where(after, middle + 1, low), np.where(after, high, middle)
+        return low
 
     def points_before(self, epoch: int, mark: Indices) -> Indices:
         """Return the exact number of points before each mark on the line."""
@@ -229,6 +246,10 @@ class Reweighted:
         """Return a number for each position that differs between the copies of a sample."""
         return self.version(epoch).passes(epoch, positions)
 
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and their passes."""
+        return self.version(epoch).at_with_passes(epoch, positions)
+
 
 class WeightedBlocks:
     """A `WeightedOrder` for storage that is read in blocks.
@@ -287,5 +308,5 @@ class WeightedBlocks:
     def passes(self, epoch: int, positions: Indices) -> Indices:
         """Return a number for each position that differs between the copies of a sample."""
         copy = self.blocks(epoch).at(epoch, positions)
-        first = self.weighted.copies(epoch, self.weighted.sample_of_copy(epoch, copy))[0]
-        return epoch + COPY * (copy - first)
+        samples = self.weighted.sample_of_copy(epoch, copy)
+        return epoch + COPY * self.weighted.copy_numbers(epoch, copy, samples)

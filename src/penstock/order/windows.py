@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ class EqualWindows:
         unit: Positions of a unit.
 
     >>> windows = EqualWindows(10, window=4)
-    >>> [int(windows.start(w)) for w in range(windows.count + 1)]
+    >>> [windows.start(w) for w in range(windows.count + 1)]
     [0, 4, 7, 10]
     """
 
@@ -40,20 +40,27 @@ class EqualWindows:
         self.count = -(-units // max(1, window // unit))
         self.each, self.more = divmod(units, self.count)
 
-    def start(self, w: int | Indices) -> Indices:
+    def start(self, w: int) -> int:
         """Return the first position of window ``w``; for ``w = count``, the end."""
-        begin = (w * self.each + np.minimum(w, self.more)) * self.unit
-        return np.where(w < self.count, begin, self.size)
+        return self.size if w >= self.count else (w * self.each + min(w, self.more)) * self.unit
 
     def positions(self, w: int) -> Indices:
         """Return the positions of window ``w``."""
-        return np.arange(int(self.start(w)), int(self.start(w + 1)))
+        return np.arange(self.start(w), self.start(w + 1))
 
-    def of(self, position: int | Indices) -> Indices:
-        """Return the window of each position."""
+    def of(self, position: int) -> int:
+        """Return the window of a position."""
         at, long = position // self.unit, self.more * (self.each + 1)
-        w = np.where(at < long, at // (self.each + 1), self.more + (at - long) // self.each)
-        return np.minimum(w, self.count - 1)
+        w = at // (self.each + 1) if at < long else self.more + (at - long) // self.each
+        return min(w, self.count - 1)
+
+    def split(self, positions: Indices) -> Iterator[tuple[int, Indices]]:
+        """Yield each window that holds some of the positions, and the indices of those."""
+        at, long = positions // self.unit, self.more * (self.each + 1)
+        window = np.where(at < long, at // (self.each + 1), self.more + (at - long) // self.each)
+        window = np.minimum(window, self.count - 1)
+        for w in np.unique(window).tolist():
+            yield w, np.flatnonzero(window == w)
 
 
 class Recent(Generic[T]):
