@@ -905,6 +905,8 @@ def modules(folder: Path) -> Iterator[Call]:
             "cycle": FLAG,
             "max_passes": count(optional=True),
             "start_chunk": natural(optional=True),
+            "validate_every": (*count(optional=True), {"min": 1}),
+            "skip": (3, "all", [3], [[0, 1]], [[0, 3, 1]], {"epoch": 0}),
         },
     )
 

@@ -30,6 +30,9 @@ from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.keys import LOADER, STREAM_LOADER
 
+# chunk settings of the training loop, not of a dataset's loaders
+OF_TRAINING = ("cycle", "max_passes", "start_chunk", "validate_every", "skip")
+
 log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
@@ -69,7 +72,7 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
     } | {
         option.key: getattr(chunks, option.name)
         for option in ChunkSettings.options()
-        if option.name not in ("cycle", "max_passes", "start_chunk")  # when training ends
+        if option.name not in OF_TRAINING
     }
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):
