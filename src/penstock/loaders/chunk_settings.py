@@ -89,8 +89,9 @@ def skipped_positions(value: Any, name: str = "skip") -> tuple[tuple[int, int, i
     ):
         raise PlanError(f"{name} must be a list of [epoch, start, stop], got {value!r}")
     for epoch, start, stop in value:
-        whole_number("epoch", epoch, minimum=0)
-        whole_number("stop", stop, minimum=whole_number("start", start, minimum=0))
+        whole_number(f"epoch of {name}", epoch, minimum=0)
+        start = whole_number(f"start of {name}", start, minimum=0)
+        whole_number(f"stop of {name}", stop, minimum=start)
     return tuple((epoch, start, stop) for epoch, start, stop in value)
 
 

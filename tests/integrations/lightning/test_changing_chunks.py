@@ -95,7 +95,7 @@ def test_skips_of_the_settings_are_left_out_and_resume_inside_them(tmp_path):
         ),
         ({"validate_every": 0}, {}, "validate_every must be at least 1 chunk"),
         ({"skip": [[1, 2]]}, {}, r"skip must be a list of \[epoch, start, stop\]"),
-        ({"skip": [[0, 5, 2]]}, {}, "stop must be at least 5, got 2"),
+        ({"skip": [[0, 5, 2]]}, {}, "stop of skip must be at least 5, got 2"),
         ({"validate_every": 2}, {"check_val_every_n_epoch": 3}, "check_val_every_n_epoch=3: use"),
         ({"validate_every": 2}, {"val_check_interval": 0.5}, "val_check_interval=0.5: use only"),
     ],
