@@ -59,10 +59,11 @@ class Source(Protocol):
     source with one unnamed array has the single field ``""``; named arrays are fields of those
     names, all with the same number of samples.
 
-    Two attributes are optional. ``seams`` lists the positions where a sample does not continue
+    Three attributes are optional. ``seams`` lists the positions where a sample does not continue
     the one before it, such as the border between two files; windows of consecutive rows never
     cross one. ``in_flight`` is the number of simultaneous reads that remote storage needs for
-    its full speed.
+    its full speed. ``chunk_samples`` maps each field to the samples that are decoded together,
+    0 where nothing is decoded; without it, see `chunk_samples_of`.
     """
 
     @property
@@ -270,6 +271,25 @@ def samples_per_block(length: int, fields: Mapping[str, Field]) -> int:
     """
     sample_bytes = sum(field.nbytes for field in fields.values())
     return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
+
+
+def sample_bytes(source: Source) -> int:
+    """Return the bytes of one sample, all fields together."""
+    return sum(field.nbytes for field in source.fields.values())
+
+
+def chunk_samples_of(source: Source) -> Mapping[str, int]:
+    """Return, for each field, the samples that storage decodes together; 0 if none are decoded.
+
+    A source without the attribute ``chunk_samples`` decodes a block of all fields together.
+    """
+    found: Mapping[str, int] | None = getattr(source, "chunk_samples", None)
+    if found is not None:
+        return found
+    few = min(len(source), 2 * source.block_samples + 1)
+    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
+    block = 0 if in_place else min(source.block_samples, len(source))
+    return dict.fromkeys(source.fields, block)
 
 
 def sampled_rows(
