@@ -40,9 +40,9 @@ from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
-from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
-from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.resident import ResidentSource
 from penstock.streaming.transfer import check_device, transfer_to
@@ -305,7 +305,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
         reader = partial(
-            BlockReader,
+            SlotReader,
             self._orders.source,
             slots,
             block=min(order.block, order.size),
@@ -314,7 +314,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
-            slots,
+            SlotTable(slots),
             reader,
             threads=self.threads,
             name="read",
@@ -322,7 +322,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, slots, transfer),
+            *(plan, segments, pipeline, self.source.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
