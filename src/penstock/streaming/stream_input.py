@@ -1,0 +1,167 @@
+"""A source as a stream reads it: its fields' storage, what a block takes, and what is resident."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.sources.base import (
+    Arrays,
+    BaseSource,
+    ComposedSource,
+    Indices,
+    Rows,
+    Source,
+    chunk_samples_of,
+)
+from penstock.sources.boxes import Leaf
+from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
+from penstock.streaming.held_rows import BlockNeeds, block_needs, table_columns
+
+MAPPED_LEAVES = 64  # more stored arrays are not opened to see whether they can be mapped
+
+
+class StreamInput:
+    """A source with small fields of long chunks in memory, and what a block of it takes.
+
+    Args:
+        source: The source.
+        budget: Bytes for all buffers together.
+    """
+
+    def __init__(self, source: Source, budget: int) -> None:
+        self.source, self.composed, self.leaves = source, None, ()
+        few = min(len(source), 2 * source.block_samples + 1)
+        if isinstance(source, ComposedSource) and source.view(0, few) is None:
+            self.composed: ComposedSource | None = source
+            self.leaves: Sequence[Leaf] = source.leaves
+            paces = {number: _pace(leaf, number) for number, leaf in enumerate(source.leaves)}
+            resident = resident_fields(paces, budget)
+            self.resident = [
+                ResidentSource(source.leaves[number].source, [source.leaves[number].field])
+                for number in resident
+            ]
+            kept = dict(zip(resident, self.resident, strict=True))
+            self.leaves = [
+                replace(leaf, source=kept.get(number, leaf.source))
+                for number, leaf in enumerate(source.leaves)
+            ]
+            read = [pace for number, pace in paces.items() if number not in resident]
+            self.resident_bytes = resident_bytes([paces[number] for number in resident])
+        else:
+            chunks = chunk_samples_of(source)
+            named = {
+                name: Pace(len(source), field.nbytes, chunks[name], chunks[name] * field.nbytes)
+                for name, field in source.fields.items()
+            }
+            names = resident_fields(named, budget)
+            self.resident = [ResidentSource(source, names)] if names else []
+            self.source = self.resident[0] if names else source
+            read = [pace for name, pace in named.items() if name not in names]
+            self.resident_bytes = resident_bytes([named[name] for name in names])
+        self.paces = read  # of the fields that are read block by block
+        self.sample_bytes = sum(field.nbytes for field in source.fields.values())
+        self.chunk_bytes = max((pace.chunk_bytes for pace in read), default=0)
+        self._needs: dict[int, BlockNeeds] = {}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether chunks of the storage are decoded; else it is memory-mapped."""
+        return self.chunk_bytes > 0
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that a read decodes together, of the widest field; 0 if none are decoded."""
+        return max(self.paces, key=lambda pace: pace.row_bytes).chunk_rows if self.paces else 0
+
+    def cost(self, block: int) -> BlockCost:
+        """Return what a block of this many samples takes."""
+        if self.composed is not None:
+            needs = self.needs(block)
+            return BlockCost(needs.nbytes, needs.own_bytes, needs.decoded_bytes)
+        nbytes = block * self.sample_bytes
+        own = block * sum(pace.row_bytes for pace in self.paces)
+        return BlockCost(nbytes, own, sum(pace.decoded(block) for pace in self.paces))
+
+    def needs(self, block: int) -> BlockNeeds:
+        """Return what a block of a composed source needs, by store."""
+        assert self.composed is not None
+        found = self._needs.get(block)
+        if found is None:
+            found = self._needs[block] = block_needs(self.composed, self.leaves, block)
+        return found
+
+    def numbers(self, block: int) -> int:
+        """Return the integers that say where a sample of a composed source is held."""
+        assert self.composed is not None
+        return sum(table_columns(self.composed, self.needs(block)).values())
+
+    def drop(self) -> None:
+        """Free resident fields; the next read loads them again."""
+        for each in self.resident:
+            each.drop()
+
+
+def _pace(leaf: Leaf, number: int) -> Pace:
+    mapped = number < MAPPED_LEAVES and leaf.in_place
+    rows, nbytes = (0, 0) if mapped else (leaf.chunks[0], leaf.chunk_bytes)
+    return Pace(leaf.rows, leaf.row_bytes, rows, nbytes)
+
+
+class ResidentSource(BaseSource):
+    """A source with some of its fields in memory: they are read once, with the first block.
+
+    Labels are often stored in one chunk, which would be decoded again for every block.
+
+    Args:
+        source: The source.
+        names: Fields to keep in memory.
+    """
+
+    def __init__(self, source: Source, names: Collection[str]) -> None:
+        super().__init__(len(source), source.fields)
+        self._source, self._names = source, frozenset(names)
+        self._kept: dict[str, Rows] | None = None
+        self._lock = threading.Lock()
+        self.in_flight = getattr(source, "in_flight", None)
+
+    @property
+    def block_samples(self) -> int:
+        """That of the source."""
+        return self._source.block_samples
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+    def fingerprint(self) -> str:
+        """Return that of the source."""
+        return self._source.fingerprint()
+
+    def drop(self) -> None:
+        """Free the memory; the next read loads the fields again."""
+        self._kept = None
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        kept = self._resident()
+        for name in self._names & out.keys():
+            np.copyto(out[name], kept[name][start:stop])
+        rest = {name: rows for name, rows in out.items() if name not in self._names}
+        if rest:
+            self._source.read(start, stop, rest)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        self._source.take(indices, out)
+
+    def _resident(self) -> dict[str, Rows]:
+        with self._lock:
+            if self._kept is None:
+                kept: dict[str, Rows] = {}
+                for name in sorted(self._names):
+                    field = self._fields[name]
+                    kept[name] = np.empty((self._length, *field.shape), field.dtype)
+                self._source.read(0, self._length, kept)
+                self._kept = kept
+            return self._kept
