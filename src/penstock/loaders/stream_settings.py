@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -222,7 +222,7 @@ class StreamOrders:
         once. It takes a second copy, so they are written straight to their batches if that mixes
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
-        slots = self._resolver(Demand(**self._demand(batch, world)))
+        slots = self._resolver(Demand(**self._demand(batch, world)), world)
         if self.source.composed is None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
@@ -232,7 +232,8 @@ class StreamOrders:
                 lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
                 numbers=self.source.numbers(min(self.samples, self.source.source.block_samples)),
                 drop_last=self.drop_last,
-            )
+            ),
+            world,
         )
         block = min(self.samples, rows.resolve(self.asked, self.adopted, ranks=world).block.value)
         if block * self.source.sample_bytes < HELD_EXPANSION * self.source.cost(block).nbytes:
@@ -254,13 +255,19 @@ class StreamOrders:
             "resident_bytes": source.resident_bytes,
         }
 
-    def _resolver(self, demand: Demand) -> Resolver:
+    def _resolver(self, demand: Demand, world: int) -> Resolver:
+        def again(budget: int, asked: Geometry, batch: int) -> Resolver:
+            source = self.source.with_budget(budget)
+            other = replace(self, source=source, memory_budget=budget, asked=asked)
+            return other.resolver(batch, world)
+
         return Resolver(
             demand,
             self.samples,
             self.source.source.block_samples,
             self.source.decodes,
             self.memory_budget,
+            again,
             in_order=not self.shuffle,
         )
 

@@ -259,6 +259,7 @@ class Resolver:
         natural: Samples in a chunk of the storage, of the widest field.
         decodes: Whether chunks of the storage are decoded; else it is memory-mapped.
         budget: Bytes for all buffers together.
+        again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
     """
 
@@ -267,6 +268,7 @@ class Resolver:
     natural: int
     decodes: bool
     budget: int
+    again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
 
     def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
@@ -326,26 +328,24 @@ class Resolver:
     ) -> list[str]:
         """Return arguments of which each one alone would fit into the budget."""
 
-        def needs(resolver: Resolver, asked: Geometry) -> int:
+        def needs(budget: int, asked: Geometry, batch: int = self.demand.batch) -> int:
+            resolver = self.again(budget, asked, batch)
             return resolver.needed(resolver.resolve(asked, adopted, ranks=ranks))
 
-        def fits(resolver: Resolver, asked: Geometry) -> bool:
-            return needs(resolver, asked) <= self.budget
-
-        while (more := needs(replace(self, budget=parse_bytes(size_text(needed))), asked)) > needed:
-            needed = more  # a larger budget may choose larger blocks, which need more memory again
-        advice = [f'memory_budget="{size_text(needed)}"']
+        enough = parse_bytes(size_text(needed))
+        while (more := needs(enough, asked)) > enough:
+            enough = parse_bytes(size_text(more))  # a larger budget may choose larger blocks
+        advice = [f'memory_budget="{size_text(enough)}"']
         if adopted.window is None and asked.window is not None:
             for window in _halves(asked.window):
-                if fits(self, replace(asked, window=window)):
+                if needs(self.budget, replace(asked, window=window)) <= self.budget:
                     return [*advice, f"window_blocks={window}"]
         if adopted.block is None:
             for block in _halves(min(found.block.value, self.samples)):
-                if fits(self, replace(asked, block=block)):
+                if needs(self.budget, replace(asked, block=block)) <= self.budget:
                     return [*advice, f"block_samples={block}"]
         for batch in _halves(self.demand.batch):
-            demand = replace(self.demand, batch=batch, whole=batch * ranks)
-            if fits(replace(self, demand=demand), asked):
+            if needs(self.budget, asked, batch) <= self.budget:
                 return [*advice, f"batch_size={batch}"]
         return advice
 

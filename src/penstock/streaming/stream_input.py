@@ -33,7 +33,7 @@ class StreamInput:
     """
 
     def __init__(self, source: Source, budget: int) -> None:
-        self.source, self.composed, self.leaves = source, None, ()
+        self.source, self.composed, self.leaves, self._given = source, None, (), source
         few = min(len(source), 2 * source.block_samples + 1)
         if isinstance(source, ComposedSource) and source.view(0, few) is None:
             self.composed: ComposedSource | None = source
@@ -66,6 +66,12 @@ class StreamInput:
         self.sample_bytes = sum(field.nbytes for field in source.fields.values())
         self.chunk_bytes = max((pace.chunk_bytes for pace in read), default=0)
         self._needs: dict[int, BlockNeeds] = {}
+
+    def with_budget(self, budget: int) -> StreamInput:
+        """Return the same source with another budget."""
+        other = StreamInput(self._given, budget)
+        other._needs = self._needs  # the same rows, so the same blocks
+        return other
 
     @property
     def decodes(self) -> bool:
