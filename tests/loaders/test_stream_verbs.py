@@ -1,10 +1,8 @@
 """Any chain of verbs streams: held rows, expanded samples and `take` give the same."""
 
-from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +33,9 @@ def chains(draw):
     """A source, with one to three verbs applied."""
     cuts = draw(st.sets(st.integers(1, 59), max_size=3))
     source = composed(Chunked(ROWS, draw(st.integers(1, 20)), sorted(cuts)))
-    verbs = draw(st.lists(st.sampled_from(["select", "windows", "patches"]), min_size=1, max_size=3))
+    verbs = draw(
+        st.lists(st.sampled_from(["select", "windows", "patches"]), min_size=1, max_size=3)
+    )
     for verb in verbs:
         if verb == "select":
             keep = draw(st.lists(st.booleans(), min_size=len(source), max_size=len(source)))
@@ -45,13 +45,13 @@ def chains(draw):
             try:
                 source = source.windows(offsets=list(offsets), stride=draw(st.integers(1, 3)))
             except PlanError:
-                assume(False)  # noqa: FBT003 - windows of selected patches
+                assume(False)
         else:
             stride = draw(st.sampled_from([None, (2, 2), (1, 3)]))
             try:
                 source = source.patches((2, 3), stride=stride, random=draw(st.booleans()))
             except PlanError:
-                assume(False)  # noqa: FBT003 - patches of patches
+                assume(False)
         assume(len(source) >= 1)
     return source
 

@@ -87,8 +87,8 @@ def _irregular(places: Mapping[str, Places]) -> set[str]:
     """Return the fields with a sample that is not made of consecutive rows."""
     return {
         name
-        for name, (index, _) in places.items()
-        if (np.diff(index.reshape(len(index), -1), axis=1) != 1).any()
+        for name, found in places.items()
+        if (np.diff(found.index.reshape(len(found.index), -1), axis=1) != 1).any()
     }
 
 

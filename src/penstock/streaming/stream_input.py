@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.sources.base import (
     Indices,
     Rows,
     Source,
-    chunk_samples_of,
+    composed,
 )
 from penstock.sources.boxes import Leaf
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
@@ -33,38 +33,33 @@ class StreamInput:
     """
 
     def __init__(self, source: Source, budget: int) -> None:
-        self.source, self.composed, self.leaves, self._given = source, None, (), source
+        self._given, stored = source, composed(source)
+        paces = {number: _pace(leaf, number) for number, leaf in enumerate(stored.leaves)}
+        names = resident_fields(paces, budget)
+        kept = {id(each): each for each in (stored.leaves[number].source for number in names)}
+        fields = {
+            key: [stored.leaves[n].field for n in names if id(stored.leaves[n].source) == key]
+            for key in kept
+        }
+        self.resident = {key: ResidentSource(kept[key], fields[key]) for key in kept}
+        self.resident_bytes = resident_bytes([paces[number] for number in names])
+        self.paces = [paces[n] for n in paces if n not in names]  # that are read block by block
+        self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
+        self.sample_bytes = sum(field.nbytes for field in source.fields.values())
+        self.source: Source = self.resident.get(id(source), source)
+        self.composed: ComposedSource | None = None
         few = min(len(source), 2 * source.block_samples + 1)
         if isinstance(source, ComposedSource) and source.view(0, few) is None:
-            self.composed: ComposedSource | None = source
-            self.leaves: Sequence[Leaf] = source.leaves
-            paces = {number: _pace(leaf, number) for number, leaf in enumerate(source.leaves)}
-            resident = resident_fields(paces, budget)
-            self.resident = [
-                ResidentSource(source.leaves[number].source, [source.leaves[number].field])
-                for number in resident
-            ]
-            kept = dict(zip(resident, self.resident, strict=True))
-            self.leaves = [
-                replace(leaf, source=kept.get(number, leaf.source))
-                for number, leaf in enumerate(source.leaves)
-            ]
-            read = [pace for number, pace in paces.items() if number not in resident]
-            self.resident_bytes = resident_bytes([paces[number] for number in resident])
-        else:
-            chunks = chunk_samples_of(source)
-            named = {
-                name: Pace(len(source), field.nbytes, chunks[name], chunks[name] * field.nbytes)
-                for name, field in source.fields.items()
-            }
-            names = resident_fields(named, budget)
-            self.resident = [ResidentSource(source, names)] if names else []
-            self.source = self.resident[0] if names else source
-            read = [pace for name, pace in named.items() if name not in names]
-            self.resident_bytes = resident_bytes([named[name] for name in names])
-        self.paces = read  # of the fields that are read block by block
-        self.sample_bytes = sum(field.nbytes for field in source.fields.values())
-        self.chunk_bytes = max((pace.chunk_bytes for pace in read), default=0)
+            self.composed = source
+        self.leaves = [
+            replace(
+                leaf,
+                source=self.resident.get(id(leaf.source), leaf.source),
+                # rows in memory cost nothing beyond themselves
+                chunks=leaf.chunks if paces[n].chunk_rows and n not in names else (1, *leaf.shape),
+            )
+            for n, leaf in enumerate(stored.leaves)
+        ]
         self._needs: dict[int, BlockNeeds] = {}
 
     def with_budget(self, budget: int) -> StreamInput:
@@ -107,7 +102,7 @@ class StreamInput:
 
     def drop(self) -> None:
         """Free resident fields; the next read loads them again."""
-        for each in self.resident:
+        for each in self.resident.values():
             each.drop()
 
 
