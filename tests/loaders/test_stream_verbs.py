@@ -1,6 +1,5 @@
 """Any chain of verbs streams: held rows, expanded samples and `take` give the same."""
 
-
 import numpy as np
 import pytest
 from hypothesis import Phase, assume, given, settings
