@@ -317,7 +317,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
         replacement = None if bad is None else BlockReplacement(order, bad)
         memory: BatchMemory = SlotTable(slots)
-        if source.composed is None:
+        if source.rows is None:
             reader: Callable[[], BlockReader] = partial(
                 SlotReader, source.source, slots, block=block, replacement=replacement
             )
@@ -327,8 +327,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             memory = HeldTable(held, plan.steps.batch)
             reader = partial(HeldReader, held, replacement)
         else:
-            scratch = partial(held_rows, source, slots, block=block, places=1, seed=order.seed)
-            reader = partial(_composed_reader, scratch, replacement)
+            options = {"block": block, "places": 1, "seed": order.seed}
+            scratch = partial(HeldRows, source.rows, slots, **options)
+            reader = partial(ComposedReader, scratch, replacement)
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             memory,
@@ -361,9 +362,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         wanted = (slots, block, places, seed)
         if held is None or not held.is_reusable or held.made_for != wanted:
             self._held = held = None
-            self._held = held = held_rows(
-                self.stream_input, slots, block=block, places=places, seed=seed
-            )
+            assert self.stream_input.rows is not None
+            rows = self.stream_input.rows
+            self._held = held = HeldRows(rows, slots, block=block, places=places, seed=seed)
         return held
 
     def peek(self) -> Any:
@@ -394,23 +395,6 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
         left = steps.left_in_chunk if fixed else steps.steps_from
         yield Segment.of(steps, cursor, left(cursor.position))
         cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
-
-
-def held_rows(
-    source: StreamInput, slots: BatchBuffers, *, block: int, places: int, seed: int
-) -> HeldRows:
-    """Return memory for the rows of ``places`` blocks of a composed source."""
-    assert source.composed is not None
-    needs = source.needs(block)
-    return HeldRows(
-        *(source.composed, source.leaves, needs, slots), block=block, places=places, seed=seed
-    )
-
-
-def _composed_reader(
-    scratch: Callable[[], HeldRows], replacement: BlockReplacement | None
-) -> ComposedReader:
-    return ComposedReader(scratch(), replacement)
 
 
 def round_samples(order: Order) -> int:

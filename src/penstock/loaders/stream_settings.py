@@ -223,14 +223,14 @@ class StreamOrders:
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.composed is None:
+        if self.source.rows is None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
             HeldDemand(
                 **self._demand(batch, world),
                 lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
-                numbers=self.source.numbers(min(self.samples, self.source.source.block_samples)),
+                numbers=sum(self.source.rows.columns.values()),
                 drop_last=self.drop_last,
             ),
             world,
@@ -264,7 +264,7 @@ class StreamOrders:
         return Resolver(
             demand,
             self.samples,
-            self.source.source.block_samples,
+            self.source.block_samples,
             self.source.decodes,
             self.memory_budget,
             again,
