@@ -214,11 +214,12 @@ class Loader(Generic[Batch]):
         """
         self.position.set_batch_size(batch_size)
 
-    def set_chunk_size(self, chunk_size: int) -> None:
+    def set_chunk_size(self, chunk_size: Any) -> None:
         """Use another chunk size from the next ``iter()`` on, which continues at the position.
 
         Args:
-            chunk_size: Batches of a chunk.
+            chunk_size: Batches of a chunk, ``{"start", "end", "over_chunks"}``, a list of
+                ``[first chunk, batches]``, or a duration such as ``"10min"``.
         """
         self.position.set_chunk_size(chunk_size)
 
@@ -352,7 +353,7 @@ class LoaderIterator(Iterator[Batch]):
                 raise stale_iterator()
             if position.live is not plan and position.live is not None:  # positions were skipped
                 plan = self._plan = position.live
-                self._left = min(self._left, plan.left_in_chunk(position.cursor))
+                self._left = min(self._left, position.remaining_here)
             if position.failed is not None:  # the caller asks for the batch after it
                 position.delivered(position.failed)
                 self._left -= 1
@@ -367,8 +368,8 @@ class LoaderIterator(Iterator[Batch]):
     def _start(self) -> Plan:
         self._loader._begin()
         self.position = position = self._loader.position
-        self._left = self._count = position.remaining
         self._iteration, self._plan = position.begin_iteration()
+        self._left = self._count = position.remaining
         # runs when the iterator is dropped, also after a break
         self._leave = weakref.finalize(self, _leave, self._loader, position, self._iteration)
         self._leave.atexit = False

@@ -67,6 +67,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             one operation; ``__getitems__`` is used if the dataset has it.
         batch_size: Samples of this rank's batch.
         chunk_size: Batches of a chunk; None for the whole epoch. Overrides ``limit_batches``.
+            Sizes that change are ``{"start", "end", "over_chunks"}``, a list of ``[first chunk,
+            batches]``, or a duration such as ``"10min"``.
         limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
         shuffle: None shuffles with a ``chunk_size``, and does not without, as torch.
@@ -105,7 +107,7 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         *,
         limit_batches: int | float | None = None,
         shuffle: bool | None = None,
@@ -286,13 +288,19 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
 
     @property
     def current_chunk(self) -> int:
-        """The chunk of this epoch that the position is in."""
+        """The chunk of this epoch that the position is in; of all epochs if sizes differ."""
         position = self.position
+        if position.progress is not None:
+            return position.progress.chunks
         return position.plan.steps.of(position.cursor.epoch).chunk_of(position.cursor.position)
 
     @property
     def total_chunks(self) -> int:
-        """Chunks of an epoch; the last may be short."""
+        """Chunks of an epoch; the last may be short. If sizes differ, of the size now."""
+        position = self.position
+        if position.progress is not None:
+            count = position.plan.steps.of(position.cursor.epoch).count
+            return -(-count // position.progress.size)
         return self.position.plan.steps.of(self.position.cursor.epoch).total_chunks
 
     def set_chunk(self, chunk_idx: int) -> None:
@@ -462,6 +470,8 @@ class Planned:
         if loader._gather is None and hasattr(loader.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
         chunks = f"{steps.total_chunks:,} chunks of {loader.chunk_size} batches"
+        if position.progress is not None:
+            chunks = f"{position.progress.schedule}, now {loader.chunk_size:,} batches"
         executor = (
             f"{loader.num_workers} worker processes" if loader.num_workers else loader.executor
         )

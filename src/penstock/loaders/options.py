@@ -152,14 +152,14 @@ def check_batch_size(batch_size: int | None) -> int:
     return whole_number("batch_size", batch_size, minimum=1, unit="sample")
 
 
-def check_chunk_size(chunk_size: int) -> int:
+def check_chunk_size(chunk_size: Any, name: str = "chunk_size") -> int:
     """Return the chunk size; refuse one below one batch."""
     if isinstance(chunk_size, bool | np.bool_):  # torch's third argument is shuffle
         raise PlanError(
-            f"chunk_size must be a number of batches, got {chunk_size!r}: "
+            f"{name} must be a number of batches, got {chunk_size!r}: "
             f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
         )
-    return whole_number("chunk_size", chunk_size, minimum=1, unit="batch")
+    return whole_number(name, chunk_size, minimum=1, unit="batch")
 
 
 def check_limit(limit: int | float) -> int | float:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from penstock.arguments import flag
 from penstock.errors import PlanError
-from penstock.loaders.options import check_batch_size, check_chunk_size, check_limit, share_of
+from penstock.loaders.chunk_schedule import ChunkProgress, ChunkSchedule, chunk_schedule
+from penstock.loaders.options import check_batch_size, check_limit, share_of
 from penstock.order import Order, Plan, Steps, Topology
 from penstock.order.skips import NO_SKIPS
 from penstock.seeds import Seed
 
 _SETTINGS: Final = (
-    *("_make_order", "_topology", "seed", "batch", "chunk", "limit", "evaluation", "drop_last"),
-    *("samples", "_cached"),
+    *("_make_order", "_topology", "seed", "batch", "_chunk", "limit", "evaluation", "drop_last"),
+    *("samples", "_cached", "progress"),
 )
 
 
@@ -71,7 +72,7 @@ class PlanSettings:
         topology: Returns the rank and the number of ranks now.
         batch: Samples of a rank's batch.
         drop_last: Drop the incomplete last step of an epoch.
-        chunk: Batches of a chunk; None for whole epochs.
+        chunk: Batches of a chunk, or what `chunk_schedule` accepts; None for whole epochs.
         limit: Batches of an epoch (an int), or a share of them (a float), as in Lightning.
         evaluation: Every iteration is epoch 0 from its start, and nothing is dropped.
         seed: The seed of the order; ignored for an `Order`, which has its own. It cannot be
@@ -86,7 +87,7 @@ class PlanSettings:
         topology: Callable[[], Topology],
         batch: int,
         drop_last: bool,
-        chunk: int | None,
+        chunk: Any,
         limit: int | float | None,
         evaluation: bool,
         seed: Seed,
@@ -96,13 +97,37 @@ class PlanSettings:
         self._set_order(order)
         self._topology = topology
         self.batch = check_batch_size(batch)
-        self.chunk = None if chunk is None else check_chunk_size(chunk)
+        self._set_chunks(chunk)
         self.limit = None if limit is None else check_limit(limit)
         self.evaluation = flag("evaluation", evaluation)
         self.drop_last = flag("drop_last", drop_last) and not evaluation
+        self._check_chunks()
         self.skips = NO_SKIPS
         self._cached: tuple[Topology, int, Plan] | None = None
         self.rebuild_plan()  # invalid settings are refused here, not at the first batch
+
+    @property
+    def chunk(self) -> int | None:
+        """Batches of a chunk, of the current one if they differ; None for whole epochs."""
+        return self._chunk if self.progress is None else self.progress.size
+
+    @property
+    def chunk_sizes(self) -> int | ChunkSchedule | None:
+        """The chunk size, or the sizes that change, as they were given."""
+        return self._chunk if self.progress is None else self.progress.schedule
+
+    def _set_chunks(self, chunk: Any) -> None:
+        sizes = chunk_schedule(chunk)
+        fixed = sizes is None or isinstance(sizes, int)
+        self._chunk: int | None = sizes if fixed else None  # type: ignore[assignment]
+        self.progress = None if fixed else ChunkProgress(sizes)  # type: ignore[arg-type]
+
+    def _check_chunks(self) -> None:
+        if self.evaluation and self.progress is not None:
+            raise PlanError(
+                f"an evaluation loader with chunks of {self.progress.schedule}: every iteration "
+                "is the same there; pass a number of batches"
+            )
 
     def _set_order(self, order: Order | OrderFactory) -> None:
         self.follows_size = not isinstance(order, Order)
@@ -135,7 +160,7 @@ class PlanSettings:
             order.lanes,
             self.drop_last,
             limit=self.limit if isinstance(self.limit, int) else None,
-            chunk=self.chunk,
+            chunk=self._chunk,  # chunks that differ are counted, not planned
         )
         if isinstance(self.limit, float):
             steps = replace(steps, limit=share_of(steps.count, self.limit))
@@ -153,7 +178,7 @@ class PlanSettings:
         seed: Seed | None = None,
         topology: Topology | None = None,
         limit: int | float | None = None,
-        chunk: int | None = None,
+        chunk: Any = None,
         evaluation: bool | None = None,
         drop_last: bool | None = None,
     ) -> None:
@@ -183,12 +208,14 @@ class PlanSettings:
             if limit is not None:
                 self.limit = check_limit(limit)
             if chunk is not None:
-                self.chunk, self.limit = check_chunk_size(chunk), None
+                self._set_chunks(chunk)
+                self.limit = None
             if drop_last is not None:
                 self.drop_last = flag("drop_last", drop_last)
             if evaluation is not None:
                 self.evaluation = flag("evaluation", evaluation)
             self.drop_last = self.drop_last and not self.evaluation
+            self._check_chunks()
             self.rebuild_plan()
         except PlanError:
             vars(self).update(before)

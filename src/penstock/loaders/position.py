@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final
@@ -101,20 +102,41 @@ class Position(PlanSettings):
     @property
     def remaining(self) -> int:
         """Batches the next ``iter()`` yields."""
-        return self.plan.left_in_chunk(self.start)
+        return self._left(self.plan, self.start)
+
+    @property
+    def remaining_here(self) -> int:
+        """Batches that the current iterator still yields."""
+        return self._left(self.live or self.plan, self.cursor)
+
+    def _left(self, plan: Plan, cursor: Cursor) -> int:
+        left = plan.left_in_chunk(cursor)
+        if self.progress is None:
+            return left
+        return min(left, self.progress.size - self._done_at(cursor))
 
     @property
     def length(self) -> int:
         """Batches of the chunk the cursor is in, the same all through it."""
         steps = self.plan.steps
         here = Cursor() if self.evaluation else self.cursor.normal(steps)
-        return steps.of(here.epoch).chunk_length(here.position)
+        if self.progress is None:
+            return steps.of(here.epoch).chunk_length(here.position)
+        done, left = self._done_at(here), self.plan.left_in_chunk(here)
+        return done + min(left, self.progress.size - done)
+
+    def _done_at(self, cursor: Cursor) -> int:
+        """Return the batches of the chunk at ``cursor`` that were delivered; for `progress`."""
+        assert self.progress is not None
+        return self.progress.done if cursor.epoch == self.cursor.epoch else 0
 
     def begin_iteration(self) -> tuple[int, Plan]:
         """Return the number of a new iteration and its plan; iterators before it become stale."""
         self.seed.for_ranks(self.topology.world)  # the ranks there are now share it
         plan = self.plan
         self.seed.settle("batches were delivered")
+        if self.progress is not None:
+            self.progress.begin(self._done_at(self.start))
         self.cursor, self._exact, self._resized = self.start, True, False
         self.failed, self.iteration, self.live = None, next(_iterations), plan
         epoch = self._iterated = self.cursor.epoch
@@ -128,6 +150,9 @@ class Position(PlanSettings):
 
     def delivered(self, after: Cursor) -> None:
         """Move the cursor: a batch was handed to the training loop, or skipped by it."""
+        if self.progress is not None:
+            ended = after.epoch != self.cursor.epoch
+            self.progress.count(world=(self.live or self.plan).steps.world, ended=ended)
         self.cursor, self._exact, self.failed, self.fetched = after, self._resized, None, None
 
     def keep_position(self) -> None:
@@ -161,11 +186,15 @@ class Position(PlanSettings):
             here = 0 if self.evaluation else self.cursor.epoch
             epoch = here if self.live is None else self._iterated
         epoch = check_epoch(epoch)
-        steps = plan.steps.of(epoch)
-        step = whole_number("step", step, minimum=0)
-        begin, stop = steps.span(step, self._origin_of(plan, epoch))
-        positions = steps.rank_positions(begin, plan.rank, stop)
+        begin, stop = self.span(step, epoch)
+        positions = plan.steps.of(epoch).rank_positions(begin, plan.rank, stop)
         return plan, epoch, plan.skips.original(epoch, positions)
+
+    def span(self, step: int, epoch: int) -> tuple[int, int]:
+        """Return the begin and end of a step of an epoch over all ranks, in kept positions."""
+        plan = self.live or self.plan
+        step = whole_number("step", step, minimum=0)
+        return plan.steps.of(epoch).span(step, self._origin_of(plan, epoch))
 
     def when(self, sample: int, epochs: Iterable[int]) -> list[Occurrence]:
         """Return every time that a sample comes in these epochs, in the order of the epochs."""
@@ -193,17 +222,19 @@ class Position(PlanSettings):
         steps = self.plan.steps
         self.cursor, self._exact = cursor.normal(steps), True
         self.failed = self.fetched = None
+        if self.progress is not None:
+            self.progress.begin(0)
         self._origins = {e: at for e, at in self._origins.items() if e < self.cursor.epoch}
         self._origins[self.cursor.epoch] = self.cursor.position, steps.whole
         self.iteration, self.live = next(_iterations), None
 
     def save(self) -> tuple[Any, ...]:
         """Return what `restore` needs."""
-        return (*(getattr(self, name) for name in _SAVED), self.seed.save())
+        return *(getattr(self, name) for name in _SAVED), copy(self.progress), self.seed.save()
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Undo what happened since `save`; iterators of that time continue."""
-        *values, seed = saved
+        *values, self.progress, seed = saved
         vars(self).update(zip(_SAVED, values, strict=True))
         self.seed.go_back(seed)
 
@@ -223,6 +254,11 @@ class Position(PlanSettings):
     def set_chunk(self, chunk: int) -> None:
         """Go to the start of a chunk of this epoch; past the last chunk, of a later epoch."""
         chunk, epoch = whole_number("chunk_idx", chunk, minimum=0), self.cursor.epoch
+        if self.progress is not None:
+            raise PlanError(
+                f"chunks of {self.progress.schedule} have no place known in advance: go to a step "
+                "with seek(epoch, step)"
+            )
         all_steps = self.plan.steps
         if all_steps.sizes is None:  # all epochs have as many chunks
             further, chunk = divmod(chunk, all_steps.total_chunks)
@@ -279,12 +315,12 @@ class Position(PlanSettings):
             raise
         self._exact = self._resized = True
 
-    def set_chunk_size(self, chunk: int) -> None:
+    def set_chunk_size(self, chunk: Any) -> None:
         """Use another chunk size from the next ``iter()`` on, which continues at the cursor.
 
         It removes a limit.
         """
-        self.use(chunk=check_chunk_size(chunk))
+        self.use(chunk=check_chunk_size(chunk) if chunk is None else chunk)
         self._exact = self._resized = True
 
     def skipped_lines(self) -> list[str]:
@@ -299,7 +335,8 @@ class Position(PlanSettings):
         """Return what was delivered so far, as a small flat dict."""
         if self._known is None:  # trainers ask at every step
             self._known = (self._data_fingerprint(),)
-        return to_state(self.cursor, self.plan.order, *self._known, skips=self.skips)
+        state = to_state(self.cursor, self.plan.order, *self._known, skips=self.skips)
+        return state if self.progress is None else state | self.progress.to_state()
 
     def load(
         self, state: dict[str, Any], *, allow_changed_data: bool, samples: int | None = None
@@ -331,6 +368,9 @@ class Position(PlanSettings):
             self._skip(ours.union(self.skips.ahead_of(cursor)))
             cursor = self.skips.to_kept(cursor)
             self.move(cursor)
+            if self.progress is not None:
+                self.progress.load(state)
+                self.progress.begin(self.progress.done if cursor == self.cursor else 0)
         except (PlanError, StateError):
             self.samples, self.skips, self.live = before, skips, live
             self.seed.go_back(seed)

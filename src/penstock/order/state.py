@@ -34,6 +34,9 @@ SMALLEST: Final = {  # value of each number that a state may have
     "chunk": 1,
     "align": 1,
     "overlap": 0,
+    "chunks": 0,
+    "chunk_size": 1,
+    "chunk_done": 0,
 }
 TEXTS: Final = ("order", "fingerprint")
 
@@ -80,6 +83,11 @@ def check_format(state: Mapping[str, Any]) -> None:
         if name in ("epoch", "position") or state.get(name) is not None:
             number_of(state, name)
     skips_of(state)
+    of_a_chunk = {"chunks", "chunk_size", "chunk_done"} & {
+        name for name, value in state.items() if value is not None
+    }
+    if of_a_chunk and len(of_a_chunk) < 3:
+        raise StateError(f"the state has {', '.join(sorted(of_a_chunk))} alone of its chunk")
 
 
 def skips_of(state: Mapping[str, Any]) -> Skips:
