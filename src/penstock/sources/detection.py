@@ -16,7 +16,7 @@ from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.base import Source, checked_names
+from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
 from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
@@ -43,10 +43,11 @@ def open_source(
     along: int | str | None = None,
     decode: bool = True,
     **options: Any,
-) -> Source:
+) -> BaseSource:
     """Return the source for a path, a URL, arrays, tensors, a dataset, or several of these.
 
-    A list is concatenated, a mapping is zipped, and a source is returned as it is.
+    A list is concatenated, a mapping is zipped, and a source is returned as it is. A source of a
+    class of your own gets the verbs (`select`, `windows`, ...) that Penstock's sources have.
 
     Args:
         where: What holds the samples.
@@ -73,7 +74,7 @@ def open_source(
     """
     axis = checked_along(options.pop("axis", 0), along)
     request = _Request(checked_names("fields", fields), axis, flag("decode", decode), options)
-    return _open(where, request)
+    return with_verbs(_open(where, request))
 
 
 @dataclass(frozen=True, slots=True)
