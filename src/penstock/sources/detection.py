@@ -16,16 +16,24 @@ from penstock.arguments import flag
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
+from penstock.sources.array_source import checked_along
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source, checked_names
 from penstock.sources.combine import ConcatenatedSource, ZippedSource
+from penstock.sources.hdf5 import open_hdf5
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
 from penstock.sources.remote import open_remote
+from penstock.sources.sliceable import (
+    is_sliceable,
+    open_sliceable,
+    open_tensorstore,
+    open_xarray,
+)
 from penstock.sources.storage import DirectoryStore, is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_zarr
-from penstock.sources.zarr.source import checked_along
+from penstock.sources.zarr.stores import open_zarr, open_zip
 
 
 def open_source(
@@ -136,12 +144,15 @@ _REFUSALS = {
     "dtype": "says its dtype itself: leave out dtype=",
 }
 ARRAYS = ("fields", "along", "decode")
+ONE_ARRAY = ("along", "decode")
 TABLE = Opener(ArrowSource, ("columns",))
 ZARR = Opener(ZarrSource, ARRAYS)
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
     ".npy": Opener(NpySource),
+    **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), Opener(open_hdf5, ARRAYS)),
+    ".zip": Opener(open_zip, ARRAYS),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
@@ -151,6 +162,11 @@ FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
     (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
+    (lambda where: package_of(where) == "h5py", Opener(open_hdf5, ARRAYS)),
+    (lambda where: package_of(where) == "zarr", Opener(open_zarr, ARRAYS)),
+    (lambda where: package_of(where) == "xarray", Opener(open_xarray, ARRAYS)),
+    (lambda where: package_of(where) == "tensorstore", Opener(open_tensorstore, ONE_ARRAY)),
+    (is_sliceable, Opener(open_sliceable, ONE_ARRAY)),
 ]
 
 
@@ -247,28 +263,25 @@ _DATASET = (
     "write a torch Dataset that loads one file for each sample, and pass it to ChunkedDataLoader"
 )
 _BINARY = "pass its dtype and shape: open_source(np.memmap({path!r}, dtype, 'r', shape=shape))"
-_HDF5 = "copy the arrays you need: np.save('x.npy', h5py.File({path!r})['name'][...])"
 _JSON = "read it as a table: open_source(pyarrow.json.read_json({path!r}))"
 _PICKLED = "load it, and pass the tensors: open_source(torch.load({path!r}, weights_only=True))"
-_ZIP = "unpack it, and open what is inside"
 
 ADVICE = {
     **dict.fromkeys((".bin", ".dat", ".raw"), _BINARY),
-    **dict.fromkeys((".h5", ".hdf5", ".h5ad"), _HDF5),
     **dict.fromkeys((".json", ".jsonl"), _JSON),
     **dict.fromkeys((".pt", ".pth"), _PICKLED),
     **dict.fromkeys((".tar", ".tgz"), f"unpack it; then {_DATASET}"),
-    **dict.fromkeys((".zip", ".gz"), _ZIP),
+    ".gz": "unpack it, and open what is inside",
     ".csv": "read it as a table: open_source(pyarrow.csv.read_csv({path!r}))",
     ".tsv": "read it as a table: pyarrow.csv.read_csv, with delimiter='\\t' in its parse_options",
     ".mat": "load it with scipy.io.loadmat, and pass the arrays to open_source as a dict",
-    ".nc": "write it as Zarr, with xarray.open_dataset({path!r}).to_zarr('data.zarr')",
     ".npz": "load it, and pass the arrays: open_source(dict(np.load({path!r})))",
     ".txt": _DATASET,
 }
 ACCEPTED = (
-    "open_source reads .zarr, .npy, .parquet and .arrow paths, URLs of Zarr stores, Hugging Face "
-    "datasets, pyarrow tables, arrays, tensors, and dicts and lists of these"
+    "open_source reads .zarr, .zip, .h5, .nc, .npy, .parquet and .arrow paths, URLs of Zarr "
+    "stores, objects of zarr, h5py, xarray and tensorstore, Hugging Face datasets, pyarrow tables, "
+    "arrays, tensors, and dicts and lists of these"
 )
 
 
