@@ -19,8 +19,7 @@ from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import Field, MappedSource, Source
-from penstock.sources.combine import seams_of
+from penstock.sources.base import Field, MappedSource, Source, seams_of
 from penstock.streaming.budget import Demand, Geometry, Resolved, Resolver, usable_cores
 from penstock.streaming.placement import BadBlocks
 from penstock.transforms.base import Transform

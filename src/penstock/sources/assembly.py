@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.sources.boxes import Borders, Indices, Leaf, Located, Output, Places, Span
-
-if TYPE_CHECKING:
-    from penstock.sources.base import Arrays, Source
-
-Rows: TypeAlias = npt.NDArray[np.generic]
+from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.contract import Arrays, Indices, Rows, Source, view_of
 
 PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
+
+COMPARED = 1 << 20  # rows of patches with canvases at a time
 
 
 # -- what to read
@@ -46,26 +42,34 @@ def canvas_spans(
         cell: The first sample of the cell of each patch.
     """
     order = np.lexsort((cell, found.leaf))
-    here = np.stack([found.leaf, cell])[:, order]
-    borders = np.flatnonzero((np.diff(here) != 0).any(axis=0)) + 1
+    leaf, rows = found.leaf[order], found.rows.reshape(len(cell), -1)[order]
+    begins = np.append(0, np.flatnonzero((np.diff(leaf) != 0) | (np.diff(cell[order]) != 0)) + 1)
+    low = np.minimum.reduceat(found.corner[order], begins).tolist()
+    high = (np.maximum.reduceat(found.corner[order], begins) + output.inner).tolist()
+    first = np.minimum.reduceat(rows.min(axis=1), begins).tolist()
+    last = np.maximum.reduceat(rows.max(axis=1), begins).tolist()
     spans: dict[tuple[int, int, int], list[Span]] = {}
-    for group in np.split(order, borders):
-        leaf, corner = int(found.leaf[group[0]]), found.corner[group]
-        low = tuple(corner.min(axis=0).tolist())
-        high = tuple((corner.max(axis=0) + output.inner).tolist())
-        for start, stop in row_ranges(distinct(found.rows[group].ravel()), leaves[leaf].chunks[0]):
-            _join(spans.setdefault((leaf, start, stop), []), Span(leaf, start, stop, low, high))
+    for group, (number, a, b) in enumerate(zip(leaf[begins].tolist(), first, last, strict=True)):
+        chunk = leaves[number].chunks[0]
+        ranges = [(a, b + 1)]
+        if a // chunk != b // chunk:  # of several chunks: perhaps not all rows between
+            stop = begins[group + 1] if group + 1 < len(begins) else len(rows)
+            ranges = row_ranges(distinct(rows[begins[group] : stop].ravel()), chunk)
+        for start, stop in ranges:
+            span = Span(number, start, stop, tuple(low[group]), tuple(high[group]))
+            _join(spans.setdefault((number, start, stop), []), span)
     return [span for each in spans.values() for span in each]
 
 
 def _join(spans: list[Span], new: Span) -> None:
     """Add a span of the same rows: to the canvas of another one if that takes no more memory."""
+    size = prod(new.shape)
     for number, span in enumerate(spans):
-        low = tuple(map(min, span.low, new.low))
-        high = tuple(map(max, span.high, new.high))
-        hull = span._replace(low=low, high=high)
-        if prod(hull.shape) <= prod(span.shape) + prod(new.shape):
-            spans[number] = hull
+        low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
+        hull = Span(span.leaf, span.start, span.stop, low, high)
+        if prod(hull.shape) <= prod(span.shape) + size:
+            del spans[number]
+            _join(spans, hull)  # which may now complete a larger one
             return
     spans.append(new)
 
@@ -136,23 +140,27 @@ def row_places(found: Located, spans: Sequence[Span]) -> Indices:
         most = int(max(start.max() + lengths.max(), found.rows.max())) + 1
         key = found.leaf.reshape(-1, *[1] * (found.rows.ndim - 1)) * most + found.rows
         at = np.searchsorted(leaf * most + start, key, side="right") - 1
-    return found.rows + (begin - start)[at]
+    return np.asarray(found.rows + (begin - start)[at])
 
 
 def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
-    """Return rows counted through canvases; of each patch all rows in canvases that hold it."""
-    index = np.full(found.rows.shape, -1, np.int64)
-    begin = 0
-    for span in spans:
-        inside = (found.leaf == span.leaf) & (found.corner >= span.low).all(axis=1)
-        inside &= (found.corner + output.inner <= span.high).all(axis=1)
-        rows = found.rows[inside]
-        here = np.where(
-            (rows >= span.start) & (rows < span.stop), rows - span.start + begin, index[inside]
-        )
-        index[inside] = here
-        begin += span.stop - span.start
-    return index
+    """Return rows counted through canvases, for each patch those of canvases that hold it."""
+    leaf, start, stop = np.array([span[:3] for span in spans]).T
+    low, high = np.array([span.low for span in spans]), np.array([span.high for span in spans])
+    begin = np.cumsum(stop - start) - (stop - start)
+    rows = found.rows.reshape(len(found.leaf), -1)
+    index = np.empty(rows.shape, np.int64)
+    most = max(1, COMPARED // (len(spans) * rows.shape[1]))
+    for first in range(0, len(rows), most):  # a few patches with all canvases at a time
+        here = slice(first, first + most)
+        holds = found.leaf[here, None] == leaf
+        for axis, size in enumerate(output.inner):
+            corner = found.corner[here, axis, None]
+            holds &= (corner >= low[:, axis]) & (corner + size <= high[:, axis])
+        row = rows[here, :, None]
+        at = (holds[:, None] & (row >= start) & (row < stop)).argmax(axis=2)
+        index[here] = rows[here] + (begin - start)[at]
+    return index.reshape(found.rows.shape)
 
 
 def gather_patches(
@@ -198,7 +206,7 @@ def fill(
     """Read samples into ``out``; each storage chunk is decoded once."""
     if not len(samples):
         return
-    reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
+    reads = Reads()
     rest: dict[int, list[tuple[Rows, slice | Indices, Indices]]] = {}
     for name, rows in out.items():
         output, found = outputs[name], located[name]
@@ -216,15 +224,33 @@ def fill(
             inorder = last - first + 1 == wanted.size and (np.diff(wanted.ravel()) == 1).all()
             direct = isinstance(here, slice) and (not output.steps or target.flags.c_contiguous)
             if inorder and direct:  # straight into the output, with other fields of the source
-                at = (id(leaf.source), first, last + 1)
-                _, together = reads.setdefault(at, (leaf.source, {}))
-                if leaf.field not in together:
-                    together[leaf.field] = target.reshape(wanted.size, *output.inner)
-                    continue
-            rest.setdefault(number, []).append((rows, here, wanted))
-    for (_, start, stop), (source, together) in reads.items():
-        source.read(start, stop, together)
+                reads.add(leaf, first, last + 1, target.reshape(wanted.size, *output.inner))
+            else:
+                rest.setdefault(number, []).append((rows, here, wanted))
+    reads.run()
     _read_once(leaves, rest)
+
+
+class Reads:
+    """Ranges of rows to read; the fields of a source with the same range are read together."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[int, int, int], list[tuple[Source, dict[str, Rows]]]] = {}
+
+    def add(self, leaf: Leaf, start: int, stop: int, out: Rows) -> None:
+        """Read rows ``start:stop`` of a leaf into ``out``."""
+        calls = self._asked.setdefault((id(leaf.source), start, stop), [])
+        for _, together in calls:
+            if leaf.field not in together:
+                together[leaf.field] = out
+                return
+        calls.append((leaf.source, {leaf.field: out}))
+
+    def run(self) -> None:
+        """Read all of them."""
+        for (_, start, stop), calls in self._asked.items():
+            for source, out in calls:
+                source.read(start, stop, out)
 
 
 def by_leaf(leaf: Indices) -> Iterator[tuple[int, slice | Indices]]:
@@ -269,10 +295,3 @@ def _read_once(
                     np.take(held[leaves[number].field], index, axis=0, out=out[here], mode="clip")
                 else:
                     out[here] = held[leaves[number].field][index]
-
-
-def view_of(source: Source, start: int, stop: int) -> Arrays | None:
-    """Return samples ``start:stop`` of any source in place, or None if impossible."""
-    # not isinstance(source, MappedSource): a protocol check costs more than most views
-    view = getattr(source, "view", None)
-    return None if view is None else view(start, stop)

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from penstock.sources.base import Source
-
-Indices: TypeAlias = npt.NDArray[np.int64]
+from penstock.sources.contract import Indices, Source
 
 MOST_BORDERS = 1 << 24  # that are listed one by one, 8 bytes each; more are made regular
 
@@ -172,7 +169,7 @@ class Places(NamedTuple):
         corner: ``(n, axes)``: as in `Located`; in its span the part begins at ``corner - low``.
     """
 
-    index: Indices
+    index: Indices  # type: ignore[assignment]  # a tuple has a method of this name
     corner: Indices
 
 

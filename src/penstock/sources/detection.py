@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +20,13 @@ from penstock.registry import did_you_mean
 from penstock.sources.array_source import checked_along
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source, checked_names
-from penstock.sources.combine import ConcatenatedSource, ZippedSource
-from penstock.sources.hdf5 import open_hdf5
+from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
 from penstock.sources.remote import open_remote
-from penstock.sources.sliceable import (
-    is_sliceable,
-    open_sliceable,
-    open_tensorstore,
-    open_xarray,
-)
 from penstock.sources.storage import DirectoryStore, is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_zarr
-from penstock.sources.zarr.stores import open_zarr, open_zip
 
 
 def open_source(
@@ -105,12 +98,13 @@ class Opener:
     """A function that opens one kind of data, and which arguments of `open_source` it takes.
 
     Attributes:
-        make: Called with the data, those arguments, and the options that were passed.
+        make: Called with the data, those arguments, and the options that were passed. As text,
+            "module:function", it is imported when it is needed.
         takes: Of "fields", "along", "decode" and "dtype"; "columns" is "fields" by the name that
             tables have for it.
     """
 
-    make: Callable[..., Source]
+    make: Callable[..., Source] | str
     takes: tuple[str, ...] = ()
 
     def __call__(self, where: Any, request: Request) -> Source:
@@ -127,12 +121,34 @@ class Opener:
         twice = sorted(set(request.options) & set(arguments))
         if twice:
             raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
+        make = self.make
+        if isinstance(make, str):
+            module, _, function = make.partition(":")
+            make = cast(Callable[..., Source], getattr(import_module(module), function))
         try:
-            return self.make(where, **arguments, **request.options)
+            return make(where, **arguments, **request.options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             raise SourceError(f"{shown} cannot be opened with these options: {error}") from error
+
+
+def is_sliceable(where: Any) -> bool:
+    """Return whether an object has shape, dtype and slicing.
+
+    >>> is_sliceable(np.zeros((3, 2))), is_sliceable([1, 2])
+    (True, False)
+    """
+    return all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__"))
+
+
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of ``value``.
+
+    >>> package_of(np.zeros(3))
+    'numpy'
+    """
+    return type(value).__module__.partition(".")[0]
 
 
 _REFUSALS = {
@@ -147,12 +163,17 @@ ARRAYS = ("fields", "along", "decode")
 ONE_ARRAY = ("along", "decode")
 TABLE = Opener(ArrowSource, ("columns",))
 ZARR = Opener(ZarrSource, ARRAYS)
+HDF5 = Opener("penstock.sources.hdf5:open_hdf5", ARRAYS)
+ZARR_OBJECT = Opener("penstock.sources.zarr.stores:open_zarr", ARRAYS)
+XARRAY = Opener("penstock.sources.sliceable:open_xarray", ARRAYS)
+TENSORSTORE = Opener("penstock.sources.sliceable:open_tensorstore", ONE_ARRAY)
+SLICEABLE = Opener("penstock.sources.sliceable:open_sliceable", ONE_ARRAY)
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
     ".npy": Opener(NpySource),
-    **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), Opener(open_hdf5, ARRAYS)),
-    ".zip": Opener(open_zip, ARRAYS),
+    **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), HDF5),
+    ".zip": Opener("penstock.sources.zarr.stores:open_zip", ARRAYS),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
@@ -162,21 +183,12 @@ FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
     (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
-    (lambda where: package_of(where) == "h5py", Opener(open_hdf5, ARRAYS)),
-    (lambda where: package_of(where) == "zarr", Opener(open_zarr, ARRAYS)),
-    (lambda where: package_of(where) == "xarray", Opener(open_xarray, ARRAYS)),
-    (lambda where: package_of(where) == "tensorstore", Opener(open_tensorstore, ONE_ARRAY)),
-    (is_sliceable, Opener(open_sliceable, ONE_ARRAY)),
+    (lambda where: package_of(where) == "h5py", HDF5),
+    (lambda where: package_of(where) == "zarr", ZARR_OBJECT),
+    (lambda where: package_of(where) == "xarray", XARRAY),
+    (lambda where: package_of(where) == "tensorstore", TENSORSTORE),
+    (is_sliceable, SLICEABLE),
 ]
-
-
-def package_of(value: object) -> str:
-    """Return the name of the package that defines the type of ``value``.
-
-    >>> package_of(np.zeros(3))
-    'numpy'
-    """
-    return type(value).__module__.partition(".")[0]
 
 
 def _open(where: Any, request: Request) -> Source:
@@ -197,7 +209,7 @@ def _open(where: Any, request: Request) -> Source:
         return _open_mapping(where, request)
     is_list = isinstance(where, list | tuple) and len(where) > 0
     if is_list and not isinstance(where[0], int | float | complex | np.generic):
-        return ConcatenatedSource([_open(each, request) for each in where])
+        return concatenate([_open(each, request) for each in where])
     raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
 
 
@@ -213,7 +225,7 @@ def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
     in_memory, _ = OBJECTS[0]
     if all(in_memory(each) for each in chosen.values()):
         return Opener(MemorySource)(chosen, inner)
-    return ZippedSource({name: _open(each, inner) for name, each in chosen.items()})
+    return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
 def _open_path(where: str | bytes, request: Request) -> Source:

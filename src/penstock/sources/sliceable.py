@@ -149,15 +149,6 @@ def opener_of(array: Any, **how: Any) -> Callable[[int], BoxReader]:
 # -- objects
 
 
-def is_sliceable(where: Any) -> bool:
-    """Return whether an object has shape, dtype and slicing.
-
-    >>> is_sliceable(np.zeros((3, 2))), is_sliceable([1, 2])
-    (True, False)
-    """
-    return all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__"))
-
-
 def open_sliceable(where: Any, *, along: int | str | None = None, decode: bool = True) -> Source:
     """Return a source over any object with shape, dtype and slicing; reads take turns.
 
