@@ -93,6 +93,10 @@ CASES = {
         ((100_000, 64), "f4"),
         {"batch_size": 32, "steps": 25, "memory_budget": "100MB"},
     ),
+    "windows of tokens": (
+        NARROW,
+        {"batch_size": 64, "steps": 256, "memory_budget": "60MB"},
+    ),
     "windows of rows, of three ranks": (
         ((60_000, 256), "f4"),
         {
@@ -127,7 +131,8 @@ def test_what_is_counted_for_wide_rows_is_their_buffers(tmp_path):
         loader = StreamLoader(path, **{"batch_size": 32, "memory_budget": "100MB", **options})
         resolver = loader._orders.resolver(loader.batch_size, loader.world_size)
         samples = resolver.round_samples(loader.geometry)
-        assert loader.buffer_bytes == resolver.demand.buffers(loader.block_samples, samples)
+        needed = resolver.demand.buffers(loader.block_samples, samples, loader.lanes)
+        assert loader.buffer_bytes == needed
 
 
 def test_narrow_samples_are_mixed_by_the_million_and_no_more(tmp_path):
