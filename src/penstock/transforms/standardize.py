@@ -119,12 +119,14 @@ class Standardize(Transform):
 
 def _of_field(name: str, found: Any, axis: int, nan: float | None) -> Standardize:
     """Return the transform of one field, from its `Statistics` or from JSON of them."""
-    mean, std = (
-        found.get(key) if isinstance(found, Mapping) else getattr(found, key, None)
-        for key in ("mean", "std")
+    values = (
+        found
+        if isinstance(found, Mapping)
+        else {key: getattr(found, key, None) for key in ("mean", "std")}
     )
+    mean: Any = values.get("mean")
     try:
-        return Standardize(mean, std, axis=axis, nan=nan)
+        return Standardize(mean, values.get("std"), axis=axis, nan=nan)
     except PlanError as error:
         raise PlanError(f"the statistics of field {name!r} cannot be used: {error}") from error
 
