@@ -719,8 +719,10 @@ def transforms() -> Iterator[Call]:
         penstock.Standardize,
         lambda: {"mean": 0.0, "std": 1.0},
         {
-            "mean": ("text", None, object(), math.nan, math.inf),
+            "mean": ("text", None, object(), math.nan, math.inf, {"x": {}}, {"x": 3}),
             "std": ("text", None, object(), math.nan, -1.0),
+            "axis": (-1, 1.5, "text", None, True),
+            "nan": ("text", object(), True),
         },
     )
     yield Call(

@@ -141,7 +141,8 @@ def with_steps(source: Source, steps: int) -> Source:
 
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
     """Refuse a transform of one array for a source that has several."""
-    if isinstance(transform, Transform) and fields.keys() != {""}:
+    one_array = isinstance(transform, Transform) and not transform.takes_fields
+    if one_array and fields.keys() != {""}:
         raise PlanError(
             f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
             "use a function transform(batch, rng) that applies it to the field it is for"
