@@ -267,6 +267,7 @@ class StreamOrders:
             demand,
             self.samples,
             self.source.block_samples,
+            self.source.whole_rows,
             self.source.decodes,
             self.memory_budget,
             again,
@@ -353,7 +354,7 @@ def _decoding(loader: StreamLoader) -> str:
 def warnings_of(loader: StreamLoader) -> list[str]:
     """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
-    if loader.chunk_rows == 1 and loader.samples > 1:
+    if loader.chunk_rows == 1 == loader.stream_input.block_samples and loader.samples > 1:
         found.append(
             "storage chunks hold one sample each, so that every sample needs its own read: "
             "write it with more samples per chunk"
