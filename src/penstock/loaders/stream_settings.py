@@ -123,7 +123,9 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
             "gives single samples: use ChunkedDataLoader(dataset, batch_size), or pass the path "
             "or the arrays that it reads"
         )
-    return open_source(source) if fields is None else open_source(source, fields=fields)
+    if fields is None and isinstance(source, Source):
+        return source
+    return open_source(source, fields=fields)
 
 
 def with_steps(source: Source, steps: int) -> Source:
@@ -265,6 +267,7 @@ class StreamOrders:
             demand,
             self.samples,
             self.source.block_samples,
+            self.source.whole_rows,
             self.source.decodes,
             self.memory_budget,
             again,
@@ -353,7 +356,7 @@ def _decoding(loader: StreamLoader) -> str:
 def warnings_of(loader: StreamLoader) -> list[str]:
     """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
-    if loader.chunk_rows == 1 and loader.samples > 1:
+    if loader.chunk_rows == 1 == loader.stream_input.block_samples and loader.samples > 1:
         found.append(
             "storage chunks hold one sample each, so that every sample needs its own read: "
             "write it with more samples per chunk"
