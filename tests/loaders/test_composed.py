@@ -13,9 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import ChunkedDataLoader, Mixture, StreamLoader, balanced, pack
+from penstock import (
+    CheckpointManager,
+    ChunkedDataLoader,
+    Mixture,
+    StreamLoader,
+    balanced,
+    pack,
+)
 from penstock.datasets import AugmentedDataset
-from penstock.errors import PlanError, StateError
+from penstock.errors import PlanError, SourceError, StateError
 from penstock.sources import MemorySource
 
 few = settings(max_examples=10)
@@ -266,6 +273,8 @@ def test_mixtures_that_mean_nothing_are_refused():
         Mixture(data).then(9, [1, 1]).then(5, [1, 2])
     with pytest.raises(PlanError, match="one class per sample"):
         balanced(rows(4), [1, 2])
+    with pytest.raises(SourceError, match="executor='threads'"):
+        StreamLoader(Mixture(data), 2)
 
 
 # -- weights
@@ -302,6 +311,17 @@ def test_new_weights_begin_with_the_next_epoch_and_are_saved_beside_a_checkpoint
     paths[0].write_bytes(paths[1].read_bytes())
     with pytest.raises(StateError, match="damaged"):
         resumed.load_weights(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_manager_keeps_the_weights(tmp_path):
+    model, manager = torch.nn.Linear(1, 1), CheckpointManager(tmp_path)
+    loader = ChunkedDataLoader(rows(), 5, 2, weights=WEIGHTS)
+    loader.set_weights(np.arange(N))
+    list(loader)
+    path = manager.save(model, None, None, 0, {"val_loss": 1.0}, loaders=loader)
+    resumed = ChunkedDataLoader(rows(), 5, 2, weights=WEIGHTS)
+    manager.load(path, resumed)
+    assert [b.tolist() for b in resumed] == [b.tolist() for b in loader]
 
 
 def test_a_sample_that_comes_twice_is_augmented_differently():

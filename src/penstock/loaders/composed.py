@@ -238,12 +238,13 @@ class ComposedOrders:
     def save_weights(self, directory: str | Path) -> list[Path]:
         """Write the weights that the state names, beside a checkpoint; return their paths.
 
-        A state has only the digests of weights. Files are named by digest, and written once.
+        A state has only the digests of weights. Files are named by digest, and written once. If the
+        loader has no weights, nothing is written. `CheckpointManager` calls this.
 
         Args:
             directory: Where the checkpoint is; created if it does not exist.
         """
-        return self._own_weights().save(directory)
+        return [] if self._weights is None else self._weights.save(directory)
 
     def load_weights(self, directory: str | Path) -> None:
         """Read the weights that `save_weights` wrote, so that `load_state_dict` finds them.
@@ -251,7 +252,8 @@ class ComposedOrders:
         Args:
             directory: Where the checkpoint is.
         """
-        self._own_weights().load(directory)
+        if self._weights is not None:
+            self._weights.load(directory)
 
     def _current_position(self) -> Position:
         return self.position  # type: ignore[attr-defined,no-any-return]

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
+from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
@@ -116,6 +117,11 @@ def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBloc
 
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """Return the source, opened if necessary."""
+    if isinstance(source, Mixture):
+        raise SourceError(
+            "StreamLoader reads one source, and this is a Mixture: use "
+            "ChunkedDataLoader(mixture, batch_size, executor='threads')"
+        )
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
         raise SourceError(
