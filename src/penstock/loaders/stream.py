@@ -14,6 +14,7 @@ from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
 from penstock.loaders.chunk_schedule import chunk_schedule
+from penstock.loaders.composed import use_new_stages
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -21,6 +22,7 @@ from penstock.loaders.stream_settings import (
     bad_blocks,
     brief,
     check_fields,
+    check_mixture,
     check_transform,
     one_of,
     opened,
@@ -33,6 +35,7 @@ from penstock.loaders.stream_settings import (
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
 from penstock.order.blocks import StoredOrder
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -61,7 +64,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     A source with one unnamed array gives tensors; named fields give a dict of tensors.
 
     Args:
-        source: A `Source`, or anything `open_source` opens: a path, a URL, arrays.
+        source: A `Source`, or anything `open_source` opens: a path, a URL, arrays. Or a `Mixture`
+            of such members.
         batch_size: Samples of this rank's batch.
         fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read together; defaults to the storage's chunking.
@@ -143,6 +147,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
+        self.mixture = check_mixture(source, steps=self.steps, shuffle=self.shuffle, bad=on_error)
+        self._stages = [] if self.mixture is None else self.mixture.stages
         self.source = opened(source, fields)
         samples = with_steps(self.source, self.steps)
         self.samples = len(samples)
@@ -160,6 +166,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             asked=asked,
             given_threads=threads,
             adopted=Geometry(),
+            mixture=self.mixture,
         )
         self._position = Position(
             self._orders,
@@ -181,7 +188,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def position(self) -> Position:
         """The plan and the position in it."""
-        return self._position
+        position = self._position
+        stages = self._stages if self.mixture is None else self.mixture.stages
+        if stages != self._stages and position.live is None:  # after `Mixture.then`
+            use_new_stages(position)
+            self._stages = stages
+        return position
 
     # -- settings in use
 
@@ -279,7 +291,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         check_format(state_dict)
         before = self._orders.adopted
         try:
-            if self.shuffle and state_dict.get("order") == BlockOrder.kind:
+            if self.shuffle and state_dict.get("order") in (BlockOrder.kind, MixedBlocks.kind):
                 names = ("block", "window", "lanes")
                 self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
                 self._position.rebuild_plan()
@@ -312,12 +324,15 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
-        assert isinstance(order, BlockOrder | StoredOrder)
+        assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
         slots = self._reserve(plan, demand, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
-        replacement = None if bad is None else BlockReplacement(order, bad)
+        replacement = None
+        if bad is not None:
+            assert not isinstance(order, MixedBlocks)
+            replacement = BlockReplacement(order, bad)
         memory: BatchMemory = SlotTable(slots)
         if source.rows is None:
             reader: Callable[[], BlockReader] = partial(
@@ -401,5 +416,5 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 def round_samples(order: Order) -> int:
     """Return the samples of a round of windows over all lanes."""
-    assert isinstance(order, BlockOrder | StoredOrder)
+    assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
     return order.window_samples * order.lanes

@@ -12,10 +12,12 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
+from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
@@ -116,6 +118,10 @@ def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBloc
 
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """Return the source, opened if necessary."""
+    if isinstance(source, Mixture):
+        if fields is not None:
+            raise PlanError("fields= of a Mixture: choose the fields of each member")
+        return source.joined_source()
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
         raise SourceError(
@@ -126,6 +132,19 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     if fields is None and isinstance(source, Source):
         return source
     return open_source(source, fields=fields)
+
+
+def check_mixture(source: Any, *, steps: int, shuffle: bool, bad: str) -> Mixture | None:
+    """Return the source if it is a mixture, else None; refuse options that a mixture excludes."""
+    if not isinstance(source, Mixture):
+        return None
+    if steps > 1:
+        raise PlanError(f"steps={steps} of a Mixture: make its members source.windows({steps})")
+    if not shuffle:
+        raise PlanError("shuffle=False or evaluation=True of a Mixture: evaluate its members")
+    if bad != "raise":
+        raise PlanError(f"on_error={bad!r} of a Mixture: only 'raise' is possible")
+    return source
 
 
 def with_steps(source: Source, steps: int) -> Source:
@@ -192,6 +211,7 @@ class StreamOrders:
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
         adopted: The geometry of a state that was loaded.
+        mixture: Whose members the source has one after the other; None for a single source.
     """
 
     source: StreamInput
@@ -202,12 +222,15 @@ class StreamOrders:
     asked: Geometry
     given_threads: int | None
     adopted: Geometry
+    mixture: Mixture | None = None
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
         resolver = self.resolver(request.batch_size, request.world_size)
         resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
+        if self.mixture is not None:
+            return self.mixture.block_order(request.seed, block, window, lanes)
         if self.shuffle:
             return BlockOrder(self.samples, request.seed, block, window, lanes)
         return StoredOrder(self.samples, request.seed, block=block, window=window)
@@ -226,7 +249,7 @@ class StreamOrders:
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.rows is None:
+        if self.source.rows is None or self.mixture is not None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
@@ -268,6 +291,7 @@ class StreamOrders:
             demand,
             self.samples,
             self.source.block_samples,
+            self.source.whole_rows,
             self.source.decodes,
             self.memory_budget,
             again,
@@ -321,6 +345,10 @@ def blocks_mixed(order: BlockOrder, world: int) -> int:
 
 def _shuffle(loader: StreamLoader) -> str:
     order = loader.plan.order
+    if isinstance(order, MixedBlocks):
+        shares = loader.mixture.shares if loader.mixture is not None else {}
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        return f"within {order.window:,} blocks of all members in each lane: {text}"
     if not isinstance(order, BlockOrder):
         return "none: samples come in storage order"
     mixed = blocks_mixed(order, loader.world_size)
@@ -356,7 +384,7 @@ def _decoding(loader: StreamLoader) -> str:
 def warnings_of(loader: StreamLoader) -> list[str]:
     """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
-    if loader.chunk_rows == 1 and loader.samples > 1:
+    if loader.chunk_rows == 1 == loader.stream_input.block_samples and loader.samples > 1:
         found.append(
             "storage chunks hold one sample each, so that every sample needs its own read: "
             "write it with more samples per chunk"

@@ -137,6 +137,7 @@ CHUNKS: Final[dict[str, Kind]] = {
     if option.name != "start_chunk"  # on the command line: --chunk
 }
 TRAIN: Final[dict[str, Kind]] = CHUNKS | {
+    "priority": SECTION.or_none(),
     "seed": INTEGER.or_none(),
     "interval": one_of("epoch", "step"),
     "monitor": TEXT,
