@@ -13,6 +13,7 @@ import torch
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
+from penstock.loaders.chunk_schedule import chunk_schedule
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -65,7 +66,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read together; defaults to the storage's chunking.
         window_blocks: Blocks that a lane mixes; defaults to what the budget allows.
-        chunk_size: Batches of a chunk; None for the whole epoch.
+        chunk_size: Batches of a chunk, or sizes that change, as for `ChunkedDataLoader`; None for
+            the whole epoch.
         shuffle: False reads the samples as they are stored.
         seed: Of the shuffle and of ``transform``; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
@@ -104,7 +106,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Sequence[str] | None = None,
         block_samples: int | None = None,
         window_blocks: int | None = None,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         shuffle: bool = True,
         seed: Seed | int | None = 42,
         drop_last: bool = True,
@@ -126,7 +128,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        chunk_size = chunk_schedule(chunk_size)
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -390,11 +392,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
     Not a method: threads hold this, and would keep the loader alive.
     """
-    steps = plan.steps
     while True:
+        steps = plan.steps.of(cursor.epoch)
         left = steps.left_in_chunk if fixed else steps.steps_from
         yield Segment.of(steps, cursor, left(cursor.position))
-        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
+        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1).normal(plan.steps)
 
 
 def round_samples(order: Order) -> int:

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
+from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
-from penstock.loaders.position import OrderRequest
+from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
@@ -116,6 +117,11 @@ def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBloc
 
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """Return the source, opened if necessary."""
+    if isinstance(source, Mixture):
+        raise SourceError(
+            "StreamLoader reads one source, and this is a Mixture: use "
+            "ChunkedDataLoader(mixture, batch_size, executor='threads')"
+        )
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
         raise SourceError(
@@ -284,7 +290,8 @@ class StreamOrders:
 
 def page(loader: StreamLoader) -> str:
     """Return the page of `StreamLoader.describe`."""
-    plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
+    plan, position, geometry = loader.plan, loader.position, loader.geometry
+    cursor = position.skips.to_order(position.cursor)
     steps = plan.steps
     lines = [
         f"StreamLoader over {loader.samples:,} samples of {loader.source!r}",
@@ -298,6 +305,7 @@ def page(loader: StreamLoader) -> str:
         f"  executor  {loader.threads} reader threads",
         f"  decoding  {_decoding(loader)}",
         f"  memory    {_memory(loader)}",
+        *position.skipped_lines(),
         f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
         f"{loader.remaining:,} batches to come",
         *(f"  warning   {warning}" for warning in warnings_of(loader)),
