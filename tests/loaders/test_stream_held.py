@@ -82,6 +82,15 @@ def test_a_batch_may_be_larger_than_the_rounds_that_fit_into_memory(batch_size):
                 assert torch.equal(batch, windows(loader.samples_at(step, epoch)))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_skipped_positions_of_several_ranks_are_left_out(rank):
+    with stream(rank=rank, world_size=2) as loader:
+        loader.skip(0, 33, 250)  # an odd number: the lanes of a rank change
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                assert torch.equal(batch, windows(loader.samples_at(step, epoch)))
+
+
 def test_batches_that_are_kept_are_never_overwritten():
     kept = []
     with stream() as loader:
