@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -339,6 +340,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
                 SlotReader, source.source, slots, block=block, replacement=replacement
             )
         elif isinstance(demand, HeldDemand):
+            if plan.skips:  # after a gap, the lanes of a rank can be others
+                demand = replace(demand, drop_last=False)
             places = demand.places(block, round_samples(order), order.lanes)
             held = self._hold(slots, block, places, order.seed)
             memory = HeldTable(held, plan.steps.batch)
