@@ -268,6 +268,7 @@ def loaders() -> Iterator[Call]:
             "collate": FUNCTION,
             "evaluation": FLAG,
             "lanes": count(optional=True),
+            "mixing": (*real(0, 1, 2.0, optional=True),),
             "threads": count(optional=True),
             "timeout": real(-1.0),
             "on_error": CHOICE,
