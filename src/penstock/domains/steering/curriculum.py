@@ -113,12 +113,9 @@ class Curriculum:
 
 
 def _checked_probabilities(probabilities: Any) -> tuple[float, ...]:
-    is_mapping = isinstance(probabilities, Mapping)
-    if not is_mapping or set(probabilities) != set(VARIANTS):
-        found = sorted(map(str, probabilities)) if is_mapping else probabilities
-        raise ConfigError(
-            f"steering_probabilities must have exactly {VARIANTS}, got {shown(found)}"
-        )
+    if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
+        found = shown(probabilities)
+        raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found}")
     base = tuple(
         _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
     )

@@ -7,7 +7,7 @@ import logging
 import pickle
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -166,13 +166,14 @@ def resolve_format(directory: Path, storage_format: str) -> str:
     has_hdf5 = (directory / HDF5).is_file()
     has_pt = any((directory / table.file).is_file() for table in TABLES)
     if storage_format == "auto":
-        if not has_hdf5 and not has_pt:
-            raise InvalidDataError(
-                f"No dataset files found: {directory} has neither {HDF5} nor *.pt"
-            )
-        storage_format = "hdf5" if has_hdf5 and not (has_pt and _lacks_hdf5()) else "pt"
-    elif not (has_hdf5 if storage_format == "hdf5" else has_pt):
-        what = HDF5 if storage_format == "hdf5" else "*.pt"
+        storage_format = "hdf5" if has_hdf5 else "pt"
+        if has_hdf5 and has_pt:
+            with suppress(MissingHdf5Error):
+                hdf5_library()
+                return "hdf5"
+            return "pt"
+    if not (has_hdf5 if storage_format == "hdf5" else has_pt):
+        what = HDF5 if storage_format == "hdf5" else f"*.pt, and no {HDF5} that may be read"
         raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
     if storage_format == "hdf5":
         hdf5_library()
@@ -187,14 +188,6 @@ def hdf5_library() -> ModuleType:
         raise MissingHdf5Error(
             "h5py is required for HDF5, and h5py is not installed: pip install 'penstock[hdf5]'"
         ) from error
-
-
-def _lacks_hdf5() -> bool:
-    try:
-        hdf5_library()
-    except MissingHdf5Error:
-        return True
-    return False
 
 
 def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
@@ -242,17 +235,15 @@ def id_lists(value: Any, place: str) -> IdLists:
     >>> id_lists([[4, 5], [], [6]], "keywords")
     (array([0, 2, 2, 3]), array([4, 5, 6]))
     """
-    if isinstance(value, list | tuple) and len(value) == 2:
+    pair = isinstance(value, list | tuple) and len(value) == 2
+    if pair and all(isinstance(each, torch.Tensor) for each in value):
         offsets, values = value
-        if isinstance(offsets, torch.Tensor) and isinstance(values, torch.Tensor):
-            whole = offsets.dtype == values.dtype == torch.int64
-            if not whole or not offsets.ndim == values.ndim == 1 or not _spans(offsets, values):
-                raise InvalidDataError(
-                    f"{place} must hold int64 offsets from 0 to the number of values"
-                )
-            if bool((offsets.diff() < 0).any()):
-                raise InvalidDataError(f"{place} has offsets that decrease")
-            return offsets.numpy(), values.numpy()
+        fits = offsets.dtype == values.dtype == torch.int64 and offsets.ndim == values.ndim == 1
+        if not fits or offsets[:1].tolist() != [0] or offsets[-1] != len(values):
+            raise InvalidDataError(f"{place} must be int64 offsets from 0 to the number of values")
+        if bool((offsets.diff() < 0).any()):
+            raise InvalidDataError(f"{place} has offsets that decrease")
+        return offsets.numpy(), values.numpy()
     if not isinstance(value, list):
         raise InvalidDataError(f"{place} must hold a list of lists, found {type(value).__name__}")
     for row, ids in enumerate(value):
@@ -261,10 +252,6 @@ def id_lists(value: Any, place: str) -> IdLists:
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     flat = np.fromiter((i for ids in value for i in ids), np.int64, int(lengths.sum()))
     return np.concatenate([[0], np.cumsum(lengths)]), flat
-
-
-def _spans(offsets: torch.Tensor, values: torch.Tensor) -> bool:
-    return len(offsets) > 0 and bool(offsets[0] == 0) and bool(offsets[-1] == len(values))
 
 
 def _brief(error: BaseException) -> str:

@@ -33,8 +33,6 @@ from penstock.order import Indices, derive_key
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 
-MAP_ABOVE_BYTES = 10 * 2**30
-VECTORS_PER_PAIR = 15  # with its negatives and the tables they refer to, roughly
 TICK_NS = 20_000_000  # file times advance every 4 to 10 ms: two writes within one look the same
 STEERING = (None, "steering_centroid", "steering_keyword_weighted", "steering_residual")
 
@@ -118,11 +116,6 @@ class SteeringTables:
         return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
 
     # -- contents
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of all tables, including mapped ones."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -211,15 +204,6 @@ def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> 
     raise_first(first_fault(place, rows, (rows < 0) | (rows >= pairs), problem))
     array: Indices = rows.numpy()
     return array
-
-
-def maps_by_default(embedding_dim: int, pairs: int) -> bool:
-    """Return whether tables of this size are mapped unless the caller decides otherwise.
-
-    >>> maps_by_default(768, 10**6), maps_by_default(64, 100)
-    (True, False)
-    """
-    return embedding_dim * pairs * 4 * VECTORS_PER_PAIR > MAP_ABOVE_BYTES
 
 
 def negatives_stamp(directory: Path, storage_format: str) -> int:

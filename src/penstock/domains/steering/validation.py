@@ -124,7 +124,8 @@ class _Validation:
         targets = [
             (reference, self.opened[reference.target].shape[0])
             for reference in REFERENCES
-            if reference.name == name and len(self._target_shape(reference.target)) == 2
+            if reference.name == name and reference.target in self.opened
+            if len(self.opened[reference.target].shape) == 2
         ]
         found: dict[str, Finding] = {}
         try:
@@ -140,9 +141,6 @@ class _Validation:
             return [Finding(place, str(error))]
         return list(found.values())
 
-    def _target_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.opened[name].shape) if name in self.opened else ()
-
     def _keywords(self) -> Iterator[Finding]:
         place = self.reader.locate(KEYWORDS)
         try:
@@ -152,18 +150,15 @@ class _Validation:
             return
         lists = len(offsets) - 1
         if "pair_index" in self.columns and lists != (wanted := self._rows("pair_index")):
-            yield Finding(
-                place, f"{place} must have {wanted} lists, one for each pair, found {lists}"
-            )
+            found = f"{wanted} lists, one for each pair, found {lists}"
+            yield Finding(place, f"{place} must have {found}")
         if "keyword_embs" in self.columns:
             count = self._rows("keyword_embs")
             bad = np.flatnonzero((values < 0) | (values >= count))
             if bad.size:
                 rows = np.searchsorted(offsets, bad, side="right") - 1
-                value = int(values[bad[0]])
-                problem = (
-                    f"{KEYWORDS.name} references keyword {value}, but only {count} keywords exist"
-                )
+                value, only = int(values[bad[0]]), f"but only {count} keywords exist"
+                problem = f"{KEYWORDS.name} references keyword {value}, {only}"
                 yield Finding(place, problem, int(rows[0]), value, len(np.unique(rows)))
 
     def _own_sources(self) -> Iterator[Finding]:
@@ -180,69 +175,47 @@ class _Validation:
             yield found
 
     def _splits(self) -> Iterator[Finding]:
+        """Yield what is wrong with each split, alone and compared with the ones before."""
         if "pair_index" not in self.columns:
             return
-        index = read_rows(self.columns["pair_index"], slice(None), "pair_index").numpy()
-        splits = _SplitChecks(index[:, 0])
-        tables = [table for table in SPLIT_TABLES.values() if table.name in self.columns]
-        for table in tables:
+        questions = read_rows(self.columns["pair_index"], slice(None), "pair_index").numpy()[:, 0]
+        names, named = np.unique(questions, return_inverse=True)
+        of_pair, of_question = (np.zeros(len(each), np.int8) for each in (questions, names))
+        files = [""]  # by the number of the split, from 1
+        for table in SPLIT_TABLES.values():
+            if table.name not in self.columns:
+                continue
+            files.append(table.file)
+            place = self.reader.locate(table)
             rows = read_rows(self.columns[table.name], slice(None), table.file).numpy()
-            yield from splits.add(table, rows, self.reader.locate(table))
-        missing = np.flatnonzero(splits.split_of_pair == 0)
-        if missing.size and len(tables) == len(SPLITS):
+            if not rows.size:
+                yield Finding(place, f"{table.name} has no pairs: a split needs at least one")
+                continue
+            numbers, exists = np.arange(len(rows)), (rows >= 0) & (rows < len(questions))
+            only = f"but only {len(questions)} pairs exist"
+            problem = f"Split indices reference pair {{}}, {only}"
+            yield from _split_fault(place, rows, ~exists, problem, numbers)
+            numbers, rows = numbers[exists], rows[exists]
+            again = np.ones(len(rows), np.bool_)
+            again[np.unique(rows, return_index=True)[1]] = False
+            twice = f"{table.name} has pair {{}} twice"
+            yield from _split_fault(place, rows, again, twice, numbers)
+            other, asked = of_pair[rows], of_question[named[rows]]
+            problem = f"pair {{}} is in {files[next(iter(other[other > 0]), 0)]} too"
+            yield from _split_fault(place, rows, other > 0, problem, numbers)
+            shared = (asked > 0) & (other == 0) & (questions[rows] >= 0)
+            problem = f"question {{}} has pairs in {files[next(iter(asked[shared]), 0)]} too"
+            problem += ": what is trained on is tested on"
+            yield from _split_fault(place, questions[rows], shared, problem, numbers)
+            of_question[named[rows]] = np.where(asked == 0, len(files) - 1, asked)
+            of_pair[rows] = len(files) - 1
+        missing = np.flatnonzero(of_pair == 0)
+        if missing.size and len(files) > len(SPLITS):
             place, row = self.reader.locate(BY_NAME["pair_index"]), int(missing[0])
             yield Finding(place, f"pair {row} is in no split", row, row, len(missing))
 
 
-class _SplitChecks:
-    """Compares each split with the ones before."""
-
-    def __init__(self, questions: Indices) -> None:
-        self._questions = questions
-        self._files = [""]  # by the number of the split, from 1
-        self.split_of_pair = np.zeros(len(questions), np.int8)
-        known = questions[questions >= 0]
-        self._split_of_question = np.zeros(int(known.max()) + 1 if known.size else 0, np.int8)
-
-    def add(self, table: Table, rows: Indices, place: str) -> Iterator[Finding]:
-        """Yield what is wrong with a further split, alone and compared with the earlier ones."""
-        self._files.append(table.file)
-        pairs = len(self._questions)
-        if not rows.size:
-            yield Finding(place, f"{table.name} has no pairs: a split needs at least one")
-            return
-        numbers = np.arange(len(rows))
-        exists = (rows >= 0) & (rows < pairs)
-        problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
-        yield from _first_in_split(place, rows, ~exists, problem, numbers)
-        numbers, rows = numbers[exists], rows[exists]
-        again = np.ones(len(rows), np.bool_)
-        again[np.unique(rows, return_index=True)[1]] = False
-        yield from _first_in_split(place, rows, again, f"{table.name} has pair {{}} twice", numbers)
-
-        other = self.split_of_pair[rows]
-        problem = f"pair {{}} is in {self._first_file(other)} too"
-        yield from _first_in_split(place, rows, other > 0, problem, numbers)
-        questions = self._questions[rows]
-        valid = questions >= 0
-        of_question = np.where(valid, self._split_of_question[np.maximum(questions, 0)], 0)
-        problem = (
-            f"question {{}} has pairs in {self._first_file(of_question)} too: what is trained on "
-            "is tested on"
-        )
-        shared = (of_question > 0) & (other == 0)
-        yield from _first_in_split(place, questions, shared, problem, numbers)
-
-        number = len(self._files) - 1
-        new = questions[valid & (of_question == 0)]
-        self._split_of_question[new] = number
-        self.split_of_pair[rows] = number
-
-    def _first_file(self, splits: npt.NDArray[np.int8]) -> str:
-        return self._files[int(splits[splits > 0][0])] if splits.any() else ""
-
-
-def _first_in_split(
+def _split_fault(
     place: str, values: Indices, bad: npt.NDArray[np.bool_], problem: str, numbers: Indices
 ) -> Iterator[Finding]:
     for fault in first_fault(place, torch.from_numpy(values), torch.from_numpy(bad), problem):
