@@ -14,22 +14,20 @@ from penstock.atomic_files import remove_unfinished, replace_file
 from penstock.errors import ConfigError
 from penstock.training.checkpoint_files import (
     CheckpointError,
+    CheckpointMetadata,
     DamagedCheckpointError,
     NoCheckpointError,
     check_loadable,
-    random_state,
-    read_checkpoint,
-    reason_of,
-    restore_random_state,
-    write_checkpoint,
-)
-from penstock.training.checkpoint_registry import (
-    CheckpointMetadata,
     git_commit,
     kept,
     metadata_of,
+    random_state,
     ranked,
+    read_checkpoint,
     read_registry,
+    reason_of,
+    restore_random_state,
+    write_checkpoint,
     write_registry,
 )
 
@@ -254,14 +252,12 @@ class CheckpointManager:
         states = state.get("loader_states") or {}
         if not isinstance(states, Mapping):
             raise DamagedCheckpointError(
-                f"the checkpoint's loader_states must be states by name, found {states!r}: load "
-                "another one"
+                f"the checkpoint's loader_states are not by name: {states!r}"
             )
         for name, loader in loaders.items():
             if name not in states:
                 raise CheckpointError(
-                    f"the checkpoint has no state of the loader {name!r}, only of "
-                    f"{sorted(states)}: save it with loaders="
+                    f"the checkpoint has no state of the loader {name!r}: only {sorted(states)}"
                 )
             loader.load_state_dict(states[name])
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.datamodules.inputs import is_source
+from penstock.datamodules.inputs import check_share, is_source, split
+from penstock.datamodules.protocol import ClosableModule
 from penstock.datamodules.sequence import SequenceDataset
-from penstock.datamodules.splitting import check_share, split
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
@@ -52,25 +54,19 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
 
 
 def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
-    if "_target_" not in section:
-        return False
-    try:
-        found = located(str(section["_target_"]))
-    except (ImportError, AttributeError):
-        return False  # reported when the object is made
+    found = None
+    with suppress(ImportError, AttributeError):  # reported when the object is made
+        found = located(str(section.get("_target_", "")) or "builtins")
     return isinstance(found, type) and issubclass(found, SequenceDataset)
 
 
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """Return a dataset with S4's conventions, which makes its loaders itself."""
-    chunks = loaders.chunks
+    own = inspect.signature(SequenceDataset.__init__).parameters
     fixed = {
-        "loader": {"batch_size": BATCH_SIZE} | loaders.options,
-    } | {
-        option.key: getattr(chunks, option.name)
-        for option in ChunkSettings.options()
-        if option.name not in ("cycle", "max_passes", "start_chunk")  # when training ends
+        o.key: getattr(loaders.chunks, o.name) for o in ChunkSettings.options() if o.key in own
     }
+    fixed |= {"loader": {"batch_size": BATCH_SIZE} | loaders.options}
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):
         made.setup()
@@ -90,8 +86,8 @@ def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
     if is_source(made) and steps > 1:
         raise ConfigError(
             f"dataset.val_split={share!r} ({settings.where('dataset.val_split')}) with "
-            f"loader.steps={steps}: a random split leaves gaps, and samples of {steps} consecutive "
-            "rows would reach over them; give dataset.train and dataset.val a path each"
+            f"loader.steps={steps}: samples would reach over the gaps of a random split; give "
+            "dataset.train and dataset.val a path each"
         )
     train, val = split(made, share, loaders.chunks.seed or 0)
     return loaded({"train": train, "val": val}, loaders)
@@ -111,10 +107,7 @@ def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData
     section = settings.dataset
     for name in section:
         if name not in PARTS:
-            raise ConfigError(
-                f"dataset.{name} ({settings.where(f'dataset.{name}')}) is unknown: the parts of "
-                f"a dataset are {', '.join(PARTS)}"
-            )
+            raise maker.refused(f"dataset.{name}", f"is unknown: the parts are {', '.join(PARTS)}")
     if section.get("train") is None:
         raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
     made = {
@@ -127,11 +120,10 @@ def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData
 
 def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
     """Return a data module over datasets or sources, one for each part."""
-    if any(is_source(data) for data in parts.values()) and loaders.ignored_in_streams:
-        log.info(
-            "a stream has its own threads: loader.%s have no effect",
-            ", loader.".join(loaders.ignored_in_streams),
-        )
+    ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
+    if ignored and any(is_source(data) for data in parts.values()):
+        keys = ", loader.".join(sorted(ignored))
+        log.info("a stream has its own threads: loader.%s have no effect", keys)
     by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
     makers = {part: partial(by_part[part], data) for part, data in parts.items()}
     return JobData(parts["train"], makers)
@@ -157,7 +149,7 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
 lightning = optional("lightning.pytorch", extra="lightning")
 
 
-class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
+class JobData(ClosableModule, lightning.LightningDataModule):  # type: ignore[misc, name-defined]
     """A data module whose loaders are created on first use, and then reused.
 
     Args:
@@ -191,10 +183,6 @@ class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined
     def has(self, part: str) -> bool:
         """Return whether there is such a part."""
         return part in self._makers
-
-    def teardown(self, stage: str) -> None:
-        """Close the loaders; they may be iterated again."""
-        self.close()
 
     def close(self) -> None:
         """Stop every thread and process of the loaders."""
@@ -234,19 +222,16 @@ class PartLoaders:
     @property
     def batch_size(self) -> int:
         """Samples per batch of one rank."""
-        size: int = self.options.get("batch_size", BATCH_SIZE)
-        return size
-
-    @property
-    def ignored_in_streams(self) -> list[str]:
-        """The given keys that a `StreamLoader` does not have."""
-        known = {*STREAM_LOADER, "batch_size", "drop_last"}
-        return [name for name in self.options if name not in known]
+        return int(self.options.get("batch_size", BATCH_SIZE))
 
     def training(self, data: Any) -> Any:
         """Return the training loader: shuffled; in chunks where training is chunked."""
         if is_source(data):
-            return self._stream(data, chunk_size=self._train_chunk(len(data)), **self._shuffle)
+            return self._stream(
+                data,
+                chunk_size=self._train_chunk(len(data)),
+                shuffle=self.chunks.order_name != "sequential",
+            )
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
@@ -256,8 +241,10 @@ class PartLoaders:
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""
         size = self.chunks.val_chunk_size
-        if is_source(data):
+        if is_source(data) and size is not None:
             return self._validation_stream(data, size)
+        if is_source(data):
+            return self.testing(data)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, size, **options)
@@ -286,33 +273,22 @@ class PartLoaders:
 
     # -- streams
 
-    def _validation_stream(self, source: Source, size: int | None) -> StreamLoader:
-        if size is None:
-            return self._stream(source, evaluation=True)
+    def _validation_stream(self, source: Source, size: int) -> StreamLoader:
         if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
-        samples = size * self.batch_size * ranks()
+        samples, steps = size * self.batch_size * ranks(), self.options.get("steps", 1)
         seed = Seed.of(self.chunks.seed)
         if samples < len(source):
-            source = self._chosen(source, samples, seed)
+            if steps > 1:
+                raise ConfigError(
+                    f"train.val_chunk_size with loader.steps={steps}: samples of {steps} rows "
+                    "would reach over the gaps of a fixed part; set train.val_cycle=true"
+                )
+            key = derive_key(seed.for_ranks(ranks()), "validation")
+            ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
+            source = SelectedRanges(source, sorted(ranges))
             seed = seed.fixed("validation samples were chosen")
         return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
-
-    def _chosen(self, source: Source, samples: int, seed: Seed) -> Source:
-        steps = self.options.get("steps", 1)
-        if steps > 1:
-            raise ConfigError(
-                f"train.val_chunk_size with loader.steps={steps}: a fixed part of the validation "
-                f"data has gaps, and samples of {steps} consecutive rows would reach over them; "
-                "set train.val_cycle=true, or leave out train.val_chunk_size"
-            )
-        key = derive_key(seed.for_ranks(ranks()), "validation")
-        ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
-        return SelectedRanges(source, sorted(ranges))
-
-    @property
-    def _shuffle(self) -> dict[str, Any]:
-        return {"shuffle": self.chunks.shuffle and self.chunks.order != "sequential"}
 
     def _stream(self, source: Source, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}

@@ -10,21 +10,15 @@ from functools import partial
 from typing import Any
 
 from torch import nn, optim
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    LambdaLR,
-    MultiStepLR,
-    ReduceLROnPlateau,
-    StepLR,
-)
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.training.build import registries
 from penstock.training.build.module import Chain, TaskModule
 from penstock.training.build.objects import Maker
-from penstock.training.build.registries import optimizers, schedulers
-from penstock.training.build.tasks import accuracy_among
+from penstock.training.build.registries import accuracy_among, optimizers, schedulers
 from penstock.training.config import Settings
 
 lightning = optional("lightning.pytorch", extra="lightning")
@@ -55,10 +49,7 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
 def _check_is_module(settings: Settings, model: Any) -> None:
     where = f"model ({settings.where('model')})"
     if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
-        raise ConfigError(
-            f"{where} is a module of pytorch_lightning, which this Trainer does not accept: "
-            "import lightning.pytorch instead"
-        )
+        raise ConfigError(f"{where} is of pytorch_lightning: import lightning.pytorch instead")
     if not isinstance(model, nn.Module):
         found = type(model).__name__
         raise ConfigError(f"{where} must be a torch or Lightning module, got {found}")
@@ -68,9 +59,7 @@ def _log_unused(settings: Settings) -> None:
     names = ("encoder", "decoder", "task", "optimizer", "scheduler")
     found = [name for name in names if getattr(settings, name) is not None]
     if found:
-        log.info(
-            "the model is a LightningModule, used as it is: %s have no effect", ", ".join(found)
-        )
+        log.info("the model is a LightningModule: %s have no effect", ", ".join(found))
 
 
 def sizes_of(data: Any) -> dict[str, Any]:
@@ -109,16 +98,12 @@ class Builder:
         decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
         into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
         out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
-        before = self._heads("encoder", encoders, registries.encoders, into)
-        after = self._heads("decoder", decoders, registries.decoders, out)
+        make = self.maker.make
+        before = [make("encoder", each, registries.encoders, given=into) for each in encoders]
+        after = [make("decoder", each, registries.decoders, given=out) for each in decoders]
         self._check_heads(task, before, after)
-        module = TaskModule(
-            self.model,
-            task,
-            Chain(task.encoder, *before),
-            Chain(*after, task.decoder),
-            self.optimize,
-        )
+        encoder, decoder = Chain(task.encoder, *before), Chain(*after, task.decoder)
+        module = TaskModule(self.model, task, encoder, decoder, self.optimize)
         module.configure_optimizers()  # report an invalid optimizer now, not when training begins
         return module
 
@@ -127,42 +112,25 @@ class Builder:
         found = getattr(self.model, name, None)
         return section.get(name) if found is None else found
 
-    def _heads(
-        self,
-        key: str,
-        sections: list[Any],
-        registry: registries.Factories,
-        given: Mapping[str, Any],
-    ) -> list[nn.Module]:
-        return [self.maker.make(key, section, registry, given=given) for section in sections]
-
     def _check_heads(self, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
         """Refuse an encoder or decoder that repeats the task's own."""
         if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
-            raise self.maker.refused(
-                "encoder", "the task has an embedding of its own: leave the encoder out"
-            )
+            why = "the task has an embedding of its own: leave the encoder out"
+            raise self.maker.refused("encoder", why)
         last = getattr(after[-1], "output", after[-1]) if after else None
-        given, taken = (
-            getattr(last, "out_features", None),
-            getattr(task.decoder, "in_features", None),
-        )
+        given = getattr(last, "out_features", None)
+        taken = getattr(task.decoder, "in_features", None)
         if None not in (given, taken) and given != taken:
-            raise self.maker.refused(
-                "decoder",
-                f"the task has a projection of its own, from a width of {taken} and not {given}: "
-                "leave the decoder out",
-            )
+            why = f"the task has a projection of its own, from a width of {taken} and not {given}"
+            raise self.maker.refused("decoder", f"{why}: leave the decoder out")
 
     # -- the task
 
     def _task(self, d_model: Any) -> Any:
         section = self.settings.task
         if section is None:
-            raise ConfigError(
-                f"{self.settings.path.name} has no task: give task.loss, or a model that is a "
-                "LightningModule"
-            )
+            name = self.settings.path.name
+            raise ConfigError(f"{name} has no task: give task.loss, or train a LightningModule")
         section = {"_name_": section} if isinstance(section, str) else dict(section)
         given = {**self.sizes, "dataset": self.data, "model": self.model, "d_model": d_model}
         if "_target_" in section:
@@ -178,12 +146,13 @@ class Builder:
         if section["_name_"] == "lm" and section.get("loss") is None:
             section["loss"] = "cross_entropy"
         for name in ("loss", "loss_val"):
-            if section.get(name) is not None:
-                section[name] = self._function(f"task.{name}", section[name], registries.losses)
-            else:
-                section.pop(name, None)
-        names = listed(section.get("metrics"))
-        section["metrics"] = {metric_name(each): self._metric(each) for each in names}
+            found = section.pop(name, None)
+            if found is not None:
+                section[name] = self._function(f"task.{name}", found, registries.losses)
+        section["metrics"] = {
+            each if isinstance(each, str) else str(each.get("_name_", "metric")): self._metric(each)
+            for each in listed(section.get("metrics"))
+        }
 
     def _metric(self, section: Any) -> Any:
         name, at, count = str(section).partition("@")
@@ -224,20 +193,12 @@ def listed(section: Any) -> list[Any]:
     return [each for each in several if each is not None]
 
 
-def metric_name(section: Any) -> str:
-    """Return the name under which a metric is logged."""
-    return section if isinstance(section, str) else str(section.get("_name_", "metric"))
-
-
-optimizers.add("adam", optim.Adam)
-optimizers.add("adamw", optim.AdamW)
-optimizers.add("rmsprop", optim.RMSprop)
-optimizers.add("sgd", optim.SGD)
-
-schedulers.add("plateau", ReduceLROnPlateau)
-schedulers.add("step", StepLR)
-schedulers.add("multistep", MultiStepLR)
-schedulers.add("cosine", CosineAnnealingLR)
+for kind in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD):
+    optimizers.add(kind.__name__.lower(), kind)
+schedulers.add("plateau", lr_scheduler.ReduceLROnPlateau)
+schedulers.add("step", lr_scheduler.StepLR)
+schedulers.add("multistep", lr_scheduler.MultiStepLR)
+schedulers.add("cosine", lr_scheduler.CosineAnnealingLR)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from penstock.errors import BatchError
 from penstock.extras import optional
 
 if TYPE_CHECKING:
-    from penstock.training.build.tasks import Task
+    from penstock.training.build.registries import Task
 
 lightning = optional("lightning.pytorch", extra="lightning")
 

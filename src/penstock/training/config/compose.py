@@ -154,9 +154,7 @@ def resolve(composed: Composed) -> dict[str, Any]:
     omegaconf = optional("omegaconf", extra="train")
     config, provenance = composed.config, composed.provenance
     if not isinstance(config, omegaconf.DictConfig):
-        raise ConfigError(
-            f"{display_path(provenance.path)} must have sections with keys: found a list"
-        )
+        raise ConfigError(f"{display_path(provenance.path)} must have sections: found a list")
     found: dict[str, Any] = {}
     for name in config:
         if name in IGNORED_SECTIONS:

@@ -121,16 +121,11 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         self.began = True
 
     def _restore(self, trainer: Any) -> None:
-        self._saved = trainer.global_step
+        self._saved = step = trainer.global_step
         if self._random:
             restore_random_state(self._random)
-        self._complete_best(trainer)
-
-    def _complete_best(self, trainer: Any) -> None:
-        """Link the best checkpoint if the process was killed after saving it, before linking it."""
-        step = trainer.global_step
-        path = self.paths.checkpoint(step)
-        is_best = self.best is not None and self.best.step == step
+        # a process may be killed after saving the best checkpoint, before linking it
+        is_best, path = self.best and self.best.step == step, self.paths.checkpoint(step)
         if trainer.is_global_zero and is_best and path.exists():
             self.paths.keep_as_best(path)
 
@@ -164,15 +159,10 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Save the chunk that ended, after its logs and schedulers."""
-        self._save_if_new(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save the final state."""
-        self._save_if_new(trainer)
-
-    def _save_if_new(self, trainer: Any) -> None:
         if trainer.global_step != self._saved or self._validated == self._saved:
             self.save(trainer)
+
+    on_train_end = on_train_epoch_start
 
     def _note(self, trainer: Any) -> None:
         """Note the random state, unless the batches since the last step will be repeated."""

@@ -34,8 +34,7 @@ ROWS = 12  # of the table of chunks; the middle of more is left out
 
 def plan_text(settings: Settings) -> str:
     """Return a page: what is read and when, how much of the dataset is seen, memory."""
-    chunks = ChunkSettings.of_config(settings)
-    with planned_loaders(build(settings), chunks) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         lines = [
             loaders.train.describe(),
             "",
@@ -51,8 +50,7 @@ def plan_text(settings: Settings) -> str:
 def step_text(settings: Settings, step: int) -> str:
     """Return the samples of a step (counted from 0 over all passes) by rank, without reading."""
     whole_number("--step", step, minimum=0, error=ConfigError)
-    chunks = ChunkSettings.of_config(settings)
-    with planned_loaders(build(settings), chunks) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         steps = steps_of(loaders.train)
         epoch, within = divmod(step, steps.count)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
@@ -130,7 +128,7 @@ def chunks_of(settings: Settings, loader: Loader) -> float:
     """Return the number of chunks of the run; infinite where nothing ends it."""
     steps = steps_of(loader)
     ends = [math.inf]
-    passes = ChunkSettings.of_config(settings).passes
+    passes = settings.chunks.passes
     epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
     if passes is not None:
         ends.append(passes * steps.total_chunks)
@@ -205,8 +203,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
             train = as_training_loader(train, settings, name="train_dataloader")
         if not has_position(train):
             raise ConfigError(
-                f"cannot plan what is read: the order of a {type(train).__name__} is unknown; "
-                "set train.train_chunk_size"
+                f"the order of a {type(train).__name__} is unknown: set train.train_chunk_size"
             )
         limit = job.trainer_kwargs.get("limit_train_batches")
         if limit is not None and limit != 1.0 and train.position.chunk is None:
