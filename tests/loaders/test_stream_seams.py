@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import StreamLoader, open_source
-from penstock.datamodules.splitting import split
+from penstock.datamodules.inputs import split
 from penstock.errors import PlanError
 from penstock.sources.combine import (
     ConcatenatedSource,

@@ -32,25 +32,6 @@ class DataModuleProtocol(Protocol):
         ...
 
 
-class BatchSettings(Protocol):
-    """The part of a training configuration that concerns the data."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch."""
-        ...
-
-    @property
-    def random_seed(self) -> int | None:
-        """Seed of the order and of the split."""
-        ...
-
-    @property
-    def validation_split(self) -> float:
-        """Fraction of the samples to validate on."""
-        ...
-
-
 class ClosableModule:
     """A data module that releases its loaders at the end of a ``with`` block or of a fit.
 

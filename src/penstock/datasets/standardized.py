@@ -22,7 +22,7 @@ from penstock.datasets.progress import progress_bar
 from penstock.errors import BatchError, PlanError
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
-from penstock.transforms.standardize import Standardize, Statistic
+from penstock.transforms.base import Standardize, Statistic
 
 
 class StandardizedDataset(Dataset[Any]):
@@ -220,9 +220,7 @@ def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array
     if not values.sum().isfinite():
         finite = values.isfinite().reshape(len(values), -1).all(1)
         worst = samples[int(finite.int().argmin())]
-        raise BatchError(
-            f"sample {worst} has a value that is not finite: repair it, or leave it out"
-        )
+        raise BatchError(f"sample {worst} has a value that is not finite: repair or exclude it")
     if not per_channel:
         return values.reshape(1, -1).numpy()
     if values.ndim < 2:

@@ -38,8 +38,7 @@ class TrainerLoader(DataLoader[Any]):
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader) or loader.position.chunk is not None:
             raise ConfigError(
-                f"an epoch of a Trainer is a pass over the data: give a Penstock loader without "
-                f"chunk_size, got {type(loader).__name__}"
+                f"give a Penstock loader without chunk_size, got {type(loader).__name__}"
             )
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(

@@ -1,21 +1,10 @@
 """Transforms of samples, keyed by sample: standardise, mask, add noise."""
 
-from penstock.transforms.audio import Quantize, Spectrogram
-from penstock.transforms.augmentation import (
-    GaussianNoise,
-    SpecAugment,
-    recommended_augmentation,
-)
-from penstock.transforms.base import Transform
-from penstock.transforms.standardize import Compose, Standardize
-
-__all__ = [
-    "Compose",
-    "GaussianNoise",
-    "Quantize",
-    "SpecAugment",
-    "Spectrogram",
-    "Standardize",
-    "Transform",
-    "recommended_augmentation",
-]
+from penstock.transforms.audio import Quantize as Quantize
+from penstock.transforms.audio import Spectrogram as Spectrogram
+from penstock.transforms.augmentation import GaussianNoise as GaussianNoise
+from penstock.transforms.augmentation import SpecAugment as SpecAugment
+from penstock.transforms.augmentation import recommended_augmentation as recommended_augmentation
+from penstock.transforms.base import Compose as Compose
+from penstock.transforms.base import Standardize as Standardize
+from penstock.transforms.base import Transform as Transform

@@ -63,8 +63,7 @@ class SpecAugment(Transform):
         """Return the spectrograms, each with the masks of its own key."""
         if batch.ndim < 3:
             raise BatchError(
-                f"SpecAugment needs samples (frequency, time) or (channel, frequency, time), "
-                f"got samples of shape {tuple(batch.shape[1:])}"
+                f"SpecAugment needs spectrograms, got samples of shape {tuple(batch.shape[1:])}"
             )
         masked = batch.clone()
         bands, spans = self.spans(keys, batch.shape[-2], batch.shape[-1])
@@ -134,9 +133,7 @@ class GaussianNoise(Transform):
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
         """Return the samples, each with the noise of its own key."""
         if not batch.is_floating_point():
-            raise BatchError(
-                f"noise needs floating point samples, got {batch.dtype}: scale them to [0, 1] first"
-            )
+            raise BatchError(f"noise needs floats, got {batch.dtype}: scale them to [0, 1]")
         noisy = batch.clone()
         applies = uniforms(keys, 1)[:, 0] < self.p
         # reseeding a generator for each row is eight times faster than numbers from counters

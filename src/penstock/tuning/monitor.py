@@ -61,11 +61,8 @@ class DataLoaderPerformanceMonitor:
     """
 
     def __init__(self) -> None:
-        self.metrics: dict[str, list[float]] = {
-            "batch_loading_times": [],
-            "gpu_utilization": [],
-            "memory_usage": [],
-        }
+        names = ("batch_loading_times", "gpu_utilization", "memory_usage")
+        self.metrics: dict[str, list[float]] = {name: [] for name in names}
 
     def time_batch_loading(self, dataloader: Any, num_batches: int = 10) -> dict[str, float]:
         """Return the seconds that ``next()`` takes, and the throughput of an empty loop.
@@ -140,10 +137,7 @@ class DataLoaderPerformanceMonitor:
             configs = default_configs(this_machine().cores)
         listed = isinstance(configs, Sequence) and not isinstance(configs, str | bytes)
         if not listed or not configs or not all(isinstance(each, Mapping) for each in configs):
-            raise ConfigError(
-                f"configs must be a list of one or more dicts, such as [{{'num_workers': 2}}], "
-                f"got {configs!r}"
-            )
+            raise ConfigError(f"configs must be a list of dicts of options, got {configs!r}")
         results: dict[str, dict[str, Any]] = {}
         for number, config in enumerate(configs, 1):
             print(f"Testing configuration {number}/{len(configs)}: {dict(config)}")
@@ -202,9 +196,7 @@ def default_configs(cores: int) -> list[dict[str, Any]]:
     [0, 4, 8, 8]
     """
     cores = whole_number("cores", cores, minimum=1, error=ConfigError)
-    return [
-        {**config, "num_workers": min(config["num_workers"], cores)} for config in DEFAULT_CONFIGS
-    ]
+    return [each | {"num_workers": min(each["num_workers"], cores)} for each in DEFAULT_CONFIGS]
 
 
 def read_ahead(dataloader: Any) -> int | None:
@@ -225,8 +217,7 @@ def _check_batches(dataloader: Any, num_batches: Any) -> int:
     if isinstance(dataloader, str | bytes | PathLike) or not hasattr(dataloader, "__iter__"):
         raise BatchError(
             f"dataloader must be an iterable of batches, got {dataloader!r}: measure "
-            "StreamLoader(path, batch_size) for a path, and iter(loader.get_next_chunk, "
-            "(None, None)) for the chunks of an epoch that was started"
+            "StreamLoader(path, batch_size), or iter(loader.get_next_chunk, (None, None))"
         )
     return whole_number("num_batches", num_batches, minimum=1, unit="batch", error=BatchError)
 

@@ -13,10 +13,10 @@ from penstock.distributed.agreement import agree
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.fit_loaders import FitLoaders
-from penstock.integrations.lightning.progress import ProgressTracker
 from penstock.integrations.lightning.reporting import (
     BatchWaits,
     ProgressBar,
+    ProgressTracker,
     Rotation,
     RunHistory,
     cursor_of,

@@ -186,10 +186,7 @@ class FitLoaders:
         if self.settings.start_chunk is None or self._started:
             return
         if self.loader is None:
-            raise ConfigError(
-                f"start_chunk={self.settings.start_chunk!r} needs a training loader of Penstock: "
-                "pass a chunk size"
-            )
+            raise ConfigError(f"start_chunk={self.settings.start_chunk!r} needs a Penstock loader")
         self.loader.seek(0)
         self.loader.position.set_chunk(self.settings.start_chunk)
         self._started = self.starts_at_chunk = True

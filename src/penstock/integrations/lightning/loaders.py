@@ -240,14 +240,12 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
             loader that cannot be replaced is returned as it is.
         name: The hook that returned it, for messages.
     """
-    size, reason = settings.train_chunk_size, why_not_chunked(loader)
-    if reason is not None:
-        return _unchanged(loader, reason, name, "train_chunk_size", size)
+    size = settings.train_chunk_size
+    if not _is_sized(loader, "train_chunk_size", size, name):
+        return loader
     if isinstance(loader, Loader):
-        if size is not None and loader.position.chunk is None:
-            loader.set_chunk_size(size)
-        elif size is not None and loader.position.chunk != size:
-            raise _two_sizes("train_chunk_size", size, loader)
+        assert size is not None
+        loader.set_chunk_size(size)
         return loader
     options = _copied_options(loader)
     world = options.get("world_size") or current_topology(None, None).world
@@ -269,14 +267,12 @@ def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> 
         settings: Chunk size, seed, and whether validation cycles.
         name: The hook that returned it, for messages.
     """
-    size, reason = settings.val_chunk_size, why_not_chunked(loader)
-    if reason is not None:
-        return _unchanged(loader, reason, name, "val_chunk_size", size)
+    size = settings.val_chunk_size
+    if not _is_sized(loader, "val_chunk_size", size, name):
+        return loader
     if isinstance(loader, Loader):
-        if size is not None and loader.position.chunk is None:
-            _use_subset(loader, size, settings)
-        elif size is not None and loader.position.chunk != size:
-            raise _two_sizes("val_chunk_size", size, loader)
+        assert size is not None
+        _use_subset(loader, size, settings)
         return loader
     return validation_loader(
         *(loader.dataset, loader.batch_size, size),
@@ -302,22 +298,23 @@ def _use_subset(loader: Loader, size: int, settings: ChunkSettings) -> None:
     )
 
 
-def _two_sizes(name: str, size: int, loader: Any) -> ConfigError:
-    kind, has = type(loader).__name__, getattr(loader, "chunk_size", None)
-    return ConfigError(
-        f"{name}={size!r} was passed to ChunkedTraining, and the {kind} has chunk_size={has!r}: "
-        "pass the size in one place"
-    )
-
-
-def _unchanged(loader: Any, reason: str, name: str, parameter: str, size: int | None) -> Any:
-    if size is None:
-        return loader
-    raise ConfigError(
-        f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a loader "
-        f"with {reason}: use a DataLoader of a map-style dataset without it, or a loader of "
-        "Penstock with chunk_size"
-    )
+def _is_sized(loader: Any, parameter: str, size: int | None, name: str) -> bool:
+    """Return whether a loader is to get the size; raise `ConfigError` if it cannot have it."""
+    reason = why_not_chunked(loader)
+    if reason is not None and size is not None:
+        raise ConfigError(
+            f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a "
+            f"loader with {reason}: use a DataLoader of a map-style dataset without it, or a "
+            "loader of Penstock with chunk_size"
+        )
+    if reason is not None or not isinstance(loader, Loader):
+        return reason is None
+    if size is not None and loader.position.chunk not in (None, size):
+        raise ConfigError(
+            f"{parameter}={size!r} was passed to ChunkedTraining, and the {type(loader).__name__} "
+            f"has chunk_size={loader.position.chunk!r}: pass the size in one place"
+        )
+    return size is not None and loader.position.chunk is None
 
 
 def why_not_chunked(loader: Any) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.fit_loaders import FitLoaders
 from penstock.integrations.lightning.loaders import RestOfChunk
-from penstock.integrations.lightning.progress import Progress, ProgressTracker
+from penstock.integrations.lightning.reporting import Progress, ProgressTracker
 from penstock.loaders import Loader
 
 log = logging.getLogger("penstock")
