@@ -80,9 +80,8 @@ class Report:
         '{"subject": "data", "ok": true, "facts": {}, "findings": []}'
         """
         found = [{name: _plain(v) for name, v in asdict(f).items()} for f in self.findings]
-        return json.dumps(
-            {"subject": self.subject, "ok": self.ok, "facts": dict(self.facts), "findings": found}
-        )
+        facts = {"subject": self.subject, "ok": self.ok, "facts": dict(self.facts)}
+        return json.dumps(facts | {"findings": found})
 
     def __str__(self) -> str:
         if self.ok:
@@ -253,9 +252,8 @@ class BatchSchema:
             if name in values:
                 found += spec.faults(name, values[name], sizes)
             else:
-                found.append(
-                    f"{name or 'a single tensor'} is missing: the batch has {sorted(values)}"
-                )
+                what = name or "a single tensor"
+                found.append(f"{what} is missing: the batch has {sorted(values)}")
         if self.exact and (more := sorted(values.keys() - self.fields.keys())):
             found.append(f"the batch has fields that should not be there: {more}")
         return found

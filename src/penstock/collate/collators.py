@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from penstock.arguments import instance, text
@@ -114,10 +115,7 @@ class CollatorRegistry:
         return decorate
 
     def get_collator(
-        self,
-        task_spec: TaskSpec | None = None,
-        collator_name: str | None = None,
-        **kwargs: Any,
+        self, task_spec: TaskSpec | None = None, collator_name: str | None = None, **kwargs: Any
     ) -> Collator:
         """Return a new collator by name, or the one that fits a task.
 
@@ -145,9 +143,7 @@ class CollatorRegistry:
 
     def _choose(self, task_spec: TaskSpec) -> CollatorInfo:
         ranked = [(_fit(info, task_spec), info) for info in reversed(self._collators.entries())]
-        best, info = max(
-            ranked, key=lambda each: each[0]
-        )  # max returns the first of equals: the latest
+        best, info = max(ranked, key=itemgetter(0))  # of equals, the latest registration
         if best == 0:
             raise ConfigError(
                 unknown_name("modality", task_spec.modality, self._collators)

@@ -202,9 +202,7 @@ def label_tensor(values: Sequence[Any], *, multilabel: bool = False) -> torch.Te
     if not isinstance(labels, torch.Tensor):
         raise CollateError(f"{at('labels', 0)} is {values[0]!r}: map the classes to integers")
     if multilabel and labels.ndim != 2:
-        raise CollateError(
-            f"multilabel targets are one 0 or 1 per class, got {tuple(labels.shape)}"
-        )
+        raise CollateError(f"multilabel targets are one 0 or 1 per class, got {labels.shape}")
     if multilabel or labels.dtype == torch.float64:
         return labels.to(torch.float32)
     return labels if labels.is_floating_point() or labels.is_complex() else labels.to(torch.int64)

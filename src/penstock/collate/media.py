@@ -184,9 +184,7 @@ def image_tensors(images: Sequence[Any], *, channels_first: bool | None) -> list
                 f"sample 0 is {tuple(first.shape)}; resize or crop them to one size"
             )
         if image.dtype != first.dtype:
-            raise CollateError(
-                f"sample {number} has pixels of {image.dtype}, sample 0 of {first.dtype}"
-            )
+            raise CollateError(f"sample {number} has pixels of {image.dtype}, not of {first.dtype}")
     return tensors
 
 
@@ -198,9 +196,7 @@ def _is_pil(image: Any) -> bool:
 def _pil_tensors(images: Sequence[Any]) -> list[torch.Tensor]:
     for number, image in enumerate(images):
         if not _is_pil(image):
-            raise CollateError(
-                f"{at('pixel_values', number)} is {describe(image)}, not a PIL image"
-            )
+            raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no PIL image")
     modes = {i.mode if i.mode in DIRECT_MODES else "L" if i.mode == "1" else "RGB" for i in images}
     mode = modes.pop() if len(modes) == 1 else "RGB"
     arrays = [np.array(image if image.mode == mode else image.convert(mode)) for image in images]
@@ -212,9 +208,7 @@ def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tenso
     is_tensor = isinstance(image, torch.Tensor)
     array = image if is_tensor else np.asarray(image)
     if not is_tensor and array.dtype.kind not in "biuf":
-        raise CollateError(
-            f"{at('pixel_values', number)} is {describe(image)}, not an image or array"
-        )
+        raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no image or array")
     tensor: torch.Tensor = image if is_tensor else tensor_of(array)
     if tensor.ndim == 2:
         return tensor.unsqueeze(0)

@@ -144,10 +144,8 @@ def check_padding(data: list[torch.Tensor]) -> None:
     """Raise `ConfigError` for tensors that padding the first axis cannot make equal."""
     kinds = {(each.shape[1:], each.dtype) if each.ndim else None: i for i, each in enumerate(data)}
     if len(kinds) > 1 or None in kinds:
-        different = sorted(kinds.values())[:2]
-        shown = ", ".join(
-            f"sample {i} is {tuple(data[i].shape)} {data[i].dtype}" for i in different
-        )
+        others = sorted(kinds.values())[:2]
+        shown = ", ".join(f"sample {i} is {tuple(data[i].shape)} {data[i].dtype}" for i in others)
         raise ConfigError(f"tensors may differ only in their first axis: {shown}")
 
 

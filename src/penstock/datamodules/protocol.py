@@ -62,9 +62,8 @@ def lightning_class(cls: type[T]) -> type[T]:
     Lightning accepts only data modules of its own class. Without Lightning, or if Lightning is not
     imported yet, returns ``cls`` itself.
     """
-    imported = (
-        getattr(sys.modules.get(name), "LightningDataModule", None) for name in LIGHTNING_PACKAGES
-    )
+    modules = (sys.modules.get(name) for name in LIGHTNING_PACKAGES)
+    imported = (getattr(module, "LightningDataModule", None) for module in modules)
     bases = tuple(base for base in imported if base is not None and not issubclass(cls, base))
     if not bases:
         return cls

@@ -9,18 +9,7 @@ import torch
 
 from penstock.arguments import flag, function, instance
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
-from penstock.datamodules.inputs import (
-    check_padding,
-    check_share,
-    is_hugging_face,
-    is_ragged,
-    is_source,
-    is_stream,
-    opened,
-    padded,
-    split,
-    without_empty_text,
-)
+from penstock.datamodules import inputs
 from penstock.datamodules.protocol import ClosableModule, DataModuleProtocol, lightning_class
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
@@ -97,7 +86,7 @@ class UniversalDataModule(ClosableModule):
         executor: str | None = None,
     ) -> None:
         super().__init__()
-        check_share(val_split)
+        inputs.check_share(val_split)
         instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
         registry = collator_registry
         instance("collator_registry", registry, CollatorRegistry, optional=True, error=ConfigError)
@@ -183,26 +172,26 @@ class UniversalDataModule(ClosableModule):
     def _prepared(self, name: str, data: Any) -> Any:
         if data is None:
             return None
-        data = opened(data, name)
+        data = inputs.opened(data, name)
         spec, field = self.task_spec, self.text_field
         is_text = self.tokenizer is not None if spec is None else spec.is_text()
         if not is_text or self.keep_empty_text:
             return data
         named = [*(() if spec is None else spec.input_fields), "text"]
-        return without_empty_text(data, named if field is None else [field])
+        return inputs.without_empty_text(data, named if field is None else [field])
 
     def _split(self) -> None:
         """Set ``train_data`` and ``val_data`` as they will be loaded."""
         self.train_data, self.val_data = self._given, self._val_given
         if self._val_given is not None or not self.val_split:
             return
-        if is_stream(self._given):
+        if inputs.is_stream(self._given):
             raise ConfigError(
                 f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} "
                 "cannot be computed: pass val_data= (such as its take(n)), or val_split=0"
             )
         seed = self._seed.for_ranks(ranks())
-        self.train_data, self.val_data = split(self._given, self.val_split, seed)
+        self.train_data, self.val_data = inputs.split(self._given, self.val_split, seed)
 
     def _collator(self, data: Any) -> Collator | None:
         if self.data_collator is not None:
@@ -215,10 +204,10 @@ class UniversalDataModule(ClosableModule):
             return registry.get_collator(self.task_spec, **options)
         if self.tokenizer is not None:
             return registry.get_collator(collator_name="text", **options)
-        if is_ragged(self._given):
-            check_padding(self._given)
-            return padded
-        return DefaultCollator() if is_hugging_face(data) else None
+        if inputs.is_ragged(self._given):
+            inputs.check_padding(self._given)
+            return inputs.padded
+        return DefaultCollator() if inputs.is_hugging_face(data) else None
 
     # -- state
 
@@ -246,7 +235,7 @@ class UniversalDataModule(ClosableModule):
     @property
     def _identity(self) -> dict[str, Any]:
         splits = self._val_given is None and self.val_split > 0
-        known = None if is_source(self._given) else fingerprint_of(self._given)
+        known = None if inputs.is_source(self._given) else fingerprint_of(self._given)
         return {
             "format": FORMAT,
             "seed": self.seed,
@@ -276,7 +265,7 @@ def _make_loader(
     data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
 ) -> ModuleLoader:
     """Return the loader for one part of the data, whatever its type."""
-    if is_source(data):
+    if inputs.is_source(data):
         return StreamLoader(
             data,
             config.batch_size,
@@ -286,7 +275,7 @@ def _make_loader(
             evaluation=evaluation,
             collate_fn=None if collate is None else BySample(collate),
         )
-    if is_stream(data):
+    if inputs.is_stream(data):
         return ReplayLoader(
             data,
             batch_size=config.batch_size,

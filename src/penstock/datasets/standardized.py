@@ -87,9 +87,8 @@ class StandardizedDataset(Dataset[Any]):
 
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
-        return transform_batch(
-            self._reader.batch(self._members[indices]), self._standardize, _NO_KEYS
-        )
+        batch = self._reader.batch(self._members[indices])
+        return transform_batch(batch, self._standardize, _NO_KEYS)
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the base dataset if it has one."""

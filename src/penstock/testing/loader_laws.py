@@ -179,9 +179,7 @@ def _expect_same_steps(
             tails[0].extend(a)
             tails[1].extend(b)
         else:
-            _expect(
-                a == b, f"step {number} is {a[:9]}... on {one[0]} ranks, {b[:9]}... on {other[0]}"
-            )
+            _expect(a == b, f"step {number} is {a[:9]} on {one[0]} ranks, {b[:9]} on {other[0]}")
     _expect(
         sorted(tails[0]) == sorted(tails[1]),
         f"the last steps hold other samples on {other[0]} ranks than on {one[0]}",

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -222,6 +222,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 log = logging.getLogger("penstock")
 
+Entries: TypeAlias = "list[CheckpointMetadata]"
 REGISTRY: Final = "checkpoint_registry.json"
 _PATTERN: Final = re.compile(r"checkpoint_.*\.pt")
 
@@ -325,9 +326,7 @@ def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetad
     return sorted(entries, key=badness)
 
 
-def kept(
-    entries: list[CheckpointMetadata], *, best: int, last: int, mode: str
-) -> list[CheckpointMetadata]:
+def kept(entries: Entries, *, best: int, last: int, mode: str) -> Entries:
     """Those that stay: the best and the last ones, at least one of each."""
     stay = {entry.file for entry in ranked(entries, mode)[: max(1, best)]}
     stay |= {entry.file for entry in entries[-max(1, last) :]}

@@ -12,24 +12,7 @@ from typing import Any, Protocol
 from penstock.arguments import a_path, choice, flag, shown, text, whole_number
 from penstock.atomic_files import remove_unfinished, replace_file
 from penstock.errors import ConfigError
-from penstock.training.checkpoint_files import (
-    CheckpointError,
-    CheckpointMetadata,
-    DamagedCheckpointError,
-    NoCheckpointError,
-    check_loadable,
-    git_commit,
-    kept,
-    metadata_of,
-    random_state,
-    ranked,
-    read_checkpoint,
-    read_registry,
-    reason_of,
-    restore_random_state,
-    write_checkpoint,
-    write_registry,
-)
+from penstock.training import checkpoint_files as files
 
 log = logging.getLogger("penstock")
 
@@ -136,7 +119,7 @@ class CheckpointManager:
             missing_is_fine = part is None and name != "model"
             if not missing_is_fine and not callable(getattr(part, "state_dict", None)):
                 raise ConfigError(f"{name} must have a state_dict(), got {shown(part)}")
-        entries = read_registry(self.checkpoint_dir)
+        entries = files.read_registry(self.checkpoint_dir)
         state = {
             "epoch": epoch,
             "global_step": step,
@@ -147,17 +130,17 @@ class CheckpointManager:
             "metrics": (numbers := self._numbers(metrics)),
             "monitor": self.monitor,
             "monitor_value": numbers[self.monitor],
-            "rng_state": random_state(),
+            "rng_state": files.random_state(),
             "timestamp": datetime.now(UTC).isoformat(),
-            "git_commit": git_commit(Path.cwd()),
+            "git_commit": files.git_commit(Path.cwd()),
             "custom_state": custom_state,
             "sequence": 1 + max((entry.sequence for entry in entries), default=0),
         }
-        check_loadable({name: each for name, each in state.items() if name != "rng_state"})
+        files.check_loadable({name: each for name, each in state.items() if name != "rng_state"})
         remove_unfinished(self.checkpoint_dir)
         path = self._new_path(epoch, step)
-        write_checkpoint(path, state)
-        self._tidy([*entries, metadata_of(path.name, state)])
+        files.write_checkpoint(path, state)
+        self._tidy([*entries, files.metadata_of(path.name, state)])
         if self.drive_backup:
             self._back_up(path)
         return path
@@ -184,10 +167,10 @@ class CheckpointManager:
             path = self.checkpoint_dir / f"{stem}_{number}.pt"
         return path
 
-    def _tidy(self, entries: list[CheckpointMetadata]) -> None:
+    def _tidy(self, entries: list[files.CheckpointMetadata]) -> None:
         """Delete what is not kept; the registry first, so that it never names what is gone."""
-        stay = kept(entries, best=self.keep_best_k, last=self.keep_last_n, mode=self.mode)
-        write_registry(self.checkpoint_dir, stay)
+        stay = files.kept(entries, best=self.keep_best_k, last=self.keep_last_n, mode=self.mode)
+        files.write_registry(self.checkpoint_dir, stay)
         for entry in entries:
             if entry not in stay:
                 (self.checkpoint_dir / entry.file).unlink(missing_ok=True)
@@ -198,27 +181,26 @@ class CheckpointManager:
             self.drive_backup_path.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as saved:
                 replace_file(
-                    self.drive_backup_path / path.name,
-                    lambda copy: shutil.copyfileobj(saved, copy),
+                    self.drive_backup_path / path.name, lambda copy: shutil.copyfileobj(saved, copy)
                 )
         except OSError as error:  # the checkpoint itself is safe: training continues
             log.warning("no backup of %s in %s: %s", path.name, self.drive_backup_path, error)
 
     # -- finding
 
-    def list_checkpoints(self) -> list[CheckpointMetadata]:
+    def list_checkpoints(self) -> list[files.CheckpointMetadata]:
         """All there are, the latest epoch first."""
-        entries = read_registry(self.checkpoint_dir)
+        entries = files.read_registry(self.checkpoint_dir)
         return sorted(entries, key=lambda e: (e.epoch, e.global_step, e.sequence), reverse=True)
 
     def get_best(self) -> Path | None:
         """The checkpoint with the best value of ``monitor``; None where there is none."""
-        entries = ranked(read_registry(self.checkpoint_dir), self.mode)
+        entries = files.ranked(files.read_registry(self.checkpoint_dir), self.mode)
         return self.checkpoint_dir / entries[0].file if entries else None
 
     def get_latest(self) -> Path | None:
         """The checkpoint saved last; None where there is none."""
-        entries = read_registry(self.checkpoint_dir)
+        entries = files.read_registry(self.checkpoint_dir)
         return self.checkpoint_dir / entries[-1].file if entries else None
 
     # -- loading
@@ -236,13 +218,13 @@ class CheckpointManager:
         """
         chosen = self.get_best() if path is None else Path(path)
         if chosen is None:
-            raise NoCheckpointError(
+            raise files.NoCheckpointError(
                 f"No checkpoints found in {self.checkpoint_dir}: save one first, or give a path"
             )
         try:
-            state = read_checkpoint(chosen)
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
+            state = files.read_checkpoint(chosen)
+        except files.DamagedCheckpointError as error:
+            raise files.DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
         self._put_back(_named(loaders), state)
         if restore_rng and "rng_state" in state:
             _restore_random_state(chosen, state["rng_state"])
@@ -251,18 +233,16 @@ class CheckpointManager:
     def _put_back(self, loaders: Mapping[str, Stateful], state: dict[str, Any]) -> None:
         states = state.get("loader_states") or {}
         if not isinstance(states, Mapping):
-            raise DamagedCheckpointError(
-                f"the checkpoint's loader_states are not by name: {states!r}"
-            )
+            raise files.DamagedCheckpointError(f"loader_states must be by name, found {states!r}")
         for name, loader in loaders.items():
             if name not in states:
-                raise CheckpointError(
+                raise files.CheckpointError(
                     f"the checkpoint has no state of the loader {name!r}: only {sorted(states)}"
                 )
             loader.load_state_dict(states[name])
 
     def _recovery(self, damaged: Path) -> str:
-        for entry in reversed(read_registry(self.checkpoint_dir)):
+        for entry in reversed(files.read_registry(self.checkpoint_dir)):
             path = self.checkpoint_dir / entry.file
             if path != damaged and _reads(path):
                 return (
@@ -281,17 +261,17 @@ def _named(loaders: Stateful | Mapping[str, Stateful] | None) -> Mapping[str, St
 
 def _restore_random_state(path: Path, state: Any) -> None:
     try:
-        restore_random_state(state)
+        files.restore_random_state(state)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(
+        raise files.CheckpointError(
             f"checkpoint {path.name!r} has states of random generators that cannot be restored "
-            f"({reason_of(error)}): pass restore_rng=False to load it without them"
+            f"({files.reason_of(error)}): pass restore_rng=False to load it without them"
         ) from error
 
 
 def _reads(path: Path) -> bool:
     try:
-        read_checkpoint(path)
-    except (CheckpointError, NoCheckpointError):
+        files.read_checkpoint(path)
+    except (files.CheckpointError, files.NoCheckpointError):
         return False
     return True

@@ -140,7 +140,7 @@ class Compose(Transform):
     Args:
         transforms: The transforms, in the order in which they are applied.
 
-    >>> from penstock.transforms import SpecAugment
+    >>> from penstock.transforms import GaussianNoise, SpecAugment
     >>> Compose([SpecAugment(), GaussianNoise(clamp=(0, 1)), Standardize(0.4, 0.2)])
     Compose([SpecAugment(...), GaussianNoise(...), Standardize(...)])
     """

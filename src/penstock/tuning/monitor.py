@@ -37,9 +37,7 @@ from penstock.metrics import (
 log = logging.getLogger("penstock")
 
 SETTLED_SECONDS = 0.1  # minimum measurement of a loader whose read-ahead is unknown
-NO_BATCH = (
-    "cannot measure: the loader yields no batch; it is empty, or drop_last drops the only batch"
-)
+NO_BATCH = "cannot measure: the loader yields no batch; it is empty, or drop_last drops it"
 DEFAULT_CONFIGS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0, "pin_memory": False},
     {"num_workers": 4, "pin_memory": True, "persistent_workers": True},
@@ -137,7 +135,7 @@ class DataLoaderPerformanceMonitor:
             configs = default_configs(this_machine().cores)
         listed = isinstance(configs, Sequence) and not isinstance(configs, str | bytes)
         if not listed or not configs or not all(isinstance(each, Mapping) for each in configs):
-            raise ConfigError(f"configs must be a list of dicts of options, got {configs!r}")
+            raise ConfigError(f"configs must be a list of one or more dicts, got {configs!r}")
         results: dict[str, dict[str, Any]] = {}
         for number, config in enumerate(configs, 1):
             print(f"Testing configuration {number}/{len(configs)}: {dict(config)}")
@@ -268,7 +266,8 @@ def _deliveries(
         with _iterator(dataloader) as batches:
             for batch in batches:
                 seconds = perf_counter() - begin
-                taken.append(Delivery(seconds, samples_of(batch), bytes_of(batch)))
+                sizes = samples_of(batch), bytes_of(batch)
+                taken.append(Delivery(seconds, *sizes))
                 yield taken[-1]
                 begin = perf_counter()
                 if step is not None:

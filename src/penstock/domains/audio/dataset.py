@@ -172,9 +172,7 @@ class AudioDataset(Dataset[Any]):
             files, sample_len=self.sample_len, target_sr=self.target_sr, drop_last=drop_last
         )
         if not len(self.windows):
-            raise PlanError(
-                f"none of the {len(files)} files has {sample_len} samples: use drop_last=False"
-            )
+            raise PlanError(f"none of the {len(files)} files has {sample_len} samples: shorten it")
 
     @property
     def zero(self) -> int:

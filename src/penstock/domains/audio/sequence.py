@@ -78,9 +78,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         check_whole(self, 1, "bits", "sample_len", "target_sr", "n_mixtures")
         check_whole(self, 0, "context_len", "pad_len")
         if self.output_head not in OUTPUT_HEADS:
-            raise ConfigError(
-                f"output_head must be one of {OUTPUT_HEADS}, got {self.output_head!r}"
-            )
+            raise ConfigError(f"output_head must be one of {OUTPUT_HEADS}: {self.output_head!r}")
         share = self.train_percentage
         if not isinstance(share, int | float) or not 0 < share < 1:
             raise ConfigError(f"train_percentage must be between 0 and 1, got {share!r}")
@@ -127,9 +125,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         if self.data_dir is not None:
             return self.data_dir
         if self.path is None:
-            raise ConfigError(
-                "no folder of audio files: pass data_dir=, or path= below the data root"
-            )
+            raise ConfigError("no folder of audio files: pass data_dir=, or path= below its root")
         here, below = Path(self.path).absolute(), default_data_path() / self.path
         for folder in (here, below):
             if folder.is_dir():

@@ -73,9 +73,7 @@ def cross_val_training(
         splits = precomputed_splits
         listed = isinstance(splits, tuple | list) and splits
         if not listed or not isinstance(splits[0], list | tuple):
-            raise ConfigError(
-                f"precomputed_splits must be (folds, score, seed), not {shown(splits)}"
-            )
+            raise ConfigError(f"precomputed_splits must be (folds, score, seed): {shown(splits)}")
         folds = [_parts("precomputed_splits", each, data) for each in splits[0]]
     else:
         folds = author_folds(

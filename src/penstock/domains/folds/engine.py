@@ -38,14 +38,7 @@ from penstock.errors import ConfigError, PlanError, StateError
 from penstock.fingerprints import short_digest
 from penstock.loaders import Loader
 from penstock.order import Indices, derive_key
-from penstock.training.checkpoint_files import (
-    DamagedCheckpointError,
-    NoCheckpointError,
-    make_directory,
-    read_checkpoint,
-    reason_of,
-    write_checkpoint,
-)
+from penstock.training import checkpoint_files as files
 from penstock.transforms import recommended_augmentation
 from penstock.tuning import DataLoaderFactory, DataLoaderPerformanceMonitor
 
@@ -68,7 +61,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path, identity: Mapping[str, Any]) -> None:
         self.path = a_path("run_directory", path, error=ConfigError)
-        make_directory("run_directory", self.path)
+        files.make_directory("run_directory", self.path)
         remove_unfinished(self.path)
         wanted = {"format": FORMAT, **json.loads(json.dumps(identity))}
         file = self.path / "run.json"
@@ -96,17 +89,17 @@ class RunDirectory:
         """Return the latest checkpoint of a fold; None if there is none."""
         file = self.file_of(fold)
         try:
-            return read_checkpoint(file)
-        except NoCheckpointError:
+            return files.read_checkpoint(file)
+        except files.NoCheckpointError:
             return None
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(
+        except files.DamagedCheckpointError as error:
+            raise files.DamagedCheckpointError(
                 f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
             ) from error
 
     def save(self, fold: int, state: dict[str, Any]) -> None:
         """Save the checkpoint of a fold."""
-        write_checkpoint(self.file_of(fold), state)
+        files.write_checkpoint(self.file_of(fold), state)
 
     @contextmanager
     def restoring(self, fold: int) -> Iterator[None]:
@@ -114,7 +107,7 @@ class RunDirectory:
         try:
             yield
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+            reason = f"it has no {error}" if isinstance(error, KeyError) else files.reason_of(error)
             raise StateError(
                 f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({reason}): restore "
                 f"it, or delete it to train fold {fold} again"
@@ -168,9 +161,8 @@ class TrainingEngine:
             "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
         )
         self.config = fold_config(config, ENGINE, known=ALL)
-        self.run_directory = (
-            None if run_directory is None else a_path("run_directory", run_directory)
-        )
+        path = run_directory
+        self.run_directory = None if path is None else a_path("run_directory", path)
         self.progress = None if progress is None else flag("progress", progress)
         accelerator = torch.accelerator.is_available()
         found = torch.accelerator.current_accelerator() if accelerator else None

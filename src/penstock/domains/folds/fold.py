@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,7 @@ def score(predictions: torch.Tensor, targets: torch.Tensor, loss_sum: float) -> 
     return Scores(loss_sum / total, float(correct.sum() / total), float(f1.mean()))
 
 
-def confusion(
-    predictions: torch.Tensor, targets: torch.Tensor, classes: int
-) -> npt.NDArray[np.int64]:
+def confusion(predictions: torch.Tensor, targets: torch.Tensor, classes: int) -> Counts:
     """Return how often each class (row) was predicted as each class (column).
 
     >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
@@ -100,9 +98,7 @@ def pool(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def vote(
-    logits: torch.Tensor, targets: torch.Tensor, recordings: npt.NDArray[Any]
-) -> dict[str, Any]:
+def vote(logits: torch.Tensor, targets: torch.Tensor, recordings: Any) -> dict[str, Any]:
     """Return the class that most segments of each recording predict, and the scores of that.
 
     A tie is decided by the sum of the segments' probabilities.
@@ -137,6 +133,8 @@ def vote(
         },
     }
 
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 log = logging.getLogger("penstock")
 
@@ -207,9 +205,8 @@ class Fold:
 
 
 def _empty_history() -> dict[str, Any]:
-    curves: dict[str, Any] = {
-        f"{part}_{curve}": [] for part in ("train", "val") for curve in CURVES
-    }
+    names = [f"{part}_{curve}" for part in ("train", "val") for curve in CURVES]
+    curves: dict[str, Any] = {name: [] for name in names}
     return curves | {"early_stopped": False, "best_epoch": 0, "total_epochs": 0}
 
 

@@ -53,9 +53,8 @@ class ChunkPipeline:
 
     def chunks(self, spans: Sequence[tuple[int, int]]) -> Iterator[Chunk]:
         """Return the tensors of each span, in order; loading starts now."""
-        loaded = Prefetched(
-            spans, self._host.load, ahead=self._ahead, name="chunks", parts=itemgetter(1)
-        )
+        read, ahead = self._host.load, self._ahead
+        loaded = Prefetched(spans, read, ahead=ahead, name="chunks", parts=itemgetter(1))
         self._stages = [loaded]
         if self._transfer is None:
             return map(self._count, map(itemgetter(0), loaded))
@@ -226,9 +225,8 @@ class RandomChunkLoader:
             raise PlanError(f"load_fn must be a function of (start, end), got {found}")
         self._topology = partial(current_topology, rank, world_size)
         self._seed = Seed(seed)
-        self._plan = ChunkPlan(
-            total_timesteps, chunk_size, self._seed.value, sampling, align, overlap
-        )
+        seed_now = self._seed.value
+        self._plan = ChunkPlan(total_timesteps, chunk_size, seed_now, sampling, align, overlap)
         self.total_timesteps, self.chunk_size = self._plan.total, self._plan.chunk
         self.device = device = check_device(device)
         self.prefetch = prefetch = whole_number("prefetch", prefetch, minimum=1, unit="chunk")

@@ -46,6 +46,11 @@ class FlyVisSim(IntEnum):
     CALCIUM = 7
     FLUORESCENCE = 8
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the column is the same at all timesteps."""
+        return self in STATIC
+
 
 STATIC = tuple(FlyVisSim(number) for number in (0, 1, 2, 5, 6))
 DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
@@ -70,7 +75,7 @@ def dynamic_column(column: FlyVisSim | int | str) -> FlyVisSim:
         if not 0 <= (number := whole_number("column", column)) < len(FlyVisSim):
             raise PlanError(f"a recording has columns 0 to 8, got {column!r}")
         chosen = FlyVisSim(number)
-    if chosen in STATIC:
+    if chosen.is_static:
         raise StaticColumnError(f"column {chosen.name} is static: read it with load_metadata(path)")
     return chosen
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from penstock.arguments import choice, whole_number
 from penstock.errors import ConfigError, PlanError
 from penstock.order import Topology, derive_key, tiles
+
+Span: TypeAlias = tuple[int, int]  # the first timestep, and the one after the last
 
 SAMPLINGS = ("cover", "uniform")
 
@@ -47,7 +49,9 @@ class DataSplit:
         if self.train_start < self.validation_end and self.validation_start < self.train_end:
             train = f"{self.train_start}:{self.train_end}"
             validation = f"{self.validation_start}:{self.validation_end}"
-            raise ConfigError(f"training {train} and validation {validation} overlap")
+            raise ConfigError(
+                f"training {train} and validation {validation} overlap: use other ranges"
+            )
 
     @property
     def train_timesteps(self) -> int:
@@ -145,9 +149,7 @@ class ChunkPlan:
             spans = [span for cover in covers for span in cover][:count]
         return [(start, min(stop + self.overlap, self.total)) for start, stop in spans]
 
-    def share(
-        self, epoch: int, first: int, count: int, topology: Topology
-    ) -> list[tuple[int, int]]:
+    def share(self, epoch: int, first: int, count: int, topology: Topology) -> list[Span]:
         """Return a rank's chunks among ``first:count`` of an epoch, assigned round-robin.
 
         All ranks get the same number, so that no rank waits for another. The remaining chunks,
@@ -228,9 +230,7 @@ def sample_batch_within_chunk(
     total_steps = whole_number("total_steps", total_steps, minimum=0)
     num_neurons_to_zero = whole_number("num_neurons_to_zero", num_neurons_to_zero)
     if steps <= total_steps:
-        raise PlanError(
-            f"a chunk of {steps} timesteps is too short for a rollout of {total_steps} steps"
-        )
+        raise PlanError(f"{steps} timesteps are too short for a rollout of {total_steps} steps")
     if not 0 <= num_neurons_to_zero <= neurons:
         raise PlanError(f"num_neurons_to_zero must be in [0, {neurons}], got {num_neurons_to_zero}")
     where = "cpu" if generator is None else generator.device

@@ -13,14 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import a_path, whole_number
-from penstock.domains.recording.layout import (
-    DYNAMIC,
-    STATIC,
-    FlyVisSim,
-    dynamic_column,
-    find_recording,
-    recording_at,
-)
+from penstock.domains.recording import layout
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import ArrayReader, ArraySource
@@ -46,20 +39,20 @@ class RecordingSource(ArraySource):
     @staticmethod
     def accepts(path: Path) -> bool:
         """Return whether ``path`` is a recording, in any layout."""
-        return recording_at(path) is not None
+        return layout.recording_at(path) is not None
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        columns: Sequence[FlyVisSim | int | str] | None = None,
+        columns: Sequence[layout.FlyVisSim | int | str] | None = None,
         neurons: Mapping[str, int] | None = None,
     ) -> None:
-        named = checked_names("columns", columns, str | int) or DYNAMIC
-        files = find_recording(path)
+        named = checked_names("columns", columns, str | int) or layout.DYNAMIC
+        files = layout.find_recording(path)
         self._path, self.layout = files.path, files.layout
-        chosen = [dynamic_column(column) for column in named]
-        limits = {dynamic_column(name): count for name, count in (neurons or {}).items()}
+        chosen = [layout.dynamic_column(column) for column in named]
+        limits = {layout.dynamic_column(name): count for name, count in (neurons or {}).items()}
         readers = {column.name: files.reader(column, limits.get(column)) for column in chosen}
         super().__init__(readers, str(self._path))
 
@@ -70,7 +63,7 @@ class RecordingSource(ArraySource):
 
 def load_column_slice(
     path: str | os.PathLike[str],
-    column: FlyVisSim | int,
+    column: layout.FlyVisSim | int,
     start: int,
     end: int,
     neuron_limit: int | None = None,
@@ -88,7 +81,7 @@ def load_column_slice(
         StaticColumnError: The column does not change with time (also an ``AssertionError``).
         PlanError: The range is not within the recording (also a ``ValueError``).
     """
-    reader = find_recording(path).reader(dynamic_column(column), neuron_limit)
+    reader = layout.find_recording(path).reader(layout.dynamic_column(column), neuron_limit)
     check_range(reader.samples, start, end)
     rows = np.empty((end - start, *reader.field.shape), reader.field.dtype)
     reader.read(start, end, rows)
@@ -101,7 +94,7 @@ def load_metadata(path: str | os.PathLike[str]) -> FloatRows:
     Args:
         path: The recording, in any layout.
     """
-    return find_recording(path).metadata()
+    return layout.find_recording(path).metadata()
 
 
 class ColumnLoader:
@@ -188,8 +181,8 @@ class _Column:
 
 def create_zarr_loader(
     data_path: str | os.PathLike[str],
-    column_idx: FlyVisSim | int,
-    stim_column_idx: FlyVisSim | int,
+    column_idx: layout.FlyVisSim | int,
+    stim_column_idx: layout.FlyVisSim | int,
     num_stim_dims: int | None,
     *,
     threads: int = 2,
@@ -204,9 +197,9 @@ def create_zarr_loader(
         threads: Threads that decode one range; two are fast enough for most training.
     """
     whole_number("threads", threads, minimum=1, maximum=MOST_THREADS)
-    files = find_recording(data_path)
-    data = files.reader(dynamic_column(column_idx), None)
-    stimulus = files.reader(dynamic_column(stim_column_idx), num_stim_dims)
+    files = layout.find_recording(data_path)
+    data = files.reader(layout.dynamic_column(column_idx), None)
+    stimulus = files.reader(layout.dynamic_column(stim_column_idx), num_stim_dims)
     return ColumnLoader((data, stimulus), threads)
 
 
@@ -232,12 +225,14 @@ def write_recording(
     folder = a_path("path", path, error=SourceError)
     whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
     shape = _shape(columns)
-    series = np.zeros((*shape, len(DYNAMIC)), np.float32)
+    series = np.zeros((*shape, len(layout.DYNAMIC)), np.float32)
     for name, values in columns.items():
-        series[:, :, DYNAMIC.index(FlyVisSim[name])] = values
+        series[:, :, layout.DYNAMIC.index(layout.FlyVisSim[name])] = values
     static = _default_metadata(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
-    if static.shape != (shape[1], len(STATIC)):
-        raise SourceError(f"metadata must have shape {(shape[1], len(STATIC))}, got {static.shape}")
+    if static.shape != (shape[1], len(layout.STATIC)):
+        raise SourceError(
+            f"metadata must have shape {(shape[1], len(layout.STATIC))}, got {static.shape}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "timeseries.zarr", series, (chunk_timesteps, max(1, shape[1]), 1))
     _write(folder / "metadata.zarr", static, static.shape)
@@ -245,7 +240,7 @@ def write_recording(
 
 
 def _shape(columns: dict[str, npt.ArrayLike]) -> tuple[int, int]:
-    known = [column.name for column in DYNAMIC]
+    known = [column.name for column in layout.DYNAMIC]
     if not isinstance(columns, dict) or not columns:
         raise SourceError(f"columns must be a dict of arrays by name, got {columns!r}")
     shapes = {name: np.shape(values) for name, values in columns.items()}

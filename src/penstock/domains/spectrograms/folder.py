@@ -61,9 +61,7 @@ def read_metadata(directory: Path, metadata: Path | None) -> Metadata:
     labels = []
     for line, row in enumerate(rows, start=2):
         if None in row or None in row.values():
-            raise SourceError(
-                f"{path.name!r} line {line} has other columns than the header: fix it"
-            )
+            raise SourceError(f"{path.name!r} line {line} has other columns than the header")
         _check_file(directory, path, line, row["filename"])
         labels.append(_parse_class(path, line, row["class_id"]))
     has_recordings = "original_audio" in rows[0]
@@ -101,7 +99,7 @@ def read_pixel_table(path: str | Path, shape: tuple[int, int] = (224, 313)) -> P
         for line, row in enumerate(table, start=2):
             if len(row) != len(header):
                 raise SourceError(
-                    f"{path.name!r} line {line} has {len(row)} columns, not {len(header)}"
+                    f"{path.name!r} line {line} has {len(row)}, not {len(header)} columns"
                 )
             labels.append(_parse_class(path, line, row[label]))
             authors.append(row[author])

@@ -116,9 +116,7 @@ def _checked_probabilities(probabilities: Any) -> tuple[float, ...]:
     if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
         found = shown(probabilities)
         raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found}")
-    base = tuple(
-        _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
-    )
+    base = tuple(_checked_number(f"steering_probabilities.{n}", probabilities[n]) for n in VARIANTS)
     if abs(sum(base) - 1) > 1e-6:
         raise ConfigError(f"steering_probabilities must sum to 1, got {sum(base)!r}")
     return base

@@ -288,8 +288,6 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         return {split: cls(dataset_dir, split, epoch, **options) for split in SPLITS}
 
     @staticmethod
-    def convert_pt_to_hdf5(
-        dataset_dir: str | PathLike[str], compression: str | None = "gzip"
-    ) -> Path:
+    def convert_pt_to_hdf5(dataset_dir: Any, compression: str | None = "gzip") -> Path:
         """Write dataset.h5 next to the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)

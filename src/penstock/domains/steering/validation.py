@@ -14,22 +14,9 @@ import torch
 
 from penstock.arguments import a_path, whole_number
 from penstock.checks import Finding, InvalidDataError, Report
+from penstock.domains.steering import layout
 from penstock.domains.steering.curriculum import SteeringConfig, read_config
 from penstock.domains.steering.files import Reader, open_reader, read_rows, resolve_format
-from penstock.domains.steering.layout import (
-    BY_NAME,
-    CONFIG,
-    COUNTS,
-    KEYWORDS,
-    REFERENCES,
-    SPLIT_TABLES,
-    SPLITS,
-    TABLES,
-    Table,
-    first_fault,
-    outside,
-    shape_faults,
-)
 from penstock.order import Indices
 
 BLOCK_BYTES = 32 << 20  # of a table that is checked at once; a few times as much is in memory
@@ -59,7 +46,7 @@ def validate_dataset(
         with open_reader(directory, resolve_format(directory, storage_format)) as reader:
             return _Validation(directory, config, reader, block_bytes).report()
     except InvalidDataError as error:  # nothing else can be checked
-        file = CONFIG if CONFIG in str(error) else directory.name
+        file = layout.CONFIG if layout.CONFIG in str(error) else directory.name
         return Report(str(directory), (Finding(file, str(error)),))
 
 
@@ -81,7 +68,7 @@ class _Validation:
         findings += [*self._keywords(), *self._own_sources(), *self._splits()]
         facts = {
             what: self._rows(table.name)
-            for what, table in COUNTS.values()
+            for what, table in layout.COUNTS.values()
             if table.name in self.columns
         }
         return Report(str(self.directory), tuple(findings), facts)
@@ -92,27 +79,27 @@ class _Validation:
     def _open_tables(self) -> list[Finding]:
         """Open all tables; those that cannot be read or have a wrong shape are left out."""
         findings = []
-        for table in (*TABLES, *SPLIT_TABLES.values()):
+        for table in (*layout.TABLES, *layout.SPLIT_TABLES.values()):
             try:
                 self.opened[table.name] = self.reader.column(table)
             except InvalidDataError as error:
                 findings.append(Finding(self.reader.locate(table), str(error)))
-        faults = list(shape_faults(self.opened, self.config.sizes, self.reader.locate))
+        faults = list(layout.shape_faults(self.opened, self.config.sizes, self.reader.locate))
         bad = {finding.file for finding in faults}
         for name, column in self.opened.items():
-            if self.reader.locate(BY_NAME[name]) not in bad:
+            if self.reader.locate(layout.BY_NAME[name]) not in bad:
                 self.columns[name] = column
         return findings + faults
 
     def _counts(self) -> Iterator[Finding]:
         for key, stated in self.config.counts.items():
-            table = COUNTS[key][1]
+            table = layout.COUNTS[key][1]
             if table.name in self.columns and (found := self._rows(table.name)) != stated:
                 problem = f"{key} is {stated}, but {table.file} has {found} rows"
-                yield Finding(CONFIG, problem, value=stated)
+                yield Finding(layout.CONFIG, problem, value=stated)
 
     def _blocks(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
-        column, place = self.columns[name], self.reader.locate(BY_NAME[name])
+        column, place = self.columns[name], self.reader.locate(layout.BY_NAME[name])
         row_bytes = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
         rows = max(1, self.block_bytes // max(1, row_bytes))
         for start in range(0, column.shape[0], rows):
@@ -120,19 +107,19 @@ class _Validation:
 
     def _values(self, name: str) -> list[Finding]:
         """Return what is wrong with the values of one table."""
-        place = self.reader.locate(BY_NAME[name])
+        place = self.reader.locate(layout.BY_NAME[name])
         targets = [
             (reference, self.opened[reference.target].shape[0])
-            for reference in REFERENCES
+            for reference in layout.REFERENCES
             if reference.name == name and reference.target in self.opened
             if len(self.opened[reference.target].shape) == 2
         ]
         found: dict[str, Finding] = {}
         try:
             for start, block in self._blocks(name):
-                faults = [*_range_faults(BY_NAME[name], block, start)]
+                faults = [*_range_faults(layout.BY_NAME[name], block, start)]
                 for reference, count in targets:
-                    faults += outside(reference, block, count, start)
+                    faults += layout.outside(reference, block, count, start)
                 for fault in faults:
                     # findings that differ only in the value are one kind of fault
                     kind = fault.problem.replace(str(fault.value), "")
@@ -142,7 +129,7 @@ class _Validation:
         return list(found.values())
 
     def _keywords(self) -> Iterator[Finding]:
-        place = self.reader.locate(KEYWORDS)
+        place = self.reader.locate(layout.KEYWORDS)
         try:
             offsets, values = self.reader.keywords()
         except InvalidDataError as error:
@@ -158,18 +145,18 @@ class _Validation:
             if bad.size:
                 rows = np.searchsorted(offsets, bad, side="right") - 1
                 value, only = int(values[bad[0]]), f"but only {count} keywords exist"
-                problem = f"{KEYWORDS.name} references keyword {value}, {only}"
+                problem = f"{layout.KEYWORDS.name} references keyword {value}, {only}"
                 yield Finding(place, problem, int(rows[0]), value, len(np.unique(rows)))
 
     def _own_sources(self) -> Iterator[Finding]:
         if not {"pair_index", "hard_negatives"} <= self.columns.keys():
             return
-        place, found = self.reader.locate(BY_NAME["hard_negatives"]), None
+        place, found = self.reader.locate(layout.BY_NAME["hard_negatives"]), None
         problem = "hard_negatives has the pair's own source {} among its negatives"
         for start, block in self._blocks("hard_negatives"):
             rows = slice(start, start + len(block))
             own = read_rows(self.columns["pair_index"], rows, place)[:, 1]
-            for fault in first_fault(place, block, block == own[:, None], problem, start):
+            for fault in layout.first_fault(place, block, block == own[:, None], problem, start):
                 found = _add(found, fault)
         if found is not None:
             yield found
@@ -182,7 +169,7 @@ class _Validation:
         names, named = np.unique(questions, return_inverse=True)
         of_pair, of_question = (np.zeros(len(each), np.int8) for each in (questions, names))
         files = [""]  # by the number of the split, from 1
-        for table in SPLIT_TABLES.values():
+        for table in layout.SPLIT_TABLES.values():
             if table.name not in self.columns:
                 continue
             files.append(table.file)
@@ -210,20 +197,21 @@ class _Validation:
             of_question[named[rows]] = np.where(asked == 0, len(files) - 1, asked)
             of_pair[rows] = len(files) - 1
         missing = np.flatnonzero(of_pair == 0)
-        if missing.size and len(files) > len(SPLITS):
-            place, row = self.reader.locate(BY_NAME["pair_index"]), int(missing[0])
+        if missing.size and len(files) > len(layout.SPLITS):
+            place, row = self.reader.locate(layout.BY_NAME["pair_index"]), int(missing[0])
             yield Finding(place, f"pair {row} is in no split", row, row, len(missing))
 
 
 def _split_fault(
     place: str, values: Indices, bad: npt.NDArray[np.bool_], problem: str, numbers: Indices
 ) -> Iterator[Finding]:
-    for fault in first_fault(place, torch.from_numpy(values), torch.from_numpy(bad), problem):
+    found = layout.first_fault(place, torch.from_numpy(values), torch.from_numpy(bad), problem)
+    for fault in found:
         assert fault.row is not None
         yield replace(fault, row=int(numbers[fault.row]))
 
 
-def _range_faults(table: Table, block: torch.Tensor, start: int) -> Iterator[Finding]:
+def _range_faults(table: layout.Table, block: torch.Tensor, start: int) -> Iterator[Finding]:
     if not block.numel():
         return
     low, high = (float(edge) for edge in torch.aminmax(block))
@@ -231,12 +219,13 @@ def _range_faults(table: Table, block: torch.Tensor, start: int) -> Iterator[Fin
     if not finite:
         for what, bad in (("NaN", torch.isnan(block)), ("Inf", torch.isinf(block))):
             problem = f"{what} detected in {table.name}: {{}}"
-            yield from first_fault(table.file, block, bad, problem, start)
+            yield from layout.first_fault(table.file, block, bad, problem, start)
     small, large = table.low, table.high
     if small is None or large is None or (finite and small <= low and high <= large):
         return
     problem = f"{table.name} out of range [{round(small)}, {round(large)}]: {{}}"
-    yield from first_fault(table.file, block, (block < small) | (block > large), problem, start)
+    bad = (block < small) | (block > large)
+    yield from layout.first_fault(table.file, block, bad, problem, start)
 
 
 def _add(earlier: Finding | None, later: Finding) -> Finding:

@@ -11,16 +11,8 @@ import torch
 
 from penstock.distributed.agreement import agree
 from penstock.errors import ConfigError, StateError
-from penstock.integrations.lightning import compat
+from penstock.integrations.lightning import compat, reporting
 from penstock.integrations.lightning.fit_loaders import FitLoaders
-from penstock.integrations.lightning.reporting import (
-    BatchWaits,
-    ProgressBar,
-    ProgressTracker,
-    Rotation,
-    RunHistory,
-    cursor_of,
-)
 from penstock.integrations.lightning.resume import KEY as KEY
 from penstock.integrations.lightning.resume import ExactResume
 from penstock.loaders import Loader
@@ -86,11 +78,11 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         given |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
         self.settings = read_settings(train_chunk_size, given, start_chunk)
         self._loaders = FitLoaders(self.settings)
-        self._tracker = ProgressTracker()
+        self._tracker = reporting.ProgressTracker()
         self._resume = ExactResume(self._loaders, self._tracker)
-        self._history: RunHistory | None = None
-        self._rotation, self._waits = Rotation(), BatchWaits()
-        self._bar: ProgressBar | None = None
+        self._history: reporting.RunHistory | None = None
+        self._rotation, self._waits = reporting.Rotation(), reporting.BatchWaits()
+        self._bar: reporting.ProgressBar | None = None
         self._first_batch = True  # the next batch is the first of a chunk
         self._loss: Any = None
 
@@ -132,7 +124,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Prepare a fit."""
         if stage == "fit":
             self._loaders.attach(trainer)
-            self._tracker = ProgressTracker()
+            self._tracker = reporting.ProgressTracker()
             self._resume = ExactResume(self._loaders, self._tracker)
             self._history = None
 
@@ -160,23 +152,21 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._resume.start(trainer)
         assert self._tracker.progress is not None
         agree(loader)
-        self._history = RunHistory(
+        self._history = reporting.RunHistory(
             restored,
-            cursor_of(self._tracker.progress.loader),
+            reporting.cursor_of(self._tracker.progress.loader),
             elsewhere=self._loaders.starts_at_chunk,
             limit=None if self.chunked_training_enabled else trainer.num_training_batches,
         )
-        self._rotation = Rotation()
+        self._rotation = reporting.Rotation()
         if restored.get("rotation"):
             self._rotation.load(restored["rotation"])
-        self._waits, self._first_batch = BatchWaits(loader.waited_seconds), True
+        self._waits, self._first_batch = reporting.BatchWaits(loader.waited_seconds), True
         if self.chunked_training_enabled:
-            self._bar = ProgressBar(trainer.progress_bar_callback, self._bar_items)
+            self._bar = reporting.ProgressBar(trainer.progress_bar_callback, self._bar_items)
         self._stop_if_done(trainer)
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Note how long training waited for this batch."""
         self._resume.correct_logged_steps(trainer)
         if self.loader is None:
@@ -186,9 +176,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._bar.show_title(self.position_text.capitalize())
         self._first_batch = False
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Note the progress if the optimizer stepped."""
         self._tracker.note(trainer, self.loader)
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -234,8 +222,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Note that these weights are validated, and add up the scores of a rotation."""
         if trainer.state.fn != "fit":
             return
-        states, source = self._resume.validation_states, self._loaders.validation
-        rotating = None if source is None else source.rotating
+        states, rotating = self._resume.validation_states, self._loaders.validation.rotating
         if states:
             if rotating is not None and not trainer.sanity_checking:
                 self._add_to_rotation(trainer, rotating, states[0])
@@ -245,7 +232,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._resume.validation_states = None
 
     def _add_to_rotation(self, trainer: Any, loader: Loader, before: dict[str, Any]) -> None:
-        begin, end = cursor_of(before), loader.position.cursor
+        begin, end = reporting.cursor_of(before), loader.position.cursor
         scores = self._rotation.add(
             compat.epoch_metrics(trainer),
             samples=samples_between(loader.plan.steps, begin, end),

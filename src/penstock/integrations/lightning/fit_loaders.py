@@ -57,7 +57,8 @@ class TrainerSettings:
         if self._trainer.fast_dev_run:
             return {}
         found = {name: getattr(self._trainer, name) for name in LIMITS}
-        limits = {name: value for name, value in found.items() if is_limit(value)}
+        # 1.0 is all batches, and 0 is none; the integer 1 is a limit
+        limits = {n: v for n, v in found.items() if v and not (v == 1 and isinstance(v, float))}
         for name in limits:
             self.set(name, 1.0)
         return {name: f"{name}={value!r}" for name, value in limits.items()}
@@ -70,11 +71,6 @@ class TrainerSettings:
             self.set(name, min(requested, max(1, batches)))
 
 
-def is_limit(value: int | float) -> bool:
-    """Return whether this value of ``limit_*_batches`` leaves some batches out, but not all."""
-    return bool(value) and not (isinstance(value, float) and value == 1.0)
-
-
 class FitLoaders:
     """The loaders of one fit and their chunk sizes.
 
@@ -85,15 +81,16 @@ class FitLoaders:
         settings: The chunk options.
     """
 
+    training: LoaderSource  # set by `attach`, as the two that follow
+    validation: LoaderSource
+    _trainer_settings: TrainerSettings
+
     def __init__(self, settings: ChunkSettings) -> None:
         self.settings = settings
         self.sizes = find_sizes(settings, None, (), ())
-        self.training: LoaderSource | None = None
-        self.validation: LoaderSource | None = None
         self.loader: Loader | None = None  # the one that is trained on, if it is of Penstock
         self.starts_at_chunk = False  # this fit starts at start_chunk, not at its checkpoint
-        self._trainer_settings: TrainerSettings | None = None
-        self._resolved = False
+        self._attached = self._resolved = False
         self._started = False  # start_chunk applies to the first of several fits only
 
     def attach(self, trainer: Any) -> None:
@@ -105,20 +102,18 @@ class FitLoaders:
         self.training = LoaderSource(training, "max_size_cycle", before_reload)
         self.validation = LoaderSource(validation, "sequential", before_reload)
         compat.set_data_sources(trainer, self.training, self.validation)
-        self.loader, self._resolved = None, False
+        self.loader, self._attached, self._resolved = None, True, False
 
     def _before_reload(self, trainer: Any) -> None:
         if not self._resolved:
             self._resolved = True
             self._resolve(trainer)
         if self.loader is not None:
-            assert self.training is not None and self._trainer_settings is not None
             self._trainer_settings.shorten_interval(self.training.length)
 
     def _resolve(self, trainer: Any) -> None:
         """Determine loaders and sizes, before Lightning sees the loaders."""
         training, validation, settings = self.training, self.validation, self.settings
-        assert training is not None and validation is not None
         if trainer.limit_train_batches:
             training.fetch()
         if trainer.enable_validation:
@@ -127,12 +122,10 @@ class FitLoaders:
             self._check_position(loader)
         sizes = find_sizes(settings, trainer.datamodule, training.all, validation.all)
         if settings.sized:
-            training.replace(
-                [as_training_loader(x, settings, name=training.name) for x in training.all]
-            )
-            validation.replace(
-                [as_validation_loader(x, settings, name=validation.name) for x in validation.all]
-            )
+            replaced = [as_training_loader(x, settings, name=training.name) for x in training.all]
+            training.replace(replaced)
+            named = {"name": validation.name}
+            validation.replace([as_validation_loader(x, settings, **named) for x in validation.all])
         self.loader = training.only_loader if training.all else None
         self.sizes = sizes.infer(
             lambda: largest(map(whole_batches, training.all)),
@@ -140,8 +133,9 @@ class FitLoaders:
         )
         if self.sizes.enabled:
             self._announce(trainer)
-        elif self.loader is None and not validation.any_of_penstock:
-            self._bypass()
+        elif self.loader is None and not any(isinstance(x, Loader) for x in validation.all):
+            self._trainer_settings.restore()  # all is left to Lightning: no loader is of Penstock
+            training.bypassed = validation.bypassed = True
         self._seek_start()
 
     def _check_position(self, loader: Any) -> None:
@@ -156,9 +150,7 @@ class FitLoaders:
         log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
-        assert self._trainer_settings is not None and self.validation is not None
-        ignored = self._trainer_settings.remove_limits()
-        validation = self.validation.all
+        validation, ignored = self.validation.all, self._trainer_settings.remove_limits()
         text = describe_fit(
             self.sizes,
             None if self.loader is None else self.loader.plan,
@@ -171,14 +163,6 @@ class FitLoaders:
         )
         if trainer.is_global_zero:
             log.info("%s", text)
-
-    def _bypass(self) -> None:
-        """Leave everything to Lightning: no loader is of Penstock."""
-        assert self._trainer_settings is not None
-        self._trainer_settings.restore()
-        for source in (self.training, self.validation):
-            if source is not None:
-                source.bypass()
 
     def _seek_start(self) -> None:
         """Go to ``start_chunk`` in the first of several fits."""
@@ -193,10 +177,9 @@ class FitLoaders:
 
     def close(self) -> None:
         """Stop workers and threads, and restore the settings of the Trainer."""
-        for source in (self.training, self.validation):
-            if source is not None:
-                source.close()
-        if self._trainer_settings is not None:
+        if self._attached:
+            self.training.close()
+            self.validation.close()
             self._trainer_settings.restore()
 
 

@@ -79,12 +79,13 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         self._returned: Any = None  # what the hook returned
         self._combined: Any = None
         self._loaders: list[Any] = []
-        self._bypassed = self._handed_over = False
+        self.bypassed = False  # the hook is called as often as Lightning would
+        self._handed_over = False
         self.resumed: Any = None  # used instead of the loader for the rest of a resumed chunk
 
     def dataloader(self) -> Any:
         """Return what Lightning iterates for the next chunk."""
-        if self._bypassed and self._handed_over:
+        if self.bypassed and self._handed_over:
             return super().dataloader()
         if self._combined is not None:  # Lightning may have put samplers into other loaders
             self._loaders = [
@@ -94,7 +95,7 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         self.fetch()
         self._before_reload()
         self._handed_over = True
-        if self._bypassed:
+        if self.bypassed:
             return self._returned
         self._combined.flattened = [self._view(loader) for loader in self._loaders]
         return self._combined
@@ -131,11 +132,6 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         return [loader for loader in self.with_position if not loader.position.evaluation]
 
     @property
-    def any_of_penstock(self) -> bool:
-        """Whether one of the fetched loaders is of Penstock."""
-        return any(isinstance(loader, Loader) for loader in self._loaders)
-
-    @property
     def rotating(self) -> Loader | None:
         """The only loader, if every iteration of it is another chunk."""
         moving = self.moving if len(self._loaders) == 1 else []
@@ -169,10 +165,6 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         """Use these loaders instead, one for one, before Lightning sees them."""
         if loaders:
             self._loaders = self._combined.flattened = loaders
-
-    def bypass(self) -> None:
-        """Call the hook as often as Lightning would: no loader is of Penstock."""
-        self._bypassed = True
 
     def states(self) -> list[dict[str, Any]]:
         """Return the states of the loaders in `moving`."""
@@ -243,8 +235,7 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
     size = settings.train_chunk_size
     if not _is_sized(loader, "train_chunk_size", size, name):
         return loader
-    if isinstance(loader, Loader):
-        assert size is not None
+    if isinstance(loader, Loader) and size is not None:
         loader.set_chunk_size(size)
         return loader
     options = _copied_options(loader)
@@ -270,8 +261,7 @@ def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> 
     size = settings.val_chunk_size
     if not _is_sized(loader, "val_chunk_size", size, name):
         return loader
-    if isinstance(loader, Loader):
-        assert size is not None
+    if isinstance(loader, Loader) and size is not None:
         _use_subset(loader, size, settings)
         return loader
     return validation_loader(

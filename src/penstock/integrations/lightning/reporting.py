@@ -7,17 +7,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Final, Self
 
 from penstock.integrations.lightning import compat
-from penstock.loaders import Loader
-from penstock.loaders.chunk_report import (
-    ChunkSummary,
-    Stretch,
-    coverage_of,
-    describe_chunks,
-    describe_length,
-    describe_validation,
-    samples_between,
-    samples_of_pass,
-)
+from penstock.loaders import Loader, chunk_report
 from penstock.loaders.chunk_settings import ChunkSizes
 from penstock.order import Cursor, Plan
 
@@ -53,14 +43,6 @@ class Progress:
     def moved(self, loader: dict[str, Any]) -> Self:
         """Return the same batches between chunks; the next chunk starts at the state ``loader``."""
         return replace(self.finished(self.chunks + bool(self.done)), loader=loader)
-
-    def regrouped(self, done: int, length: int) -> Self:
-        """Return the same samples counted in batches or chunks of another size."""
-        return replace(self, done=done, length=length)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return plain numbers for a checkpoint."""
-        return asdict(self)
 
 
 class ProgressTracker:
@@ -153,7 +135,7 @@ def describe_fit(
     lines: list[str | None] = []
     if plan is not None:
         lines += [
-            describe_chunks(plan.steps, ignored.get("limit_train_batches")),
+            chunk_report.describe_chunks(plan.steps, ignored.get("limit_train_batches")),
             f"order: {plan.order.kind}, seed {plan.order.seed}",
         ]
     else:
@@ -162,10 +144,10 @@ def describe_fit(
     if any(batches != 0 for batches in validation_batches):
         which = "others each time, all of them in turn" if rotates else "the same ones each time"
         limit = ignored.get("limit_val_batches")
-        lines.append(describe_validation(sizes.val, whole_validation, which, limit))
+        lines.append(chunk_report.describe_validation(sizes.val, whole_validation, which, limit))
     else:
         lines.append("validation: none")
-    lines.append(describe_length(epochs, passes, None if plan is None else plan.steps))
+    lines.append(chunk_report.describe_length(epochs, passes, None if plan is None else plan.steps))
     return "\n".join(line for line in lines if line)
 
 
@@ -296,9 +278,8 @@ class Rotation:
         self._samples += samples
         if not ended or not self._whole:
             return {}
-        self.scores = {
-            name + ROTATION_SUFFIX: score / self._samples for name, score in self._sums.items()
-        }
+        sums, count = self._sums, self._samples
+        self.scores = {name + ROTATION_SUFFIX: score / count for name, score in sums.items()}
         self._sums, self._samples = {}, 0
         return dict(self.scores)
 
@@ -332,7 +313,7 @@ class RunHistory:
     ) -> None:
         self.begin = cursor_of(restored["begin"]) if "begin" in restored else here
         self._since = cursor_of(restored["since"]) if "since" in restored else self.begin
-        self._past: list[Stretch] = [
+        self._past: list[chunk_report.Stretch] = [
             (Cursor(*one), Cursor(*other)) for one, other in restored.get("past", ())
         ]
         if elsewhere and restored:
@@ -348,15 +329,17 @@ class RunHistory:
             "past": [[astuple(one), astuple(other)] for one, other in self._past],
         }
 
-    def summary(self, loader: Loader, progress: Progress, waits: BatchWaits) -> ChunkSummary:
+    def summary(
+        self, loader: Loader, progress: Progress, waits: BatchWaits
+    ) -> chunk_report.ChunkSummary:
         """Return what was trained on so far, and how long this session waited."""
         plan = loader.plan
         seen = [*self._past, (self._since, cursor_of(progress.loader))]
-        samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)
-        return ChunkSummary(
+        samples = sum(chunk_report.samples_between(plan.steps, *each, self._limit) for each in seen)
+        return chunk_report.ChunkSummary(
             samples,
-            passes=samples / samples_of_pass(plan.steps),
-            coverage=coverage_of(plan, seen, self._limit),
+            passes=samples / chunk_report.samples_of_pass(plan.steps),
+            coverage=chunk_report.coverage_of(plan, seen, self._limit),
             chunks=progress.chunks,
             waiting_seconds=waits.total,
             chunk_start_seconds=waits.chunk_start,

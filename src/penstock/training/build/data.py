@@ -63,9 +63,8 @@ def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """Return a dataset with S4's conventions, which makes its loaders itself."""
     own = inspect.signature(SequenceDataset.__init__).parameters
-    fixed = {
-        o.key: getattr(loaders.chunks, o.name) for o in ChunkSettings.options() if o.key in own
-    }
+    own_options = [o for o in ChunkSettings.options() if o.key in own]
+    fixed = {o.key: getattr(loaders.chunks, o.name) for o in own_options}
     fixed |= {"loader": {"batch_size": BATCH_SIZE} | loaders.options}
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):
@@ -249,9 +248,8 @@ class PartLoaders:
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, size, **options)
         options |= {"seed": self.chunks.seed, "cycle": self.chunks.val_cycle}
-        return validation_loader(
-            data, self.batch_size, size or self._inferred(len(data)), **options
-        )
+        size = size or self._inferred(len(data))
+        return validation_loader(data, self.batch_size, size, **options)
 
     def testing(self, data: Any) -> Any:
         """Return the test loader: all samples in order, never chunked."""

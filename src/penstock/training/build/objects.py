@@ -127,9 +127,8 @@ class Maker:
         try:
             found = located(str(path))
         except (ImportError, AttributeError) as error:
-            raise self.refused(
-                f"{key}._target_", f"{path!r} cannot be imported: {error}"
-            ) from error
+            why = f"{path!r} cannot be imported: {error}"
+            raise self.refused(f"{key}._target_", why) from error
         if not callable(found):
             raise self.refused(f"{key}._target_", f"{path!r} is not a class or function")
         return cast("Callable[..., Any]", found)

@@ -187,9 +187,8 @@ class Task:
     def scores(self, outputs: Tensor, y: Tensor, loss: Tensor, extras: Any) -> dict[str, Tensor]:
         """Return all metrics of a batch by name."""
         given = extras | {"loss": loss}
-        return {
-            name: each(outputs, y, **accepted(each, given)) for name, each in self.metrics.items()
-        }
+        found = self.metrics.items()
+        return {name: each(outputs, y, **accepted(each, given)) for name, each in found}
 
 
 @tasks.register("lm")

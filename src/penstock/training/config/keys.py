@@ -66,8 +66,7 @@ def _is_limit(value: Any) -> bool:
 
 
 INTEGER: Final = Kind(
-    "a whole number, at most 2**62",
-    lambda value: _is_int(value) and abs(value) <= LARGEST_INTEGER,
+    "a whole number, at most 2**62", lambda value: _is_int(value) and abs(value) <= LARGEST_INTEGER
 )
 NUMBER: Final = Kind(
     "a number, 0 or more and finite",

@@ -16,26 +16,9 @@ from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.registry import close_name
+from penstock.training.config import keys
 from penstock.training.config.compose import compose, resolve
 from penstock.training.config.files import Provenance
-from penstock.training.config.keys import (
-    CALLBACKS,
-    CHUNKS,
-    IGNORED_CALLBACKS,
-    IGNORED_SECTIONS,
-    IGNORED_TRAIN,
-    LIMITS,
-    LOADER,
-    MOVED,
-    REMOVED_TRAINER,
-    S4_LOADER,
-    SECTIONS,
-    STREAM_LOADER,
-    TRAIN,
-    TRAINER,
-    Kind,
-    Section,
-)
 
 SIZES: Final = ("train_chunk_size", "val_chunk_size")
 DEVICES: Final = {"gpu": ("cuda", "mps", "xpu"), "cuda": ("cuda",), "mps": ("mps",)}
@@ -57,12 +40,14 @@ class Checker:
         """Return the error for a key, with the file and line that set it."""
         return ConfigError(f"{key} ({self.provenance.where(key)}) {why}")
 
-    def value(self, key: str, value: Any, kind: Kind) -> None:
+    def value(self, key: str, value: Any, kind: keys.Kind) -> None:
         """Refuse a value that is not of ``kind``."""
         if not kind.accepts(value):
             raise self.error(key, f"must be {kind.words}, got {shown(value)}")
 
-    def values(self, section: str, found: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    def values(
+        self, section: str, found: Mapping[str, Any], kinds: Mapping[str, keys.Kind]
+    ) -> None:
         """Refuse every value that is not of its kind."""
         for name, kind in kinds.items():
             if name in found:
@@ -71,8 +56,9 @@ class Checker:
     def unknown(self, section: str, name: str, known: Iterable[str], *, strict: bool) -> None:
         """Refuse an unknown key that is misspelled or misplaced; with ``strict``, every one."""
         key, known = f"{section}.{name}".lstrip("."), list(known)
-        if (section, name) in MOVED:
-            raise self.error(key, f"is in the wrong section: give {MOVED[section, name]} instead")
+        if (section, name) in keys.MOVED:
+            where = f"give {keys.MOVED[section, name]} instead"
+            raise self.error(key, f"is in the wrong section: {where}")
         near = close_name(name, known)
         if near is not None:
             raise self.error(key, f"is unknown: did you mean {near!r}?")
@@ -83,47 +69,47 @@ class Checker:
 def check_sections(found: Mapping[str, Any], check: Checker) -> None:
     """Refuse misspelled sections; note those that have no effect."""
     for name, value in found.items():
-        if name in SECTIONS:
-            check.value(str(name), value, SECTIONS[name])
-        elif name in IGNORED_SECTIONS:
+        if name in keys.SECTIONS:
+            check.value(str(name), value, keys.SECTIONS[name])
+        elif name in keys.IGNORED_SECTIONS:
             if value is not None:
-                check.note(f"section {name!r} has no effect: {IGNORED_SECTIONS[name]}")
+                check.note(f"section {name!r} has no effect: {keys.IGNORED_SECTIONS[name]}")
         else:
-            check.unknown("", str(name), SECTIONS, strict=False)
+            check.unknown("", str(name), keys.SECTIONS, strict=False)
             check.note(f"section {name!r} has no effect by itself")
 
 
-def check_train(found: Section, dataset: Any, check: Checker) -> Section:
+def check_train(found: keys.Section, dataset: Any, check: Checker) -> keys.Section:
     """Return the known keys of ``train``, with chunk sizes that the dataset has instead."""
-    kinds = TRAIN | LIMITS
+    kinds = keys.TRAIN | keys.LIMITS
     ignored = [name for name in found if name not in kinds]
     for name in ignored:
-        if name not in IGNORED_TRAIN:
+        if name not in keys.IGNORED_TRAIN:
             check.unknown("train", str(name), kinds, strict=False)
     if ignored:
         check.note(f"train: {', '.join(sorted(map(str, ignored)))} have no effect")
     check.values("train", found, kinds)
-    known = {name: value for name, value in found.items() if name in TRAIN}
+    known = {name: value for name, value in found.items() if name in keys.TRAIN}
     return _dataset_sizes(dataset, found, check) | known
 
 
-def _dataset_sizes(dataset: Any, train: Section, check: Checker) -> Section:
+def _dataset_sizes(dataset: Any, train: keys.Section, check: Checker) -> keys.Section:
     if not isinstance(dataset, Mapping):
         return {}
     sizes = {name: dataset[name] for name in SIZES if dataset.get(name) is not None}
-    check.values("dataset", sizes, TRAIN)
+    check.values("dataset", sizes, keys.TRAIN)
     for name, size in sizes.items():
         if train.get(name, size) != size:
             check.note(f"train.{name}={train[name]!r} overrides dataset.{name}={size!r}")
     return sizes
 
 
-def check_loader(found: Section, dataset: Any, check: Checker) -> None:
+def check_loader(found: keys.Section, dataset: Any, check: Checker) -> None:
     """Refuse unknown loader keys; a dataset with a ``_name_`` may take keys of its own."""
-    known = LOADER | STREAM_LOADER
+    known = keys.LOADER | keys.STREAM_LOADER
     by_name = isinstance(dataset, Mapping) and "_name_" in dataset
     for name in found:
-        if name not in known and name not in S4_LOADER:
+        if name not in known and name not in keys.S4_LOADER:
             check.unknown("loader", str(name), known, strict=not by_name)
     check.values("loader", found, known)
 
@@ -135,12 +121,12 @@ def check_callbacks(found: Any, check: Checker) -> Any:
     used = {}
     for name, section in found.items():
         described = isinstance(section, Mapping) and {"_target_", "_name_"} & section.keys()
-        if described or name in CALLBACKS:
+        if described or name in keys.CALLBACKS:
             used[name] = section
         elif section is not None:
-            if name not in IGNORED_CALLBACKS:
-                check.unknown("callbacks", str(name), CALLBACKS, strict=False)
-            why = IGNORED_CALLBACKS.get(name, "give it a _target_")
+            if name not in keys.IGNORED_CALLBACKS:
+                check.unknown("callbacks", str(name), keys.CALLBACKS, strict=False)
+            why = keys.IGNORED_CALLBACKS.get(name, "give it a _target_")
             check.note(f"callback {name!r} has no effect: {why}")
     return used
 
@@ -148,7 +134,7 @@ def check_callbacks(found: Any, check: Checker) -> Any:
 # -- the section trainer
 
 
-def split_trainer(resolved: Section, check: Checker) -> tuple[Section, Any, Any]:
+def split_trainer(resolved: keys.Section, check: Checker) -> tuple[keys.Section, Any, Any]:
     """Return the trainer's arguments, the callbacks and the logger.
 
     Callbacks and logger may be sections of their own or keys of ``trainer``. Limits may be under
@@ -161,12 +147,12 @@ def split_trainer(resolved: Section, check: Checker) -> tuple[Section, Any, Any]
         if inside is not None:
             if outside is not None:
                 raise check.error(f"trainer.{name}", f"is given twice: keep the section {name!r}")
-            check.value(f"trainer.{name}", inside, SECTIONS[name])
+            check.value(f"trainer.{name}", inside, keys.SECTIONS[name])
         observers[name] = outside if inside is None else inside
-    for name in LIMITS:
+    for name in keys.LIMITS:
         if trainer.get(name, 0) is None:
             del trainer[name]
-    limits = {name: train[name] for name in LIMITS if train.get(name) is not None}
+    limits = {name: train[name] for name in keys.LIMITS if train.get(name) is not None}
     both = [name for name in limits if name in trainer]
     if both:
         check.note(f"{', '.join(both)} are under train and trainer: those under trainer are used")
@@ -174,21 +160,21 @@ def split_trainer(resolved: Section, check: Checker) -> tuple[Section, Any, Any]
     return arguments, check_callbacks(observers["callbacks"], check), observers["logger"]
 
 
-def check_trainer(found: Section, check: Checker) -> Section:
+def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
     """Return the arguments of Lightning's Trainer."""
     trainer = optional("lightning.pytorch", extra="lightning").Trainer
-    known = [n for n in inspect.signature(trainer).parameters if ("trainer", n) not in MOVED]
+    known = [n for n in inspect.signature(trainer).parameters if ("trainer", n) not in keys.MOVED]
     used = dict(found)
     target = used.pop("_target_", None)
     if target is not None and not str(target).endswith(".Trainer"):
         raise check.error("trainer._target_", "is not Lightning's Trainer: leave it out")
     for name in found:
-        if name in REMOVED_TRAINER:
+        if name in keys.REMOVED_TRAINER:
             check.note(f"trainer.{name} is of an older Lightning and has no effect")
             del used[name]
         elif name in used and name not in known:
             check.unknown("trainer", str(name), known, strict=True)
-    check.values("trainer", used, TRAINER)
+    check.values("trainer", used, keys.TRAINER)
     if used.pop("enable_checkpointing", None) is False:
         check.note("trainer.enable_checkpointing has no effect: a run always saves checkpoints")
     wanted, present = used.get("accelerator"), torch.accelerator.current_accelerator(True)
@@ -200,7 +186,7 @@ def check_trainer(found: Section, check: Checker) -> Section:
 
 _CHUNK_KEYS: Any = make_dataclass(
     "_CHUNK_KEYS",
-    [(each.key, Any, each.default) for each in ChunkSettings.options() if each.key in CHUNKS],
+    [(each.key, Any, each.default) for each in ChunkSettings.options() if each.key in keys.CHUNKS],
     frozen=True,
 )
 

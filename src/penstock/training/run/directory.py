@@ -18,15 +18,7 @@ from typing import Any, Final
 from penstock.atomic_files import remove_unfinished, replace_text, replacing
 from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
-from penstock.training.checkpoint_files import (
-    CheckpointError,
-    DamagedCheckpointError,
-    NoCheckpointError,
-    UnreadableCheckpointError,
-    list_files,
-    make_directory,
-    read_checkpoint,
-)
+from penstock.training import checkpoint_files as files
 
 csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
 fabric = optional("lightning.fabric.loggers.logger", extra="train")
@@ -162,17 +154,17 @@ class RunPaths:
 
     def saved(self) -> list[Path]:
         """Return the checkpoints by step, the last first, without the best one."""
-        found = [path for path in list_files(self.checkpoints) if path.suffix == ".ckpt"]
+        found = [path for path in files.list_files(self.checkpoints) if path.suffix == ".ckpt"]
         found = [path for path in found if path.name.startswith("step-")]
         return sorted(found, key=step_of, reverse=True)
 
     def damaged(self) -> list[Path]:
         """Return the checkpoints that were found damaged, and renamed."""
-        return [path for path in list_files(self.checkpoints) if path.suffix == DAMAGED]
+        return [path for path in files.list_files(self.checkpoints) if path.suffix == DAMAGED]
 
     def make(self) -> None:
         """Create the directory."""
-        make_directory("run_dir", self.checkpoints)
+        files.make_directory("run_dir", self.checkpoints)
 
     def clean(self) -> None:
         """Remove unfinished files of a process that was killed while it wrote them."""
@@ -229,13 +221,13 @@ def last_readable(paths: RunPaths, *, first_rank: bool) -> Saved | None:
     broken: list[Path] = []
     for path in [*paths.saved(), paths.best]:
         try:
-            found = Saved(path, read_checkpoint(path))
-        except NoCheckpointError:
+            found = Saved(path, files.read_checkpoint(path))
+        except files.NoCheckpointError:
             continue
-        except UnreadableCheckpointError as error:
+        except files.UnreadableCheckpointError as error:
             advice = "make it readable, or move it away to resume from an earlier checkpoint"
-            raise UnreadableCheckpointError(f"{error}: {advice}") from error
-        except DamagedCheckpointError as error:
+            raise files.UnreadableCheckpointError(f"{error}: {advice}") from error
+        except files.DamagedCheckpointError as error:
             broken.append(path)
             log.warning("%s: using the one before it", error)
             continue
@@ -244,7 +236,7 @@ def last_readable(paths: RunPaths, *, first_rank: bool) -> Saved | None:
         return found
     if broken := broken or paths.damaged():
         names = ", ".join(path.name for path in broken)
-        raise CheckpointError(
+        raise files.CheckpointError(
             f"none of the checkpoints in {str(paths.checkpoints)!r} is intact ({names}): restore "
             "one from a backup, or start in another run_dir"
         )

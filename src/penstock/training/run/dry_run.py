@@ -127,9 +127,7 @@ class Stopwatch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         """Start timing."""
         self._began = self._last = self._clock()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any) -> None:
         """Record the time of a step; end when there are enough."""
         now = self._clock()
         self.steps.append(now - self._last)

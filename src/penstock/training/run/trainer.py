@@ -103,9 +103,7 @@ class StopOnSignal(callbacks.Callback):  # type: ignore[misc, name-defined]
         self._listener.listen()
         self._ranks = Ranks()
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Stop before this batch, when the one before is completely logged."""
         self._stop_if_requested(trainer)
 
@@ -118,9 +116,7 @@ class StopOnSignal(callbacks.Callback):  # type: ignore[misc, name-defined]
             self._in_step = self._ranks.agree(-1 if batches == float("inf") else int(batches))
         self._stop_if_requested(trainer)
 
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
         """Stop inside a validation; a resume runs it again from its start."""
         if not trainer.sanity_checking and self._in_step:
             self._stop_if_requested(trainer)
@@ -195,9 +191,8 @@ class Fit:
     def run(self, saved: Saved | None) -> None:
         """Train, from a checkpoint if there is one."""
         path = str(saved.path) if saved else None
-        self.trainer.fit(
-            self.job.module, datamodule=self.job.data, ckpt_path=path, weights_only=True
-        )
+        data = {"datamodule": self.job.data, "ckpt_path": path}
+        self.trainer.fit(self.job.module, **data, weights_only=True)
 
 
 def make_fit(
