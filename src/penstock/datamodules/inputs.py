@@ -168,9 +168,8 @@ def split_sizes(samples: int, val_split: float) -> tuple[int, int]:
     """
     check_share(val_split)
     if samples < 2:
-        raise ConfigError(
-            f"val_split={val_split!r} needs 2 samples or more: pass val_data=, or val_split=0"
-        )
+        left = "pass val_data=, or val_split=0"
+        raise ConfigError(f"val_split={val_split!r} needs 2 samples or more: {left}")
     validated = min(max(1, round(samples * val_split)), samples - 1)
     return samples - validated, validated
 

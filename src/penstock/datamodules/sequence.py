@@ -333,9 +333,8 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         return self._loaders.get(name, dataset, options, build)
 
     def _build(self, partition: str, dataset: Any, chunk_size: int | None, loader: Options) -> Any:
-        kind, options = loader_options(
-            loader, self.collate_args, self.loader_args, self._collation()
-        )
+        own = self.collate_args, self.loader_args, self._collation()
+        kind, options = loader_options(loader, *own)
         if self._split_seed is not None:
             self._split_seed.for_ranks(ranks())  # refuses ranks that split differently
         options.setdefault("seed", self._chunk_seed)

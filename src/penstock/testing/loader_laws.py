@@ -64,9 +64,8 @@ def _expect_rest(rest: Iterator[_Delivered], want: Sequence[_Delivered], where: 
             raise AssertionError(f"{where}, only {number} of {len(want)} batches came")
         at = f"{where}, batch {number} of the rest"
         if not same_batch(found.batch, expected.batch):
-            raise AssertionError(
-                f"{at} is another: expected {expected.batch!r}, got {found.batch!r}"
-            )
+            both = f"expected {expected.batch!r}, got {found.batch!r}"
+            raise AssertionError(f"{at} is another: {both}")
         _expect(
             found.after == expected.after,
             f"{at} leaves state {found.after}, expected {expected.after}",

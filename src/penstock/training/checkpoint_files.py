@@ -112,9 +112,8 @@ def _read(file: IO[bytes], watched: _Watched, path: Path) -> dict[str, Any]:
         cause = watched.failure or (error if memory else None)
         if cause is not None:
             raise _unreadable(path, cause) from error
-        raise DamagedCheckpointError(
-            f"checkpoint {path.name!r} is corrupted ({reason_of(error)})"
-        ) from error
+        why = f"is corrupted ({reason_of(error)})"
+        raise DamagedCheckpointError(f"checkpoint {path.name!r} {why}") from error
     if not isinstance(state, dict):
         found = type(state).__name__
         raise DamagedCheckpointError(f"checkpoint {path.name!r} is corrupted (it is a {found})")

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,9 +181,8 @@ class CheckpointManager:
         try:
             self.drive_backup_path.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as saved:
-                replace_file(
-                    self.drive_backup_path / path.name, lambda copy: shutil.copyfileobj(saved, copy)
-                )
+                copy = partial(shutil.copyfileobj, saved)
+                replace_file(self.drive_backup_path / path.name, copy)
         except OSError as error:  # the checkpoint itself is safe: training continues
             log.warning("no backup of %s in %s: %s", path.name, self.drive_backup_path, error)
 
@@ -218,9 +218,8 @@ class CheckpointManager:
         """
         chosen = self.get_best() if path is None else Path(path)
         if chosen is None:
-            raise files.NoCheckpointError(
-                f"No checkpoints found in {self.checkpoint_dir}: save one first, or give a path"
-            )
+            where = self.checkpoint_dir
+            raise files.NoCheckpointError(f"No checkpoints found in {where}: save one first")
         try:
             state = files.read_checkpoint(chosen)
         except files.DamagedCheckpointError as error:
@@ -236,9 +235,8 @@ class CheckpointManager:
             raise files.DamagedCheckpointError(f"loader_states must be by name, found {states!r}")
         for name, loader in loaders.items():
             if name not in states:
-                raise files.CheckpointError(
-                    f"the checkpoint has no state of the loader {name!r}: only {sorted(states)}"
-                )
+                missing = f"no state of the loader {name!r}, only of {sorted(states)}"
+                raise files.CheckpointError(f"the checkpoint has {missing}")
             loader.load_state_dict(states[name])
 
     def _recovery(self, damaged: Path) -> str:

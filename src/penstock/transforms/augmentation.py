@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,21 +51,17 @@ class SpecAugment(Transform):
     ) -> None:
         self.time_mask_param = whole_number("time_mask_param", time_mask_param, minimum=0)
         self.freq_mask_param = whole_number("freq_mask_param", freq_mask_param, minimum=0)
-        self.num_time_masks = whole_number(
-            "num_time_masks", num_time_masks, minimum=0, maximum=MOST_MASKS
-        )
-        self.num_freq_masks = whole_number(
-            "num_freq_masks", num_freq_masks, minimum=0, maximum=MOST_MASKS
-        )
+        masks = partial(whole_number, minimum=0, maximum=MOST_MASKS)
+        self.num_time_masks = masks("num_time_masks", num_time_masks)
+        self.num_freq_masks = masks("num_freq_masks", num_freq_masks)
         self.mask_value = real_number("mask_value", mask_value)
         self.p = real_number("p", p, minimum=0, maximum=1)
 
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:
         """Return the spectrograms, each with the masks of its own key."""
         if batch.ndim < 3:
-            raise BatchError(
-                f"SpecAugment needs spectrograms, got samples of shape {tuple(batch.shape[1:])}"
-            )
+            shape = tuple(batch.shape[1:])
+            raise BatchError(f"SpecAugment needs spectrograms, got samples of shape {shape}")
         masked = batch.clone()
         bands, spans = self.spans(keys, batch.shape[-2], batch.shape[-1])
         for row in range(len(keys)):  # slices: a boolean mask would touch every value

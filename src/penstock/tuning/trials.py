@@ -300,9 +300,8 @@ def _check_tunable(dataset: Any) -> None:
     check_dataset(dataset)
     kind = type(dataset).__name__
     if isinstance(dataset, Loader | Source):
-        raise ConfigError(
-            f"{kind} is not a dataset: StreamLoader over a source chooses its own threads"
-        )
+        advice = "StreamLoader over a source chooses its own threads"
+        raise ConfigError(f"{kind} is not a dataset: {advice}")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(f"{kind} has no samples by index: pass a map-style dataset")
     try:

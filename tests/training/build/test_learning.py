@@ -13,8 +13,7 @@ from torch import nn
 
 from penstock.errors import BatchError, ConfigError
 from penstock.training.build import registries
-from penstock.training.build.model import parameter_groups
-from penstock.training.build.module import parts_of
+from penstock.training.build.model import parameter_groups, parts_of
 from penstock.training.build.registries import (
     EmbeddingEncoder,
     LinearEncoder,

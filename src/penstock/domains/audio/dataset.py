@@ -168,9 +168,8 @@ class AudioDataset(Dataset[Any]):
         check_rates(files, self.target_sr)
         if self.is_stereo:
             check_stereo(files)
-        self.windows = AudioWindows(
-            files, sample_len=self.sample_len, target_sr=self.target_sr, drop_last=drop_last
-        )
+        sizes = {"sample_len": self.sample_len, "target_sr": self.target_sr}
+        self.windows = AudioWindows(files, **sizes, drop_last=drop_last)
         if not len(self.windows):
             raise PlanError(f"none of the {len(files)} files has {sample_len} samples: shorten it")
 

@@ -101,9 +101,8 @@ def check_stereo(files: Sequence[AudioFile]) -> None:
     """Raise `PlanError` for a file that does not have two channels."""
     for file in files:
         if file.channels != 2:
-            raise PlanError(
-                f"{file.name} has {file.channels} channels, stereo needs 2: use is_stereo=False"
-            )
+            found = f"{file.name} has {file.channels} channels"
+            raise PlanError(f"{found}, stereo needs 2: use is_stereo=False")
 
 
 def natural_key(name: str) -> list[Any]:
@@ -178,7 +177,6 @@ def read_range(path: Path, start: int, frames: int) -> Any:
     except soundfile.LibsndfileError as error:
         raise SourceError(f"cannot read {path}: {error}; {ADVICE}") from error
     if len(found) != frames:
-        raise SourceError(
-            f"{path} ends after {start + len(found)} frames, fewer than its header says; {ADVICE}"
-        )
+        end = start + len(found)
+        raise SourceError(f"{path} ends after {end} frames, before its header says; {ADVICE}")
     return found

@@ -319,9 +319,8 @@ class TrainingEngine:
         model = model.to(self.device)
         weights = balanced_weights(labels, self.num_classes).to(self.device)
         criterion = nn.CrossEntropyLoss(weights if config["use_class_weights"] else None)
-        optimizer = torch.optim.Adam(
-            model.parameters(), config["learning_rate"], weight_decay=config["l2_regularization"]
-        )
+        rates = {"lr": config["learning_rate"], "weight_decay": config["l2_regularization"]}
+        optimizer = torch.optim.Adam(model.parameters(), **rates)
         return Fold(number, model, criterion, optimizer, *loaders, self.device, config)
 
     def _summary(

@@ -128,9 +128,7 @@ def vote(logits: torch.Tensor, targets: torch.Tensor, recordings: Any) -> dict[s
         "recording_accuracy": scores.accuracy,
         "recording_f1": scores.f1,
         "recording_confusion_matrix": confusion(predictions, truth, logits.shape[1]),
-        "recording_predictions": {
-            str(name): int(found) for name, found in zip(names, predictions, strict=True)
-        },
+        "recording_predictions": dict(zip(map(str, names), predictions.tolist(), strict=True)),
     }
 
 

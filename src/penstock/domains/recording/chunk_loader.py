@@ -132,9 +132,8 @@ class HostChunks:
         named = {str(i): array for i, array in enumerate(arrays)}
         if self._buffers is None and (self._takes_out or self._pin):
             fields = {name: Field(array.shape[1:], array.dtype) for name, array in named.items()}
-            self._buffers = BatchBuffers(
-                fields, batch=self._longest, count=self._count, lent=self._count, pin=self._pin
-            )
+            size, count = self._longest, self._count
+            self._buffers = BatchBuffers(fields, batch=size, count=count, lent=count, pin=self._pin)
         buffers, rows = self._buffers, len(arrays[0])
         if buffers is None or not buffers.free or {len(array) for array in arrays} != {rows}:
             return {name: torch.from_numpy(array) for name, array in named.items()}
@@ -230,9 +229,8 @@ class RandomChunkLoader:
         self.total_timesteps, self.chunk_size = self._plan.total, self._plan.chunk
         self.device = device = check_device(device)
         self.prefetch = prefetch = whole_number("prefetch", prefetch, minimum=1, unit="chunk")
-        self._pipeline = ChunkPipeline(
-            load_fn, longest=self.plan.longest, ahead=prefetch, transfer=transfer_to(device)
-        )
+        sizes = {"longest": self.plan.longest, "ahead": prefetch}
+        self._pipeline = ChunkPipeline(load_fn, **sizes, transfer=transfer_to(device))
         self._epoch, self._taken, self._planned = -1, 0, 0  # chunks are counted over all ranks
         self._world = 1  # of the current epoch
         self._resume: tuple[int, int] | None = None

@@ -298,9 +298,8 @@ class NeuronData:
         kind = _whole(metadata, FlyVisSim.TYPE, np.uint8)
         present = np.unique(kind)
         if not np.array_equal(present, np.arange(len(present))):
-            raise SourceError(
-                f"neuron types must be exactly 0 to {len(present) - 1}, found {present.tolist()}"
-            )
+            last, found = len(present) - 1, present.tolist()
+            raise SourceError(f"neuron types must be exactly 0 to {last}, found {found}")
         return cls(
             ix=_whole(metadata, FlyVisSim.INDEX, np.int32),
             pos=np.ascontiguousarray(metadata[:, [1, 2]], np.float32),

@@ -49,9 +49,7 @@ class DataSplit:
         if self.train_start < self.validation_end and self.validation_start < self.train_end:
             train = f"{self.train_start}:{self.train_end}"
             validation = f"{self.validation_start}:{self.validation_end}"
-            raise ConfigError(
-                f"training {train} and validation {validation} overlap: use other ranges"
-            )
+            raise ConfigError(f"training {train} and validation {validation} overlap: move one")
 
     @property
     def train_timesteps(self) -> int:

@@ -230,9 +230,8 @@ def write_recording(
         series[:, :, layout.DYNAMIC.index(layout.FlyVisSim[name])] = values
     static = _default_metadata(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
     if static.shape != (shape[1], len(layout.STATIC)):
-        raise SourceError(
-            f"metadata must have shape {(shape[1], len(layout.STATIC))}, got {static.shape}"
-        )
+        wanted = (shape[1], len(layout.STATIC))
+        raise SourceError(f"metadata must have shape {wanted}, got {static.shape}")
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "timeseries.zarr", series, (chunk_timesteps, max(1, shape[1]), 1))
     _write(folder / "metadata.zarr", static, static.shape)

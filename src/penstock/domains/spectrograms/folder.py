@@ -148,9 +148,8 @@ def _find_table(directory: Path) -> Path:
     named = directory / "metadata.csv"
     tables = [named] if named.exists() else sorted(directory.glob("*.csv"))
     if len(tables) != 1:
-        raise SourceError(
-            f"{directory.name!r} has {len(tables)} .csv files: rename one to metadata.csv"
-        )
+        found = f"{len(tables)} .csv files"
+        raise SourceError(f"{directory.name!r} has {found}: rename one to metadata.csv")
     return tables[0]
 
 

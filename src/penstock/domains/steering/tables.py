@@ -131,9 +131,7 @@ class SteeringTables:
 
 
 # Datasets of one directory share its tables as long as one of them is alive.
-_loaded: weakref.WeakValueDictionary[tuple[Path, str, bool, str], SteeringTables] = (
-    weakref.WeakValueDictionary()
-)
+_loaded: weakref.WeakValueDictionary[Any, SteeringTables] = weakref.WeakValueDictionary()
 
 
 def open_tables(

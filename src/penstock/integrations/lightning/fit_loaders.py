@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import compat
@@ -24,6 +24,7 @@ from penstock.loaders.torch_loader import TorchLoader
 
 log = logging.getLogger("penstock")
 
+Loaders: TypeAlias = Iterable[Any]
 LIMITS: Final = ("limit_train_batches", "limit_val_batches")
 
 
@@ -170,7 +171,8 @@ class FitLoaders:
         if self.settings.start_chunk is None or self._started:
             return
         if self.loader is None:
-            raise ConfigError(f"start_chunk={self.settings.start_chunk!r} needs a Penstock loader")
+            wanted = f"start_chunk={self.settings.start_chunk!r}"
+            raise ConfigError(f"{wanted} needs a training loader of Penstock: pass a chunk size")
         self.loader.seek(0)
         self.loader.position.set_chunk(self.settings.start_chunk)
         self._started = self.starts_at_chunk = True
@@ -186,9 +188,7 @@ class FitLoaders:
 # -- chunk sizes
 
 
-def find_sizes(
-    settings: ChunkSettings, data: Any, train: Iterable[Any], val: Iterable[Any]
-) -> ChunkSizes:
+def find_sizes(settings: ChunkSettings, data: Any, train: Loaders, val: Loaders) -> ChunkSizes:
     """Return the sizes that are given: in the settings, else a data module, else the loaders."""
     sizes = []
     for partition, loaders in (("train", train), ("val", val)):

@@ -313,9 +313,8 @@ class RunHistory:
     ) -> None:
         self.begin = cursor_of(restored["begin"]) if "begin" in restored else here
         self._since = cursor_of(restored["since"]) if "since" in restored else self.begin
-        self._past: list[chunk_report.Stretch] = [
-            (Cursor(*one), Cursor(*other)) for one, other in restored.get("past", ())
-        ]
+        past = restored.get("past", ())
+        self._past = [(Cursor(*one), Cursor(*other)) for one, other in past]
         if elsewhere and restored:
             self._past.append((self._since, cursor_of(restored["progress"]["loader"])))
             self._since = here

@@ -11,8 +11,7 @@ from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.training.build import registries
 from penstock.training.build.data import WAYS, JobData, PartLoaders, make_data
-from penstock.training.build.model import make_module
-from penstock.training.build.module import TaskModule
+from penstock.training.build.model import TaskModule, make_module
 from penstock.training.build.objects import Maker, import_users
 from penstock.training.config import Settings
 

@@ -137,9 +137,8 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
         return open_source(section["path"], **options)
     if not isinstance(section, Mapping):
         found = type(section).__name__
-        raise maker.refused(
-            key, f"must be one path or section, got {found}: join several into one dataset"
-        )
+        why = f"must be one path or section, got {found}: join several into one dataset"
+        raise maker.refused(key, why)
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
     return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)

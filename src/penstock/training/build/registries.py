@@ -13,8 +13,10 @@ True
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -24,7 +26,6 @@ from torch import Tensor, nn
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.errors import ConfigError
 from penstock.registry import Registry
-from penstock.training.build.module import accepted
 
 Factories: TypeAlias = Registry[Callable[..., Any]]
 
@@ -160,6 +161,26 @@ class SequenceDecoder(nn.Module):
 
 
 PADDING = -100
+
+
+def accepted(function: Callable[..., Any], extras: dict[str, Any]) -> dict[str, Any]:
+    """Return those of ``extras`` that a function takes by name; all if it has ``**kwargs``.
+
+    >>> accepted(lambda x, lengths: None, {"lengths": 3, "rate": 1})
+    {'lengths': 3}
+    """
+    if not extras:
+        return extras
+    names = _parameter_names(getattr(function, "__func__", function))
+    return extras if names is None else {n: v for n, v in extras.items() if n in names}
+
+
+@lru_cache(maxsize=256)  # keyed by functions: bound methods would keep their modules alive
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return frozenset(parameters)
 
 
 @tasks.register("base")

@@ -208,7 +208,8 @@ def _missing_keys(parent: Any, name: Any, key: str) -> Iterator[str]:
 def _explained_errors(file: Path, tree: Tree, overrides: Sequence[str]) -> Iterator[None]:
     """Turn errors about files and overrides into a `CompositionError` with file and line."""
     hydra = optional("hydra.errors", extra="train")
-    known = (hydra.HydraException, optional("omegaconf.errors", "train").OmegaConfBaseException)
+    omegaconf = optional("omegaconf.errors", extra="train")
+    known: tuple[Any, ...] = (hydra.HydraException, omegaconf.OmegaConfBaseException)
     known += (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:
         yield
