@@ -441,6 +441,7 @@ def order() -> Iterator[Call]:
             "limit": natural(optional=True),
             "chunk": count(optional=True),
         },
+        {"sizes": "a function of an order"},
     )
     yield Call(
         "Topology",
@@ -453,6 +454,7 @@ def order() -> Iterator[Call]:
         penstock.Plan,
         lambda: {"order": penstock.SequentialOrder(10), "steps": penstock.Steps(10, 2)},
         {"order": (3, "block", None), "steps": (3, None), "rank": natural()},
+        {"skips": "made by a loader; skip and load_state_dict check what users pass"},
     )
     made = "made for every batch; seek and load_state_dict check what users pass"
     yield Call("Cursor", penstock.Cursor, dict, {}, {"epoch": made, "position": made})
@@ -536,22 +538,71 @@ def sources(folder: Path) -> Iterator[Call]:
         },
     )
     yield Call(
-        "ConcatenatedSource",
-        penstock.ConcatenatedSource,
+        "concatenate",
+        penstock.concatenate,
         lambda: {"sources": [source, source]},
         {"sources": (3, None, [], "text", source)},
     )
     yield Call(
-        "ZippedSource",
-        penstock.ZippedSource,
+        "zip_sources",
+        penstock.zip_sources,
         lambda: {"sources": {"a": source}},
-        {"sources": (3, None, {}, [source], {3: source})},
+        {
+            "sources": (3, None, {}, [source], {3: source}),
+            "rates": (3, {"no such": 1}, {"a": 2 / 3}, {"a": -1}, {"a": "x"}, {"a": True}),
+        },
     )
     yield Call(
-        "RangeSource",
-        penstock.RangeSource,
-        lambda: {"source": source, "start": 1, "stop": 5},
-        {"source": (3, None), "start": natural(), "stop": count()},
+        "MemorySource.select",
+        source.select,
+        lambda: {"indices_or_mask": [1, 3]},
+        {
+            "indices_or_mask": (
+                3,
+                None,
+                "x",
+                [-1],
+                [HUGE],
+                [0.5],
+                [1, 1],
+                [True],
+                [[1]],
+                range(HUGE),
+            )
+        },
+    )
+    yield Call(
+        "MemorySource.windows",
+        source.windows,
+        lambda: {"length": 2},
+        {"length": count(), "stride": count(), "offsets": (3, [], ["x"], {}, {"a": 3}, [0])},
+    )
+    yield Call(
+        "MemorySource.patches",
+        penstock.MemorySource(np.zeros((9, 4))).patches,
+        lambda: {"sizes": (2,)},
+        {
+            "sizes": (3, None, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
+            "stride": (3, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
+            "random": FLAG,
+        },
+    )
+    yield Call(
+        "MemorySource.split",
+        source.split,
+        lambda: {"parts": {"a": 0.5, "b": 0.5}},
+        {
+            "parts": (3, None, {}, {"a": 0.5}, {"a": "x"}, {"a": 2, "b": -1}),
+            "by": CHOICE,
+            "groups": (3, "no such", [1]),
+            "seed": seed(optional=False),
+        },
+    )
+    yield Call(
+        "MemorySource.statistics",
+        source.statistics,
+        dict,
+        {"per": (1.5, True, [], "no such"), "progress": FLAG},
     )
     yield Call(
         "write_recording",
@@ -903,6 +954,8 @@ def modules(folder: Path) -> Iterator[Call]:
             "cycle": FLAG,
             "max_passes": count(optional=True),
             "start_chunk": natural(optional=True),
+            "validate_every": (*count(optional=True), {"min": 1}),
+            "skip": (3, "all", [3], [[0, 1]], [[0, 3, 1]], {"epoch": 0}),
         },
     )
 

@@ -15,7 +15,7 @@ from penstock.arguments import whole_number
 from penstock.errors import BatchError, ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.base import LoaderIterator, stale_iterator
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.sampler import order_named
 from penstock.order import Cursor
 from penstock.registry import Registry, unknown_name
@@ -121,6 +121,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
             return super().__len__() * self._pieces(self._steps_of_first())
         position, steps = self.position, self.plan.steps
         here = Cursor() if position.evaluation else position.cursor.normal(steps)
+        steps = steps.of(here.epoch)
         done = steps.chunk_length(here.position) - steps.left_in_chunk(here.position)
         first = steps.step_of(here.position) - done
         begin = Cursor(here.epoch, steps.start(first) if first else 0)

@@ -33,7 +33,8 @@ from penstock.loaders.pass_through import (
     preserve_random_state,
     refuse_planned_arguments,
 )
-from penstock.loaders.position import OrderFactory, Position, order_factory
+from penstock.loaders.plan_settings import OrderFactory, order_factory
+from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.loaders.worker_errors import safe_context
@@ -63,6 +64,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             one operation; ``__getitems__`` is used if the dataset has it.
         batch_size: Samples of this rank's batch.
         chunk_size: Batches of a chunk; None for the whole epoch. Overrides ``limit_batches``.
+            Sizes that change are ``{"start", "end", "over_chunks"}``, a list of ``[first chunk,
+            batches]``, or a duration such as ``"10min"``.
         limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
         shuffle: None shuffles with a ``chunk_size``, and does not without, as torch.
@@ -91,7 +94,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         *,
         limit_batches: int | float | None = None,
         shuffle: bool | None = None,
@@ -256,13 +259,20 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
 
     @property
     def current_chunk(self) -> int:
-        """The chunk of this epoch that the position is in."""
-        return self.position.plan.steps.chunk_of(self.position.cursor.position)
+        """The chunk of this epoch that the position is in; of all epochs if sizes differ."""
+        position = self.position
+        if position.progress is not None:
+            return position.progress.chunks
+        return position.plan.steps.of(position.cursor.epoch).chunk_of(position.cursor.position)
 
     @property
     def total_chunks(self) -> int:
-        """Chunks of an epoch; the last may be short."""
-        return self.position.plan.steps.total_chunks
+        """Chunks of an epoch; the last may be short. If sizes differ, of the size now."""
+        position = self.position
+        if position.progress is not None:
+            count = position.plan.steps.of(position.cursor.epoch).count
+            return -(-count // position.progress.size)
+        return self.position.plan.steps.of(self.position.cursor.epoch).total_chunks
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Start the next ``iter()`` at a chunk of this epoch.
@@ -308,7 +318,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         if self.executor == "threads":
-            left = plan.steps.left_in_chunk if self._position.evaluation else plan.steps.steps_from
+            steps = plan.steps.of(cursor.epoch)
+            left = steps.left_in_chunk if self._position.evaluation else steps.steps_from
             batches = islice(self._batches(plan, cursor), left(cursor.position))
             threads = self.threads or max(2, this_machine().cores)
             options: dict[str, Any] = {"threads": threads, "timeout": self.timeout}
@@ -422,12 +433,14 @@ class Planned:
 
     def describe(self, loader: ChunkedDataLoader) -> str:
         """Return one readable page."""
-        plan, cursor = loader.plan, loader.position.cursor
-        steps = plan.steps
+        plan, position = loader.plan, loader.position
+        cursor, steps = position.skips.to_order(position.cursor), plan.steps
         gather = "one gather a batch" if loader._gather is not None else "sample by sample"
         if loader._gather is None and hasattr(loader.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
         chunks = f"{steps.total_chunks:,} chunks of {loader.chunk_size} batches"
+        if position.progress is not None:
+            chunks = f"{position.progress.schedule}, now {loader.chunk_size:,} batches"
         executor = (
             f"{loader.num_workers} worker processes" if loader.num_workers else loader.executor
         )
@@ -438,6 +451,7 @@ class Planned:
             f"  chunks    {chunks if loader.use_chunked else 'none: every iter() is an epoch'}",
             f"  remainder {'dropped' if steps.drop_last else 'delivered, in short last batches'}",
             f"  executor  {executor}, {gather}",
+            *loader.position.skipped_lines(),
             f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
             f"chunk {loader.current_chunk}, {loader.remaining:,} batches to come",
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
+from penstock.loaders.chunk_schedule import chunk_schedule
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -21,15 +21,14 @@ from penstock.loaders.stream_settings import (
     bad_blocks,
     brief,
     check_fields,
-    check_samples,
     check_transform,
-    decoded_rows,
     one_of,
     opened,
     optional_number,
     page,
     refuse_arguments,
     warnings_of,
+    with_steps,
 )
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
@@ -38,12 +37,15 @@ from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
-from penstock.sources.base import Field
-from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
-from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
+from penstock.streaming.buffers import BatchBuffers, SlotTable
+from penstock.streaming.held import HeldReader, HeldTable
+from penstock.streaming.held_rows import ComposedReader, HeldRows
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
-from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
+from penstock.streaming.readers import BatchMemory, BlockReader
+from penstock.streaming.stream_input import StreamInput
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -64,11 +66,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read together; defaults to the storage's chunking.
         window_blocks: Blocks that a lane mixes; defaults to what the budget allows.
-        chunk_size: Batches of a chunk; None for the whole epoch.
+        chunk_size: Batches of a chunk, or sizes that change, as for `ChunkedDataLoader`; None for
+            the whole epoch.
         shuffle: False reads the samples as they are stored.
         seed: Of the shuffle and of ``transform``; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
-        steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
+        steps: Consecutive rows a sample is made of (rollouts): ``source.windows(steps)``.
         device: Where batches go; a copy overlaps the step before. None leaves them on the CPU.
         memory_budget: Hard bound on the buffers and their bookkeeping: bytes, or a text such as
             ``"1GB"``.
@@ -103,7 +106,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Sequence[str] | None = None,
         block_samples: int | None = None,
         window_blocks: int | None = None,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         shuffle: bool = True,
         seed: Seed | int | None = 42,
         drop_last: bool = True,
@@ -125,7 +128,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        chunk_size = chunk_schedule(chunk_size)
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -141,19 +144,21 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
         self.source = opened(source, fields)
-        self.samples = check_samples(self.source, self.steps)
-        check_fields(self.source.fields)
-        check_transform(transform, self.source.fields)
+        samples = with_steps(self.source, self.steps)
+        self.samples = len(samples)
+        check_fields(samples.fields)
+        check_transform(transform, samples.fields)
+        self.stream_input = StreamInput(samples, self.memory_budget)
         self._slots: BatchBuffers | None = None
+        self._held: HeldRows | None = None
         self._orders = StreamOrders(
-            source=self.source,
+            source=self.stream_input,
             samples=self.samples,
-            steps=self.steps,
             shuffle=self.shuffle,
+            drop_last=self.drop_last,
             memory_budget=self.memory_budget,
             asked=asked,
             given_threads=threads,
-            chunk_rows=decoded_rows(self.source),
             adopted=Geometry(),
         )
         self._position = Position(
@@ -236,8 +241,13 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a storage chunk that a read decodes together; 0 where none are decoded."""
-        return self._orders.chunk_rows
+        """Rows that a read decodes together, of the widest field; 0 where none are decoded."""
+        return self.stream_input.chunk_rows
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether rows are held once, and batches are gathered from them."""
+        return isinstance(self._resolver.demand, HeldDemand)
 
     @property
     def collate(self) -> Callable[[Any], Any] | None:
@@ -247,8 +257,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def buffer_bytes(self) -> int:
         """Memory of all buffers and their bookkeeping, within ``memory_budget``."""
-        resolver = self._orders.resolver(self.batch_size, self.world_size)
-        return resolver.needed(self.geometry)
+        return self._resolver.needed(self.geometry)
+
+    @property
+    def _resolver(self) -> Resolver:
+        return self._orders.resolver(self.batch_size, self.world_size)
 
     # -- state
 
@@ -300,20 +313,28 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder)
-        slots = self._reserve(plan, pin=transfer is not None)
+        demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
+        slots = self._reserve(plan, demand, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
-        bad = self._bad_blocks
-        reader = partial(
-            BlockReader,
-            self.source,
-            slots,
-            block=min(order.block, order.size),
-            steps=self.steps,
-            replacement=None if bad is None else BlockReplacement(order, bad),
-        )
+        bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
+        replacement = None if bad is None else BlockReplacement(order, bad)
+        memory: BatchMemory = SlotTable(slots)
+        if source.rows is None:
+            reader: Callable[[], BlockReader] = partial(
+                SlotReader, source.source, slots, block=block, replacement=replacement
+            )
+        elif isinstance(demand, HeldDemand):
+            places = demand.places(block, round_samples(order), order.lanes)
+            held = self._hold(slots, block, places, order.seed)
+            memory = HeldTable(held, plan.steps.batch)
+            reader = partial(HeldReader, held, replacement)
+        else:
+            options = {"block": block, "places": 1, "seed": order.seed}
+            scratch = partial(HeldRows, source.rows, slots, **options)
+            reader = partial(ComposedReader, scratch, replacement)
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
-            slots,
+            memory,
             reader,
             threads=self.threads,
             name="read",
@@ -321,25 +342,32 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, slots, transfer),
+            *(plan, segments, pipeline, slots.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
+    def _reserve(self, plan: Plan, demand: Demand, *, pin: bool) -> BatchBuffers:
         """Return memory for the batches: that of the last stream if it fits."""
         batch, slots = plan.steps.batch, self._slots
-        demand = self._orders.demand(batch, plan.steps.world)
         count = demand.slots(round_samples(plan.order))
         if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
-            self._slots = slots = None  # freed before new memory is allocated
-            fields = {
-                name: stacked(field, self.steps) for name, field in self.source.fields.items()
-            }
+            self._slots = self._held = slots = None  # freed before new memory is allocated
             self._slots = slots = BatchBuffers(
-                fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
+                self.stream_input.source.fields, batch=batch, count=count, lent=demand.lent, pin=pin
             )
         return slots
+
+    def _hold(self, slots: BatchBuffers, block: int, places: int, seed: int) -> HeldRows:
+        """Return memory for the rows of blocks: that of the last stream if it fits."""
+        held = self._held
+        wanted = (slots, block, places, seed)
+        if held is None or not held.is_reusable or held.made_for != wanted:
+            self._held = held = None
+            assert self.stream_input.rows is not None
+            rows = self.stream_input.rows
+            self._held = held = HeldRows(rows, slots, block=block, places=places, seed=seed)
+        return held
 
     def peek(self) -> Any:
         """Return the batch the next ``iter()`` begins with; what was read ahead is read again."""
@@ -349,9 +377,10 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     def close(self) -> None:
         """End all threads and free the buffers; batches stay valid. It may be iterated again."""
         super().close()
-        slots, self._slots = self._slots, None
+        slots, self._slots, self._held = self._slots, None, None
         if slots is not None:
             slots.release_pages()
+        self.stream_input.drop()
 
     def describe(self) -> str:
         """Return one readable page: order, quality of the shuffle, memory, and the reasons."""
@@ -363,16 +392,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
     Not a method: threads hold this, and would keep the loader alive.
     """
-    steps = plan.steps
     while True:
+        steps = plan.steps.of(cursor.epoch)
         left = steps.left_in_chunk if fixed else steps.steps_from
         yield Segment.of(steps, cursor, left(cursor.position))
-        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
-
-
-def stacked(field: Field, steps: int) -> Field:
-    """Return the field of a sample of ``steps`` consecutive rows."""
-    return field if steps == 1 else replace(field, shape=(steps, *field.shape))
+        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1).normal(plan.steps)
 
 
 def round_samples(order: Order) -> int:

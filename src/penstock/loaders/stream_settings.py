@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,20 +13,32 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.loaders.position import OrderRequest
+from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import Field, MappedSource, Source
-from penstock.sources.combine import seams_of
-from penstock.streaming.budget import Demand, Geometry, Resolved, Resolver, usable_cores
+from penstock.sources.base import Field, Source, composed, seams_of
+from penstock.streaming.budget import (
+    LENT_BATCHES,
+    Demand,
+    Geometry,
+    HeldDemand,
+    Resolved,
+    Resolver,
+    usable_cores,
+)
 from penstock.streaming.placement import BadBlocks
+from penstock.streaming.stream_input import StreamInput
 from penstock.transforms.base import Transform
 
 if TYPE_CHECKING:
     from penstock.loaders.stream import StreamLoader
+
+HELD_EXPANSION = 2  # bytes delivered per byte of rows from which on rows are held once
+ENOUGH_BLOCKS = 64  # mixed blocks, with which a shuffle hardly becomes better
+FEWEST_LENT = 2  # the batch in use, and the one that replaces it
 
 ON_ERROR: Final = ("raise", "replace")
 _ORDER: Final = (
@@ -114,18 +126,14 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     return open_source(source) if fields is None else open_source(source, fields=fields)
 
 
-def check_samples(source: Source, steps: int) -> int:
-    """Return the number of samples of ``steps`` rows; refuse a source without any."""
-    seams = seams_of(source) if steps > 1 else []
-    if seams:
+def with_steps(source: Source, steps: int) -> Source:
+    """Return the samples: windows of ``steps`` rows, or the rows themselves."""
+    samples = source if steps == 1 else composed(source).windows(steps)
+    if not len(samples):
         raise PlanError(
-            f"steps={steps} needs rows that follow each other, and this source is joined from "
-            f"{len(seams) + 1} pieces (the first ends after {seams[0]:,} rows): use one "
-            "StreamLoader for each piece, or steps=1"
+            f"no {steps} consecutive rows in {brief(source)}, which has {len(source)} rows in "
+            f"{len(seams_of(source)) + 1} pieces: pass a smaller steps"
         )
-    samples = len(source) - steps + 1
-    if samples < 1:
-        raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
     return samples
 
 
@@ -173,25 +181,23 @@ class StreamOrders:
     a cycle, so that a dropped loader would keep its threads until garbage is collected.
 
     Args:
-        source: The source.
-        samples: Samples of the source, each of ``steps`` rows.
-        steps: Consecutive rows of a sample.
+        source: What is read.
+        samples: Number of samples.
         shuffle: Whether blocks and samples are shuffled.
+        drop_last: Whether incomplete batches are dropped.
         memory_budget: Bytes of all buffers together.
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
-        chunk_rows: Rows of a storage chunk that a read decodes together; 0 if none are decoded.
         adopted: The geometry of a state that was loaded.
     """
 
-    source: Source
+    source: StreamInput
     samples: int
-    steps: int
     shuffle: bool
+    drop_last: bool
     memory_budget: int
     asked: Geometry
     given_threads: int | None
-    chunk_rows: int
     adopted: Geometry
 
     def __call__(self, request: OrderRequest) -> Order:
@@ -206,22 +212,62 @@ class StreamOrders:
     @property
     def threads(self) -> int:
         """Reader threads: those passed in, or what the storage needs, or the usable cores."""
-        found = getattr(self.source, "in_flight", None) or usable_cores()
+        found = getattr(self.source.source, "in_flight", None) or usable_cores()
         return self.given_threads or max(2, found)
 
-    def demand(self, batch: int, world: int) -> Demand:
-        """Return what the stream holds in memory."""
-        row_bytes = sum(field.nbytes for field in self.source.fields.values())
-        sizes = batch, batch * world
-        return Demand(row_bytes, self.steps, *sizes, self.threads, self.chunk_rows)
-
     def resolver(self, batch: int, world: int) -> Resolver:
-        """Return what chooses the geometry."""
+        """Return what chooses the geometry, with the demand of the way that samples are held.
+
+        Samples that overlap at least `HELD_EXPANSION` times are gathered from rows that are held
+        once. It takes a second copy, so they are written straight to their batches if that mixes
+        all blocks, or `ENOUGH_BLOCKS`, within the budget.
+        """
+        slots = self._resolver(Demand(**self._demand(batch, world)), world)
+        if self.source.rows is None:
+            return slots
+        room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
+        rows = self._resolver(
+            HeldDemand(
+                **self._demand(batch, world),
+                lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
+                numbers=sum(self.source.rows.columns.values()),
+                drop_last=self.drop_last,
+            ),
+            world,
+        )
+        block = min(self.samples, rows.resolve(self.asked, self.adopted, ranks=world).block.value)
+        if block * self.source.sample_bytes < HELD_EXPANSION * self.source.cost(block).nbytes:
+            return slots
+        found = slots.resolve(self.asked, self.adopted, ranks=world)
+        whole = self.samples // min(self.samples, found.block.value) // found.lanes.value
+        enough = found.window.value >= min(ENOUGH_BLOCKS, max(1, whole))
+        return slots if enough and slots.needed(found) <= self.memory_budget else rows
+
+    def _demand(self, batch: int, world: int) -> dict[str, Any]:
+        source = self.source
+        return {
+            "sample_bytes": source.sample_bytes,
+            "batch": batch,
+            "whole": batch * world,
+            "threads": self.threads,
+            "cost": source.cost,
+            "chunk_bytes": source.chunk_bytes,
+            "resident_bytes": source.resident_bytes,
+        }
+
+    def _resolver(self, demand: Demand, world: int) -> Resolver:
+        def again(budget: int, asked: Geometry, batch: int) -> Resolver:
+            source = self.source.with_budget(budget)
+            other = replace(self, source=source, memory_budget=budget, asked=asked)
+            return other.resolver(batch, world)
+
         return Resolver(
-            self.demand(batch, world),
+            demand,
             self.samples,
             self.source.block_samples,
+            self.source.decodes,
             self.memory_budget,
+            again,
             in_order=not self.shuffle,
         )
 
@@ -230,21 +276,14 @@ class StreamOrders:
         return self.resolver(batch, world).resolve(self.asked, self.adopted, ranks=world)
 
 
-def decoded_rows(source: Source) -> int:
-    """Return the rows of a storage chunk that a read decodes together; 0 if none are decoded."""
-    few = min(len(source), 2 * source.block_samples + 1)
-    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
-    return 0 if in_place else min(source.block_samples, len(source))
-
-
 # -- description
 
 
 def page(loader: StreamLoader) -> str:
     """Return the page of `StreamLoader.describe`."""
-    plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
+    plan, position, geometry = loader.plan, loader.position, loader.geometry
+    cursor = position.skips.to_order(position.cursor)
     steps = plan.steps
-    used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
     lines = [
         f"StreamLoader over {loader.samples:,} samples of {loader.source!r}",
         f"  order     {plan.order.kind}, seed {loader.seed}",
@@ -254,9 +293,10 @@ def page(loader: StreamLoader) -> str:
         f"  shuffle   {_shuffle(loader)}",
         f"  batches   {steps.count:,} an epoch of {steps.batch} on each of {steps.world} ranks, "
         f"{'the rest dropped' if steps.drop_last else 'the last ones short'}",
-        *_rollouts(loader),
         f"  executor  {loader.threads} reader threads",
-        f"  memory    {used} of buffers, of a budget of {budget}",
+        f"  decoding  {_decoding(loader)}",
+        f"  memory    {_memory(loader)}",
+        *position.skipped_lines(),
         f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
         f"{loader.remaining:,} batches to come",
         *(f"  warning   {warning}" for warning in warnings_of(loader)),
@@ -288,18 +328,26 @@ def _shuffle(loader: StreamLoader) -> str:
     )
 
 
-def _rollouts(loader: StreamLoader) -> Iterator[str]:
-    if loader.steps == 1:
-        return
-    block, after = min(loader.block_samples, loader.samples), loader.steps - 1
-    text = f"{loader.steps} rows a sample: a block of {block:,} reads {after:,} more, "
-    chunk = loader.source.block_samples
-    if loader.chunk_rows and block % chunk == 0:
-        again = -(-after // chunk)
-        text += f"{again / (block // chunk):.3g} of the storage's chunks are decoded twice"
-    else:
-        text += f"{after / block:.3g} of the rows are read twice"
-    yield f"  rollouts  {text}"
+def _memory(loader: StreamLoader) -> str:
+    used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
+    text = f"{used} of buffers, of a budget of {budget}"
+    if loader.holds_rows:
+        text += ": rows are held once, batches are gathered from them"
+    return text
+
+
+def _decoding(loader: StreamLoader) -> str:
+    """Return how many bytes are decoded per byte delivered, and why."""
+    source, block = loader.stream_input, min(loader.block_samples, loader.samples)
+    if not source.decodes:
+        return "none: storage is mapped"
+    cost = source.cost(block)
+    again = cost.decoded_bytes / cost.own_bytes
+    text = f"{cost.decoded_bytes / (block * source.sample_bytes):.3g} bytes per byte delivered"
+    text += f", {again:.3g} per byte of different rows: "
+    if again < 1.01:
+        return text + "every chunk once"
+    return text + f"a block of {block:,} samples has parts of chunks that other blocks need too"
 
 
 def warnings_of(loader: StreamLoader) -> list[str]:

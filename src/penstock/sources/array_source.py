@@ -66,9 +66,9 @@ class ArraySource(BaseSource):
 
     @property
     def block_samples(self) -> int:
-        """Samples in a chunk (the longest of several arrays'); in shards, in an inner chunk."""
-        longest = max(reader.chunk_samples for reader in self._readers.values())
-        return max(1, min(longest, self._length))
+        """Samples in a chunk (of several arrays, the widest's); in shards, in an inner chunk."""
+        widest = max(self._readers.values(), key=lambda reader: reader.field.nbytes)
+        return max(1, min(widest.chunk_samples, self._length))
 
     def fingerprint(self) -> str:
         """Return an identity of the data: that of each array."""

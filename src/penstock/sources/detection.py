@@ -17,7 +17,7 @@ from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source, checked_names
-from penstock.sources.combine import ConcatenatedSource, ZippedSource
+from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import NpySource
 from penstock.sources.remote import open_remote
@@ -119,7 +119,7 @@ def _open(where: Any, request: _Request) -> Source:
         return _open_mapping(where, request)
     is_list = isinstance(where, list | tuple) and len(where) > 0
     if is_list and not isinstance(where[0], int | float | complex | np.generic):
-        return ConcatenatedSource([_open(each, request) for each in where])
+        return concatenate([_open(each, request) for each in where])
     raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
 
 
@@ -155,7 +155,7 @@ def _open_mapping(where: Mapping[str, Any], request: _Request) -> Source:
     inner = replace(request, fields=None)
     if all(_is_array(each) for each in chosen.values()):
         return _open_memory(chosen, inner)
-    return ZippedSource({name: _open(each, inner) for name, each in chosen.items()})
+    return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
 def _open_path(where: str | bytes, request: _Request) -> Source:

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from penstock.arguments import real_number, shown, whole_number
-from penstock.datasets.progress import progress_bar
 from penstock.domains.folds.data import seek_epoch
 from penstock.errors import BatchError, PlanError
 from penstock.order import derive_key
+from penstock.progress import progress_bar
 
 
 @dataclass(frozen=True, slots=True)

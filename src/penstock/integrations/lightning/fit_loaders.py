@@ -14,6 +14,7 @@ from penstock.integrations.lightning.loaders import (
     as_training_loader,
     as_validation_loader,
     has_position,
+    skip_positions,
     why_no_position,
     why_not_chunked,
 )
@@ -25,6 +26,7 @@ from penstock.loaders.torch_loader import TorchLoader
 log = logging.getLogger("penstock")
 
 Loaders: TypeAlias = Iterable[Any]
+NEVER: Final = 1 << 62  # an epoch that does not come
 LIMITS: Final = ("limit_train_batches", "limit_val_batches")
 
 
@@ -64,6 +66,19 @@ class TrainerSettings:
             self.set(name, 1.0)
         return {name: f"{name}={value!r}" for name, value in limits.items()}
 
+    def validate_next(self, due: bool) -> None:
+        """Have Lightning validate at the end of this chunk, or not."""
+        self.set("check_val_every_n_epoch", 1 if due else NEVER)
+
+    def check_interval(self) -> None:
+        """Refuse intervals of the user beside ``validate_every``."""
+        for name, default in (("check_val_every_n_epoch", 1), ("val_check_interval", 1.0)):
+            value = self._before.get(name, getattr(self._trainer, name))
+            if value != default:
+                raise ConfigError(
+                    f"validate_every beside the trainer's {name}={value!r}: use only one of them"
+                )
+
     def shorten_interval(self, batches: int) -> None:
         """Validate at the end of a chunk that is shorter than ``val_check_interval``."""
         name = "val_check_interval"
@@ -84,7 +99,7 @@ class FitLoaders:
 
     training: LoaderSource  # set by `attach`, as the two that follow
     validation: LoaderSource
-    _trainer_settings: TrainerSettings
+    trainer_settings: TrainerSettings
 
     def __init__(self, settings: ChunkSettings) -> None:
         self.settings = settings
@@ -96,8 +111,10 @@ class FitLoaders:
 
     def attach(self, trainer: Any) -> None:
         """Have Lightning read the length of the same loaders before every chunk."""
-        self._trainer_settings = TrainerSettings(trainer)
-        self._trainer_settings.set("reload_dataloaders_every_n_epochs", 1)
+        self.trainer_settings = TrainerSettings(trainer)
+        self.trainer_settings.set("reload_dataloaders_every_n_epochs", 1)
+        if self.settings.validate_every is not None:
+            self.trainer_settings.check_interval()
         before_reload = partial(self._before_reload, trainer)
         training, validation = compat.data_sources(trainer)
         self.training = LoaderSource(training, "max_size_cycle", before_reload)
@@ -110,7 +127,7 @@ class FitLoaders:
             self._resolved = True
             self._resolve(trainer)
         if self.loader is not None:
-            self._trainer_settings.shorten_interval(self.training.length)
+            self.trainer_settings.shorten_interval(self.training.length)
 
     def _resolve(self, trainer: Any) -> None:
         """Determine loaders and sizes, before Lightning sees the loaders."""
@@ -135,8 +152,9 @@ class FitLoaders:
         if self.sizes.enabled:
             self._announce(trainer)
         elif self.loader is None and not any(isinstance(x, Loader) for x in validation.all):
-            self._trainer_settings.restore()  # all is left to Lightning: no loader is of Penstock
+            self.trainer_settings.restore()  # all is left to Lightning: no loader is of Penstock
             training.bypassed = validation.bypassed = True
+        skip_positions(self.loader, settings)
         self._seek_start()
 
     def _check_position(self, loader: Any) -> None:
@@ -151,10 +169,11 @@ class FitLoaders:
         log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
-        validation, ignored = self.validation.all, self._trainer_settings.remove_limits()
+        validation, ignored = self.validation.all, self.trainer_settings.remove_limits()
         text = describe_fit(
             self.sizes,
             None if self.loader is None else self.loader.plan,
+            schedule=None if self.loader is None else self.loader.position.progress,
             validation_batches=[compat.sized_len(each) for each in validation],
             whole_validation=largest(map(whole_batches, validation)),
             rotates=any(has_position(x) and not x.position.evaluation for x in validation),
@@ -182,7 +201,7 @@ class FitLoaders:
         if self._attached:
             self.training.close()
             self.validation.close()
-            self._trainer_settings.restore()
+            self.trainer_settings.restore()
 
 
 # -- chunk sizes

@@ -20,7 +20,7 @@ from penstock.integrations.lightning import compat
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -250,6 +250,17 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
     )
 
 
+def skip_positions(loader: Loader | None, settings: ChunkSettings) -> None:
+    """Have a training loader leave out the positions of the setting ``skip``."""
+    for epoch, start, stop in settings.skip or ():
+        if loader is None:
+            raise ConfigError(
+                f"skip={[epoch, start, stop]} needs a training loader of Penstock: pass a chunk "
+                "size"
+            )
+        loader.skip(epoch, start, stop)
+
+
 def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:
     """Return a validation loader of ``val_chunk_size`` batches, or of the whole partition.
 
@@ -299,10 +310,10 @@ def _is_sized(loader: Any, parameter: str, size: int | None, name: str) -> bool:
         )
     if reason is not None or not isinstance(loader, Loader):
         return reason is None
-    if size is not None and loader.position.chunk not in (None, size):
+    if size is not None and loader.position.chunk_sizes not in (None, size):
         raise ConfigError(
             f"{parameter}={size!r} was passed to ChunkedTraining, and the {type(loader).__name__} "
-            f"has chunk_size={loader.position.chunk!r}: pass the size in one place"
+            f"has chunk_size={loader.position.chunk_sizes!r}: pass the size in one place"
         )
     return size is not None and loader.position.chunk is None
 

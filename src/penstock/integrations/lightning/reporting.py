@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Final, Self
 
+import torch
+
 from penstock.integrations.lightning import compat
 from penstock.loaders import Loader, chunk_report
-from penstock.loaders.chunk_settings import ChunkSizes
+from penstock.loaders.chunk_schedule import ChunkProgress
+from penstock.loaders.chunk_settings import ChunkSizes, ValidationInterval
 from penstock.order import Cursor, Plan
 
 
@@ -43,6 +46,53 @@ class Progress:
     def moved(self, loader: dict[str, Any]) -> Self:
         """Return the same batches between chunks; the next chunk starts at the state ``loader``."""
         return replace(self.finished(self.chunks + bool(self.done)), loader=loader)
+
+
+class ValidationTiming:
+    """Decides after which chunks to validate, by their number and the training loss.
+
+    Args:
+        interval: The fewest and the most chunks, and the change of the loss between.
+    """
+
+    def __init__(self, interval: ValidationInterval) -> None:
+        self._interval = interval
+        self.due = True  # the decision after the last chunk
+        self._since = 0  # chunks since the last validation
+        self._before: float | None = None  # the loss of the chunk that was validated last
+        self._sum: Any = 0.0  # of the losses of this chunk; a tensor, so that nothing waits for it
+        self._count = 0
+        self._noted = 0.0, 0  # sum and count of the batches that are in the weights
+
+    def add(self, loss: Any) -> None:
+        """Add the loss of a batch."""
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._sum, self._count = self._sum + loss.detach(), self._count + 1
+
+    def note(self) -> None:
+        """Note that all batches so far are in the weights."""
+        self._noted = self._sum, self._count
+
+    def decide(self, trainer: Any) -> None:
+        """Decide, after the last batch of a chunk; all ranks decide as rank 0 does."""
+        loss = float(self._sum) / self._count if self._count else None
+        due = self._interval.due(self._since + 1, loss, self._before)
+        self.due = bool(trainer.strategy.broadcast(due))
+        self._since, self._before = (0, loss) if self.due else (self._since + 1, self._before)
+        self._sum, self._count = 0.0, 0
+        self.note()
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain numbers for a checkpoint."""
+        total, count = float(self._noted[0]), self._noted[1]
+        state = {"due": self.due, "since": self._since, "before": self._before}
+        return state | {"sum": total, "count": count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.due, self._since, self._before = state["due"], state["since"], state["before"]
+        self._sum, self._count = state["sum"], state["count"]
+        self.note()
 
 
 class ProgressTracker:
@@ -119,6 +169,7 @@ def describe_fit(
     ignored: Mapping[str, str],
     epochs: int | None,
     passes: int | None,
+    schedule: ChunkProgress | None = None,
 ) -> str:
     """Return a few lines for the log: what a chunk is, what a validation is, how long training is.
 
@@ -131,11 +182,13 @@ def describe_fit(
         ignored: Settings of the Trainer that have no effect, as text by their names.
         epochs: ``max_epochs`` of the Trainer.
         passes: Passes after which training ends.
+        schedule: Chunk sizes that change; None if all are equal.
     """
     lines: list[str | None] = []
     if plan is not None:
+        chunks = chunk_report.describe_chunks(plan.steps, ignored.get("limit_train_batches"))
         lines += [
-            chunk_report.describe_chunks(plan.steps, ignored.get("limit_train_batches")),
+            chunks if schedule is None else f"chunked: {schedule.schedule}",
             f"order: {plan.order.kind}, seed {plan.order.seed}",
         ]
     else:
@@ -147,7 +200,9 @@ def describe_fit(
         lines.append(chunk_report.describe_validation(sizes.val, whole_validation, which, limit))
     else:
         lines.append("validation: none")
-    lines.append(chunk_report.describe_length(epochs, passes, None if plan is None else plan.steps))
+    if schedule is None:
+        steps = None if plan is None else plan.steps
+        lines.append(chunk_report.describe_length(epochs, passes, steps))
     return "\n".join(line for line in lines if line)
 
 
@@ -334,7 +389,7 @@ class RunHistory:
         """Return what was trained on so far, and how long this session waited."""
         plan = loader.plan
         seen = [*self._past, (self._since, cursor_of(progress.loader))]
-        samples = sum(chunk_report.samples_between(plan.steps, *each, self._limit) for each in seen)
+        samples = sum(chunk_report.samples_between(plan, *each, self._limit) for each in seen)
         return chunk_report.ChunkSummary(
             samples,
             passes=samples / chunk_report.samples_of_pass(plan.steps),

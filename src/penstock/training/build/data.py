@@ -20,17 +20,19 @@ from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.order import derive_key
 from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.sources import open_source
-from penstock.sources.base import Source
-from penstock.sources.combine import SelectedRanges, split_ranges
+from penstock.sources.base import Source, composed
 from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.keys import LOADER, STREAM_LOADER
+
+# chunk settings of the training loop, not of a dataset's loaders
+OF_TRAINING = ("cycle", "max_passes", "start_chunk", "validate_every", "skip")
 
 log = logging.getLogger("penstock")
 
@@ -82,13 +84,9 @@ def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
         return loaded({"train": made}, loaders)
     check_share(share)
     steps = loaders.options.get("steps", 1)
+    train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
     if is_source(made) and steps > 1:
-        raise ConfigError(
-            f"dataset.val_split={share!r} ({settings.where('dataset.val_split')}) with "
-            f"loader.steps={steps}: samples would reach over the gaps of a random split; give "
-            "dataset.train and dataset.val a path each"
-        )
-    train, val = split(made, share, loaders.chunks.seed or 0)
+        log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
     return loaded({"train": train, "val": val}, loaders)
 
 
@@ -273,19 +271,18 @@ class PartLoaders:
     def _validation_stream(self, source: Source, size: int) -> StreamLoader:
         if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
-        samples, steps = size * self.batch_size * ranks(), self.options.get("steps", 1)
+        # a fixed part of the validation data has gaps: windows are made before it is chosen
+        windows, steps = composed(source), self.options.get("steps", 1)
+        windows = windows.windows(steps) if steps > 1 else windows
+        samples = size * self.batch_size * ranks()
         seed = Seed.of(self.chunks.seed)
-        if samples < len(source):
-            if steps > 1:
-                raise ConfigError(
-                    f"train.val_chunk_size with loader.steps={steps}: samples of {steps} rows "
-                    "would reach over the gaps of a fixed part; set train.val_cycle=true"
-                )
-            key = derive_key(seed.for_ranks(ranks()), "validation")
-            ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
-            source = SelectedRanges(source, sorted(ranges))
-            seed = seed.fixed("validation samples were chosen")
-        return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
+        if samples >= len(windows):
+            return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
+        key = derive_key(seed.for_ranks(ranks()), "validation")
+        parts = {"chosen": samples, "rest": len(windows) - samples}
+        chosen = windows.split(parts, seed=key)["chosen"]
+        seed = seed.fixed("validation samples were chosen")
+        return self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
 
     def _stream(self, source: Source, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}

@@ -2,6 +2,8 @@
 
 from penstock.training.run.dry_run import Forecast as Forecast
 from penstock.training.run.plan import plan_text as plan_text
+from penstock.training.run.plan import sample_text as sample_text
+from penstock.training.run.plan import skip_text as skip_text
 from penstock.training.run.plan import step_text as step_text
 from penstock.training.run.train import Outcome as Outcome
 from penstock.training.run.train import train as train

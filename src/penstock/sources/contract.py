@@ -1,0 +1,286 @@
+"""The contract of a source, and checks of what a caller asks of one.
+
+A source has a length, named fields, and reads ranges or single samples into memory that the
+caller provides. A class of your own needs only the members of `Source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import UnionType
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import whole_number
+from penstock.errors import PlanError
+from penstock.registry import did_you_mean
+
+Rows: TypeAlias = npt.NDArray[np.generic]
+Arrays: TypeAlias = Mapping[str, Rows]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Shape and dtype of one sample, without the leading axis of samples.
+
+    Args:
+        shape: The shape of one sample; ``()`` for a single number.
+        dtype: The numpy dtype of its items.
+
+    >>> Field((3, 4), np.dtype("float32")).nbytes
+    48
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of one sample in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Storage that samples are read from.
+
+    A source is cheap to create, can be pickled (a pickle holds the address, not the data) and
+    opens its files once per process. All methods may be called from several threads at once. A
+    source with one unnamed array has the single field ``""``; named arrays are fields of those
+    names, all with the same number of samples.
+
+    These attributes are optional:
+
+    - ``seams``: the positions where a sample does not continue the one before it, such as the
+      border between two files; windows of consecutive rows never cross one.
+    - ``in_flight``: the number of simultaneous reads that remote storage needs for its full speed.
+    - ``dims``: the names of the axes of a sample, by field (``{"t2m": ("lat", "lon")}``), "" for an
+      axis without a name; a field that is missing has no names.
+    - ``chunks``: the shape that storage decodes together, by field: samples first, then the axes
+      of a sample. A field that is missing has ``block_samples`` whole samples.
+    - ``read_box(field, start, stop, low, high, out)``: fill ``out`` with part ``low:high`` (one
+      number for each axis of a sample) of samples ``start:stop``, without decoding other chunks.
+    """
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Shape and dtype of one sample, by field name."""
+        ...
+
+    @property
+    def block_samples(self) -> int:
+        """Samples that are cheapest to read together: the chunk length of the storage."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data: from shapes, dtypes and a few stored bytes, no path."""
+        ...
+
+    def read(self, start: int, stop: int, out: Arrays) -> None:
+        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
+        ...
+
+    def take(self, indices: Indices, out: Arrays) -> None:
+        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
+        ...
+
+
+@runtime_checkable
+class MappedSource(Source, Protocol):
+    """A source that can also return samples in place, without a copy."""
+
+    def view(self, start: int, stop: int) -> Arrays | None:
+        """Return samples ``start:stop`` as arrays over mapped memory, or None if impossible.
+
+        The arrays are read-only, their rows may be strided, and they stay valid as long as they
+        are referenced.
+        """
+        ...
+
+
+def view_of(source: Source, start: int, stop: int) -> Arrays | None:
+    """Return samples ``start:stop`` of any source in place, or None if impossible."""
+    # not isinstance(source, MappedSource): a protocol check costs more than most views
+    view = getattr(source, "view", None)
+    return None if view is None else view(start, stop)
+
+
+# -- checks of what a caller asks for
+
+
+def check_range(length: int, start: int, stop: int) -> None:
+    """Raise ``PlanError`` unless ``start:stop`` is within ``range(length)``.
+
+    >>> check_range(10, 3, 10)
+    >>> check_range(10, 3, 11)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.PlanError: cannot read samples 3:11 of a source of 10 samples: ...
+    """
+    if type(start) is not int or type(stop) is not int:  # the usual case costs nothing
+        start, stop = whole_number("start", start), whole_number("stop", stop)
+    if not 0 <= start <= stop <= length:
+        raise PlanError(
+            f"cannot read samples {start}:{stop} of a source of {length} samples: "
+            f"pass 0 <= start <= stop <= {length}"
+        )
+
+
+def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
+    """Return the indices as int64; each must be within ``range(length)``, none is negative.
+
+    >>> checked_indices(10, [9, 0]).tolist()
+    [9, 0]
+    """
+    try:
+        chosen = np.asarray(indices)
+    except ValueError as error:  # rows of different lengths
+        raise PlanError(f"indices must be a flat array of integers: {error}") from error
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        raise PlanError(
+            "indices must be a flat array of integers, "
+            f"got {chosen.ndim} dimensions of {chosen.dtype}"
+        )
+    low, high = (int(chosen.min()), int(chosen.max())) if chosen.size else (0, -1)
+    if low < 0 or high >= length:
+        raise PlanError(
+            f"cannot take samples {low} to {high} of a source of {length} samples: "
+            f"indices must be from 0 to {length - 1}"
+        )
+    return chosen.astype(np.int64, copy=False)
+
+
+def checked_buffers(fields: Mapping[str, Field], out: Arrays, samples: int) -> dict[str, Rows]:
+    """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
+
+    >>> fields = {"x": Field((3,), np.dtype("f4"))}
+    >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
+    (2, 3)
+    """
+    for name, buffer in out.items():
+        field = fields.get(name)
+        if field is None:
+            raise PlanError(f"no field {name!r} in this source{did_you_mean(name, fields)}")
+        if not isinstance(buffer, np.ndarray):
+            raise PlanError(
+                f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
+            )
+        fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
+        if not fits or len(buffer) < samples:
+            raise PlanError(
+                f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
+                f"reading {samples} samples needs ({samples} or more, *{field.shape}) of "
+                f"{field.dtype}"
+            )
+    return {name: buffer[:samples] for name, buffer in out.items()}
+
+
+def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
+    """Return the names of fields or columns as a list without repetitions; None stays None.
+
+    >>> checked_names("fields", ("x", "y"))
+    ['x', 'y']
+    """
+    if value is None:
+        return None
+    names = list(value) if isinstance(value, list | tuple) else []
+    if not names or not all(isinstance(each, kinds) for each in names):
+        raise PlanError(f"{name} must be a list of one or more names, got {value!r}")
+    if len(set(names)) < len(names):
+        raise PlanError(f"{name} must not repeat a name, got {value!r}")
+    return names
+
+
+def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indices]:
+    """Return starts and stops of the ranges that indices, a mask, a range or a slice select.
+
+    >>> [each.tolist() for each in selected_ranges("chosen", [7, 2, 3], 10)]
+    [[2, 7], [4, 8]]
+    """
+    if isinstance(chosen, slice):
+        chosen = range(samples)[chosen]
+    if isinstance(chosen, range) and chosen and abs(chosen.step) == 1:  # of any size: no list
+        low, high = sorted((chosen[0], chosen[-1]))
+        if low < 0 or high >= samples:
+            raise PlanError(f"{name} must be within the {samples} samples, got {chosen}")
+        return np.array([low], np.int64), np.array([high + 1], np.int64)
+    given = np.asarray(chosen)
+    if given.dtype == bool:
+        if given.shape != (samples,):
+            raise PlanError(
+                f"{name} is a mask of shape {given.shape}, and there are {samples} samples: pass "
+                "one bool for each"
+            )
+        indices = np.flatnonzero(given)
+    else:
+        try:
+            indices = np.sort(checked_indices(samples, given))
+        except PlanError as error:
+            raise PlanError(f"{name}: {error}") from error
+        repeated = np.flatnonzero(np.diff(indices) == 0)
+        if len(repeated):
+            raise PlanError(
+                f"{name} has sample {int(indices[repeated[0]])} twice: a source has each sample "
+                "once; use a Mixture or weights to repeat samples"
+            )
+    gaps = np.flatnonzero(np.diff(indices) != 1)
+    first = np.append(indices[:1], indices[gaps + 1]).astype(np.int64)
+    return first, np.append(indices[gaps], indices[-1:]).astype(np.int64) + 1
+
+
+def checked_offsets(
+    outputs: Collection[str], length: object, offsets: Any
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the output that each new output is made of, and its offsets."""
+    if (length is None) == (offsets is None):
+        raise PlanError("windows needs either length or offsets")
+    if length is not None:
+        offsets = range(whole_number("length", length, minimum=1, unit="row"))
+    if not isinstance(offsets, Mapping):
+        each = _checked_rows("offsets", offsets)
+        return {name: (name, each) for name in outputs}
+    if not offsets:
+        raise PlanError("offsets must name at least one output, got {}")
+    named = {}
+    for name, given in offsets.items():
+        of = name
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+            of, given = given
+        elif name not in outputs and len(outputs) == 1:
+            of = next(iter(outputs))  # there is only one field that it can be of
+        if not isinstance(name, str) or of not in outputs:
+            raise PlanError(
+                f"offsets: no field {of!r} in this source{did_you_mean(str(of), outputs)}; pass "
+                f"{{{name!r}: (field, [offsets])}} with one of {list(outputs)}"
+            )
+        named[name] = (of, _checked_rows(f"offsets of {name!r}", given))
+    return named
+
+
+def _checked_rows(name: str, given: object) -> tuple[int, ...]:
+    if not isinstance(given, list | tuple | range | np.ndarray) or not len(given):
+        raise PlanError(f"{name} must be a list of one or more integers, got {given!r}")
+    return tuple(whole_number(f"an item of {name}", each) for each in given)
+
+
+def checked_sizes(name: str, sizes: object) -> dict[str, int] | tuple[int, ...]:
+    """Return sizes by dimension name or for the last axes, each at least 1."""
+    if isinstance(sizes, Mapping) and sizes:
+        return {
+            str(dim): whole_number(f"{name} of {dim!r}", size, minimum=1)
+            for dim, size in sizes.items()
+        }
+    if not isinstance(sizes, list | tuple) or not sizes:
+        raise PlanError(
+            f"{name} must be a dict by dimension name or a tuple for the last axes, got {sizes!r}"
+        )
+    return tuple(whole_number(f"an item of {name}", size, minimum=1) for size in sizes)

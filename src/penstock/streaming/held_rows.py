@@ -1,0 +1,360 @@
+"""Rows of composed sources, each held once: samples are copied out of them into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.order import Indices
+from penstock.sources.assembly import read_span
+from penstock.sources.base import ComposedSource, Rows, Source
+from penstock.sources.boxes import Leaf, Places, Span
+from penstock.streaming.buffers import BatchBuffers, allocate
+from penstock.streaming.copies import gather, gather_boxes
+from penstock.streaming.held import fill_place
+from penstock.streaming.placement import BlockReplacement
+from penstock.streaming.planner import BlockRead
+
+Spans: TypeAlias = Mapping[int, Sequence[Span]]
+
+MEASURED_BLOCKS = 256  # blocks whose memory is computed before anything is read
+EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
+EXAMINED_SAMPLES = 64
+LISTED_ROWS = 1 << 18  # rows of a block that are listed one by one, 8 bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """What a block of a composed source takes.
+
+    Args:
+        capacity: Most bytes of rows, by store.
+        own_bytes: Bytes of rows that a block needs and the one before it does not.
+        decoded_bytes: Bytes that are decoded for a block.
+    """
+
+    capacity: Mapping[int, int]
+    own_bytes: float
+    decoded_bytes: float
+
+    @property
+    def nbytes(self) -> int:
+        """Most bytes of rows, of all stores."""
+        return sum(self.capacity.values())
+
+
+class StoredRows:
+    """Where the rows of a composed source are stored, and which of them a block needs.
+
+    Args:
+        source: The samples.
+        leaves: Where its rows are read from: those of ``source``, or of the same data.
+    """
+
+    def __init__(self, source: ComposedSource, leaves: Sequence[Leaf]) -> None:
+        self.source, self.leaves, outputs = source, leaves, source.outputs
+        some = np.unique(np.linspace(0, len(source) - 1, EXAMINED_SAMPLES).astype(np.int64))
+        located = source.locate(some)
+        self.runs = {  # fields whose samples are consecutive rows
+            name: not output.cut
+            and bool((np.diff(located[name].rows.reshape(len(some), -1), axis=1) == 1).all())
+            for name, output in outputs.items()
+        }
+        self._is_regular = all(self.runs.values()) and all(
+            output.pitch is not None and output.pitch <= max(1, prod(output.steps))
+            for output in outputs.values()
+        )
+        if len({output.store for output in outputs.values()}) < len(outputs):
+            self._is_regular = False
+        self._needs: dict[int, BlockNeeds] = {}
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """How many integers say where a sample is held, by field."""
+        found = {}
+        for name, output in self.source.outputs.items():
+            boxes = prod(output.steps) * (1 + len(output.inner) if output.cut else 1)
+            found[name] = 1 if self.runs[name] else boxes
+        return found
+
+    @property
+    def most_samples(self) -> int:
+        """Most samples of a block: the rows of each are listed, unless all are regular."""
+        steps = max(prod(output.steps) for output in self.source.outputs.values())
+        return len(self.source) if self._is_regular else max(1, LISTED_ROWS // steps)
+
+    def consecutive_spans(self, samples: Indices) -> dict[int, list[Span]] | None:
+        """Return what `needs` returns for consecutive samples of consecutive rows, in less time.
+
+        None if these are not such samples.
+        """
+        first, last = int(samples[0]), int(samples[-1])
+        if not self._is_regular or last - first + 1 != len(samples):
+            return None
+        runs = self.source.layout.runs
+        run, other = np.searchsorted(runs, (first, last), side="right").tolist()
+        if run != other:  # a seam between them
+            return None
+        spans = {}
+        for name, found in self.source.locate(samples[:1]).items():
+            output, leaf = self.source.outputs[name], int(found.leaf[0])
+            assert output.pitch is not None
+            start, shape = int(found.rows.flat[0]), self.leaves[leaf].shape
+            stop = start + (len(samples) - 1) * output.pitch + found.rows.size
+            spans[output.store] = [Span(leaf, start, stop, (0,) * len(shape), shape)]
+        return spans
+
+    def needs(self, block: int) -> BlockNeeds:
+        """Return what blocks of ``block`` samples take: from some of them, or all if few."""
+        if block not in self._needs:
+            self._needs[block] = self._measure(block)
+        return self._needs[block]
+
+    def _measure(self, block: int) -> BlockNeeds:
+        size, count = len(self.source), -(-len(self.source) // block)
+        chosen = np.unique(np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64))
+        epochs = 1
+        if any(output.cut for output in self.source.outputs.values()):  # may differ by epoch
+            epochs = -(-MEASURED_BLOCKS // len(chosen) // 4)
+        capacity: dict[int, int] = {}
+        own = decoded = examined = 0
+        for epoch in range(epochs):
+            here = self.source.drawn(0, epoch)
+
+            def spans_of(first: int, count: int, here: ComposedSource = here) -> Spans:
+                samples = np.arange(first, min(size, first + count))
+                return self.consecutive_spans(samples) or here.needs(samples)
+
+            for number, first in enumerate((chosen * block).tolist()):
+                found = {store: self.nbytes(each) for store, each in spans_of(first, block).items()}
+                for store, nbytes in found.items():
+                    capacity[store] = max(capacity.get(store, 0), nbytes)
+                if number % -(-len(chosen) // EXAMINED_BLOCKS) == 0:
+                    spans, more = spans_of(first, block), spans_of(first, 2 * block)
+                    joined = sum(map(self.nbytes, more.values()))
+                    own += (
+                        joined - sum(found.values()) or joined
+                    )  # the last block has none after it
+                    decoded += sum(self._decoded(span) for each in spans.values() for span in each)
+                    examined += 1
+        return BlockNeeds(capacity, own / examined, decoded / examined)
+
+    def nbytes(self, spans: Sequence[Span]) -> int:
+        """Return the bytes of spans in memory."""
+        return sum(prod(span.shape) * self.leaves[span.leaf].dtype.itemsize for span in spans)
+
+    def _decoded(self, span: Span) -> int:
+        """Return the bytes of the chunks that have a part of a span."""
+        leaf = self.leaves[span.leaf]
+        low, high, total = (span.start, *span.low), (span.stop, *span.high), leaf.dtype.itemsize
+        for first, last, chunk in zip(low, high, leaf.chunks, strict=True):
+            total *= (-(-last // chunk) - first // chunk) * chunk
+        return total
+
+
+class HeldRows:
+    """Memory for the rows that blocks need, each row once; see `held.HeldBlocks`.
+
+    Args:
+        stored: The samples, and where their rows are.
+        buffers: Memory of the batches.
+        block: Most samples of a block.
+        places: Blocks that can be held at the same time.
+        seed: Of the random patches.
+    """
+
+    def __init__(
+        self,
+        stored: StoredRows,
+        buffers: BatchBuffers,
+        *,
+        block: int,
+        places: int,
+        seed: int,
+    ) -> None:
+        self.block, self.places, self.buffers = block, places, buffers
+        self.made_for = (buffers, block, places, seed)
+        self._filled: set[int] = set()  # places that are read or held
+        self._stored, self._source, self._leaves = stored, stored.source, stored.leaves
+        self._capacity = stored.needs(block).capacity
+        self._memory = {
+            store: allocate(places * nbytes) for store, nbytes in self._capacity.items()
+        }
+        self._extra: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by (store, place)
+        self._tables = {
+            name: allocate(places * block * 8 * columns).view(np.int64).reshape(-1, columns)
+            for name, columns in stored.columns.items()
+        }
+        self._drawn = lru_cache(4)(partial(stored.source.drawn, seed))
+
+    # -- reading
+
+    def fill(self, place: int, samples: Indices, epoch: int) -> None:
+        """Read the rows of these samples to a place."""
+        self._filled.add(place)
+        source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
+        spans = simple or source.needs(samples)
+        bases = self._read(spans, place)
+        places = None if simple else source.places(samples, spans)
+        first, outputs = place * self.block, source.outputs
+        for name, table in self._tables.items():
+            table, output = table[first : first + len(samples)], outputs[name]
+            base = bases[output.store]
+            if places is not None and output.cut:
+                self._note_boxes(table, name, places[name], spans[output.store], base)
+                continue
+            first_row = base // self._leaves[output.store].row_bytes
+            if places is None:
+                assert output.pitch is not None
+                table[:, 0] = np.arange(len(table)) * output.pitch + first_row
+            else:
+                index = places[name].index.reshape(len(samples), -1)
+                table[:] = index[:, : table.shape[1]] + first_row
+
+    def _read(self, spans: Spans, place: int) -> dict[int, int]:
+        """Read spans to a place; return the byte of each store's memory where they begin."""
+        reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
+        bases: dict[int, int] = {}
+        for store, each in spans.items():
+            memory, bases[store] = self._room(store, place, each)
+            at = 0
+            for span in each:
+                leaf, nbytes = self._leaves[span.leaf], self._stored.nbytes([span])
+                out = memory[at : at + nbytes].view(leaf.dtype).reshape(span.shape)
+                at += nbytes
+                key = id(leaf.source), span.start, span.stop
+                if span.shape[1:] == leaf.shape and leaf.field not in reads.get(key, (0, {}))[1]:
+                    reads.setdefault(key, (leaf.source, {}))[1][leaf.field] = out
+                else:
+                    read_span(leaf, span, out)
+        for (_, start, stop), (stored, fields) in reads.items():  # fields of one file together
+            stored.read(start, stop, fields)
+        return bases
+
+    def _room(
+        self, store: int, place: int, spans: Sequence[Span]
+    ) -> tuple[npt.NDArray[np.uint8], int]:
+        """Return memory for spans, and the byte of the store's memory where it begins."""
+        capacity, needed = self._capacity[store], self._stored.nbytes(spans)
+        if needed > capacity:  # more than in any block that was measured
+            extra = self._extra[store, place] = np.empty(needed, np.uint8)
+            return extra, 0
+        return self._memory[store][place * capacity : (place + 1) * capacity], place * capacity
+
+    def _note_boxes(
+        self, table: Indices, name: str, found: Places, spans: Sequence[Span], base: int
+    ) -> None:
+        """Note the first byte of each box of a patch, and the strides of its canvas in bytes."""
+        output = self._source.outputs[name]
+        item, rows = output.dtype.itemsize, np.array([span.stop - span.start for span in spans])
+        shapes = np.array([span.shape for span in spans], np.int64)
+        sizes = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]  # items of a row, line, ...
+        strides = np.concatenate([sizes[:, 1:], np.ones((len(spans), 1), np.int64)], axis=1)
+        begin = np.cumsum(rows) - rows
+        first = np.cumsum(rows * sizes[:, 0]) - rows * sizes[:, 0]
+        low = np.array([span.low for span in spans], np.int64)
+        index = found.index.reshape(len(table), -1)
+        which = np.searchsorted(begin, index, side="right") - 1
+        corner = ((found.corner[:, None] - low[which]) * strides[which]).sum(axis=2)
+        steps = index.shape[1]
+        starts = first[which] + (index - begin[which]) * sizes[which, 0] + corner
+        table[:, :steps] = base + starts * item
+        table[:, steps:] = (strides[which] * item).reshape(len(table), -1)
+
+    def free(self, place: int) -> None:
+        """Free memory that a place needed beyond its own."""
+        for key in [key for key in list(self._extra) if key[1] == place]:
+            del self._extra[key]
+        self._filled.discard(place)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether no place is in use. If one is, an abandoned reader may still write to it."""
+        return not self._filled
+
+    # -- gathering
+
+    def begin_batch(self) -> _SlotBatch:
+        """Return an empty batch in a slot of its own."""
+        return _SlotBatch(self, self.buffers.take(1)[0])
+
+    def copy(self, numbers: Indices, targets: Indices) -> None:
+        """Copy held samples to rows of the buffers.
+
+        Args:
+            numbers: ``place * block + i`` for sample i of a place.
+            targets: The row of each.
+        """
+        for name, rows in self.buffers.rows.items():
+            output = self._source.outputs[name]
+            for memory, here in self._memories(output.store, numbers):
+                table, chosen = self._tables[name][numbers[here]], targets[here]
+                if output.cut:
+                    steps = prod(output.steps)
+                    shape = (len(rows), steps, *output.inner)
+                    gather_boxes(memory, table, np.ndarray(shape, output.dtype, rows), chosen)
+                    continue
+                row_bytes, columns = self._leaves[output.store].row_bytes, table.shape[1]
+                size = rows.itemsize // columns
+                item = np.dtype((np.void, size))
+                count = (memory.nbytes - size) // row_bytes + 1
+                items = np.ndarray((count,), item, memory, 0, (row_bytes,))
+                if columns > 1:
+                    chosen = (chosen[:, None] * columns + np.arange(columns)).reshape(-1)
+                gather(items, table.reshape(-1), rows.view(item), chosen)
+
+    def _memories(
+        self, store: int, numbers: Indices
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], Any]]:
+        """Yield the memories of a store, and which of these samples are in each."""
+        extra = [place for which, place in list(self._extra) if which == store]
+        if not extra:
+            yield self._memory[store], slice(None)
+            return
+        of = numbers // self.block
+        yield self._memory[store], np.flatnonzero(~np.isin(of, extra))
+        for place in extra:
+            yield self._extra[store, place], np.flatnonzero(of == place)
+
+
+class _SlotBatch:
+    """A batch that is gathered into a slot."""
+
+    def __init__(self, held: HeldRows, slot: int) -> None:
+        self._held, self._slot = held, slot
+
+    def gather(self, numbers: Indices, rows: Indices | None) -> None:
+        rows = np.arange(len(numbers)) if rows is None else rows
+        self._held.copy(numbers, rows + self._slot * self._held.buffers.batch)
+
+    def finish(self, rows: int) -> dict[str, Any]:
+        return self._held.buffers.hand_out(self._slot, rows)
+
+    def drop(self) -> None:
+        self._held.buffers.free.append(self._slot)
+
+
+class ComposedReader:
+    """Reads the rows of a block and writes its samples to their slots; one for each thread.
+
+    Args:
+        scratch: Returns memory for the rows of one block, and the slots.
+        replacement: Replaces blocks that cannot be read; None raises the source's error.
+    """
+
+    def __init__(
+        self, scratch: Callable[[], HeldRows], replacement: BlockReplacement | None = None
+    ) -> None:
+        self._rows, self._replacement = scratch(), replacement
+
+    def read(self, read: BlockRead, target: Indices) -> None:
+        """Read a block and write its selected samples to rows of the buffers."""
+        fill_place(self._rows.fill, 0, read, self._replacement)
+        self._rows.copy(np.arange(read.selected), target)
+        self._rows.free(0)
