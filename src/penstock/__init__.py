@@ -36,14 +36,17 @@ if TYPE_CHECKING:
     from penstock.datamodules import SequenceDataset as SequenceDataset
     from penstock.datamodules import UniversalDataModule as UniversalDataModule
     from penstock.datasets import AugmentedDataset as AugmentedDataset
+    from penstock.datasets import Mixture as Mixture
     from penstock.datasets import ReplacingDataset as ReplacingDataset
     from penstock.datasets import StandardizedDataset as StandardizedDataset
     from penstock.datasets import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
     from penstock.datasets import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
+    from penstock.datasets import balanced as balanced
     from penstock.datasets import compute_standardization as compute_standardization
     from penstock.datasets import (
         create_augmented_dataset_wrapper as create_augmented_dataset_wrapper,
     )
+    from penstock.datasets import pack as pack
     from penstock.distributed import RankError as RankError
     from penstock.distributed import agree as agree
     from penstock.distributed import agreed as agreed
@@ -144,6 +147,7 @@ _EXPORTS = {
     "penstock.loaders": (
         "ChunkedDataLoader ChunkedSampler Loader ReplayLoader StreamLoader worker_init_fn"
     ),
+    "penstock.datasets": "Mixture balanced pack",
     "penstock.sources": "Source concatenate open_source zip_sources",
     "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
     "penstock.keyed": "current_epoch keyed_generator sample_generator",

@@ -7,14 +7,16 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
 from penstock.arguments import flag
-from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
+from penstock.datasets.gather import SourceDataset, fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
@@ -42,9 +44,10 @@ from penstock.loaders.workers import end_workers
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
+from penstock.sources import Source
 
 
-class ChunkedDataLoader(Loader[Batch], TorchLoader):
+class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
     """A resumable ``DataLoader`` whose chunks continue where the last one ended.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
@@ -74,6 +77,16 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         order: An `Order` in place of the shuffle: a ``BlockOrder`` for data that is slow to read
             at random. Or a factory of orders, see `penstock.loaders.position`.
         evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
+        weights: One number per sample: in every epoch a sample comes floor or ceil of
+            ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
+        epoch_samples: Samples per epoch, over all ranks; by default those of the dataset. The next
+            epoch continues in the same shuffle, so that nothing is lost.
+        lengths: Tokens of each sample, for batches of samples of similar length.
+        max_tokens: Tokens of a batch, including padding; ``batch_size`` is then not used. None for
+            at most ``batch_size`` samples of similar length.
+        window: Samples that are sorted by length together; 131,072 by default.
+        group: Batches of similar length that stay together; a multiple of the number of ranks, 64
+            by default. Resuming on a number of ranks that divides it splits no batch.
         rank: This rank; pass it together with ``world_size``. By default both are those of
             ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
@@ -102,6 +115,12 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         drop_last: bool = False,
         order: Order | OrderFactory | None = None,
         evaluation: bool = False,
+        weights: npt.ArrayLike | None = None,
+        epoch_samples: int | None = None,
+        lengths: npt.ArrayLike | None = None,
+        max_tokens: int | None = None,
+        window: int | None = None,
+        group: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         executor: str | None = None,
@@ -109,6 +128,10 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
+        if isinstance(dataset, Source) and not hasattr(dataset, "__getitem__"):
+            dataset = SourceDataset(dataset)
+        chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
+        composes = chosen.composes(dataset)
         options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
@@ -116,14 +139,14 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         self._workers: Workers | None = None
         self._seen: tuple[list[int], Any] | None = None  # ids of the settings, and the settings
         if shuffle is None:
-            shuffle = chunk_size is not None and not evaluation
+            shuffle = (chunk_size is not None or composes) and not evaluation
         shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         reason = pass_through_reason(
             dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
         )
         if reason is not None:
             given = {"chunk_size": chunk_size, "order": order, "rank": rank, "executor": executor}
-            refuse_planned_arguments(reason, given | {"world_size": world_size})
+            refuse_planned_arguments(reason, given | {"world_size": world_size} | chosen.given)
             if reason == "batch_sampler" and batch_size is None:
                 batch_size = 1  # torch's default, which it requires beside a batch_sampler
             self._delivery: Planned | PassThrough
@@ -132,7 +155,12 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             through.split_iterable(self)
             return
         size = size_of(dataset)
-        if order is None:
+        if composes:
+            if order is not None:
+                raise PlanError("pass order=, or weights, lengths or a Mixture, not both")
+            order = chosen.factory(dataset, size, shuffle)
+            self._remember(dataset, order)
+        elif order is None:
             order = order_factory(partial(make_order, shuffle=shuffle))
         elif isinstance(order, Order | type) or not callable(order):
             check_order(order, size)
@@ -189,6 +217,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         position, size = self._position, self._size
         if size != position.samples and position.follows_size and not position.start.position:
             position.resize(size)
+        self._follow_stages(position)
 
     @property
     def _size(self) -> int:
@@ -312,7 +341,9 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        self.position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
+        position = self.position
+        with self._adopted_weights(state_dict, position):
+            position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
 
     # -- executing
 

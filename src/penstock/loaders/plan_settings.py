@@ -153,7 +153,7 @@ class PlanSettings:
     def _make_plan(self, topology: Topology) -> Plan:
         seed = self.seed.for_ranks(topology.world)
         order = self._make_order(OrderRequest(self.samples, seed, self.batch, topology.world))
-        steps = Steps(
+        steps: Steps = getattr(order, "make_steps", Steps)(
             order.size,
             self.batch,
             topology.world,

@@ -26,7 +26,8 @@ class Order(Protocol):
     - ``places(epoch)``: positions of an epoch (`places_of`); by default ``size``;
     - ``positions_of(epoch, sample)``: all positions of one sample, ascending (`positions_of`);
     - ``passes(epoch, positions)``: how many times each sample came before this position, over all
-      epochs (`passes_of`); by default the epoch. Augmentation is keyed by it;
+      epochs (`passes_of`); by default the epoch. Augmentation is keyed by it. Or both `at` and
+      this with ``at_with_passes(epoch, positions)``;
     - ``at_epochs(epochs, positions)`` and ``position_at_epochs(epochs, samples)``: `at` and
       `position_of` with an epoch for each position (`at_epochs`, `position_at_epochs`).
     """
@@ -79,6 +80,15 @@ def passes_of(order: Order, epoch: int, positions: Indices) -> Indices | None:
     """Return the pass of the sample at each position; None if all are in pass ``epoch``."""
     passes = getattr(order, "passes", None)
     return None if passes is None else passes(epoch, positions)
+
+
+def at_with_passes(order: Order, epoch: int, positions: Indices) -> tuple[Indices, Indices | None]:
+    """Return ``order.at`` and `passes_of`, computed together where the order can do that."""
+    both = getattr(order, "at_with_passes", None)
+    if both is not None:
+        found: tuple[Indices, Indices] = both(epoch, positions)
+        return found
+    return order.at(epoch, positions), passes_of(order, epoch, positions)
 
 
 def at_epochs(order: Order, epochs: Indices, positions: Indices) -> Indices:

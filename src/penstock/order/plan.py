@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.orders import Order, passes_of, positions_of
+from penstock.order.orders import Order, at_with_passes, positions_of
 from penstock.order.permutation import STRIDE, Indices
 from penstock.order.skips import NO_SKIPS, Occurrence, Skips
 from penstock.order.steps import Cursor, Steps
@@ -116,8 +116,7 @@ class Plan:
             cursors.append(Cursor(cursor.epoch, steps.stop(cursors[-1].position)))
         cursors[-1] = cursors[-1].normal(self.steps)
         joined = self.skips.original(cursor.epoch, np.concatenate(positions))
-        samples = self.order.at(cursor.epoch, joined)
-        passes = passes_of(self.order, cursor.epoch, joined)
+        samples, passes = at_with_passes(self.order, cursor.epoch, joined)
         ends = np.cumsum([part.size for part in positions]).tolist()
         return [
             PlannedBatch(

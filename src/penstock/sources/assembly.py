@@ -12,6 +12,8 @@ from penstock.sources.contract import Arrays, Indices, Rows, Source, view_of
 
 PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
 
+COMPARED = 1 << 20  # rows of patches with canvases at a time
+
 
 # -- what to read
 
@@ -29,39 +31,65 @@ def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
 
 
 def canvas_spans(
-    leaves: Sequence[Leaf], found: Located, output: Output, cell: Indices
+    leaves: Sequence[Leaf], located: Sequence[Located], output: Output, cell: Indices
 ) -> list[Span]:
-    """Return spans with the rows and the hull of the patches of each cell, joined where cheap.
+    """Return spans with the rows and the hull of the patches of each cell, joined where possible.
 
     Args:
         leaves: All leaves.
-        found: Where the patches are.
-        output: Of the patches.
+        located: Where the patches are, for each output of one store: only rows differ.
+        output: One of these outputs.
         cell: The first sample of the cell of each patch.
     """
-    order = np.lexsort((cell, found.leaf))
-    here = np.stack([found.leaf, cell])[:, order]
-    borders = np.flatnonzero((np.diff(here) != 0).any(axis=0)) + 1
+    order = np.lexsort((cell, located[0].leaf))
+    leaf, corner = located[0].leaf[order], located[0].corner[order]
+    rows = np.concatenate([found.rows.reshape(len(cell), -1) for found in located], axis=1)[order]
+    begins = np.append(0, np.flatnonzero((np.diff(leaf) != 0) | (np.diff(cell[order]) != 0)) + 1)
+    low = np.minimum.reduceat(corner, begins).tolist()
+    high = (np.maximum.reduceat(corner, begins) + output.inner).tolist()
+    first = np.minimum.reduceat(rows.min(axis=1), begins).tolist()
+    last = np.maximum.reduceat(rows.max(axis=1), begins).tolist()
+    numbers, ends = leaf[begins].tolist(), [*begins[1:].tolist(), len(rows)]
+    canvases: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Indices]] = {}
+    for group, (number, a, b) in enumerate(zip(numbers, first, last, strict=True)):
+        chunk = leaves[number].chunks[0]
+        wanted = np.array([a, b])  # the ends say it all where they are in one chunk
+        if a // chunk != b // chunk:
+            wanted = rows[begins[group] : ends[group]].ravel()
+        canvases.setdefault((number, tuple(low[group]), tuple(high[group])), []).append(wanted)
+    # where nothing is decoded, canvases are joined if that takes no more memory
+    grids = {
+        number: [1] * len(low[0]) if leaves[number].in_place else leaves[number].chunks[1:]
+        for number in set(numbers)
+    }
     spans: dict[tuple[int, int, int], list[Span]] = {}
-    for group in np.split(order, borders):
-        leaf, corner = int(found.leaf[group[0]]), found.corner[group]
-        low = tuple(corner.min(axis=0).tolist())
-        high = tuple((corner.max(axis=0) + output.inner).tolist())
-        for start, stop in row_ranges(distinct(found.rows[group].ravel()), leaves[leaf].chunks[0]):
-            _join(spans.setdefault((leaf, start, stop), []), Span(leaf, start, stop, low, high))
+    for (number, *canvas), each in canvases.items():
+        chunk, wanted = leaves[number].chunks[0], np.concatenate(each)
+        a, b = int(wanted[0]), int(wanted[-1])
+        few = len(wanted) == 2 and a // chunk == b // chunk
+        for start, stop in [(a, b + 1)] if few else row_ranges(distinct(wanted), chunk):
+            same = spans.setdefault((number, start, stop), [])
+            _join(same, Span(number, start, stop, *canvas), grids[number])
     return [span for each in spans.values() for span in each]
 
 
-def _join(spans: list[Span], new: Span) -> None:
-    """Add a span of the same rows: to the canvas of another one if that takes no more memory."""
+def _join(spans: list[Span], new: Span, chunks: Sequence[int]) -> None:
+    """Add a span of the same rows: to the canvas of another one if no more chunks are decoded."""
+    size = _chunks_of(new, chunks)
     for number, span in enumerate(spans):
-        low = tuple(map(min, span.low, new.low))
-        high = tuple(map(max, span.high, new.high))
+        low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
         hull = Span(span.leaf, span.start, span.stop, low, high)
-        if prod(hull.shape) <= prod(span.shape) + prod(new.shape):
-            spans[number] = hull
+        if _chunks_of(hull, chunks) <= _chunks_of(span, chunks) + size:
+            del spans[number]
+            _join(spans, hull, chunks)  # which may now complete a larger one
             return
     spans.append(new)
+
+
+def _chunks_of(span: Span, chunks: Sequence[int]) -> int:
+    """Return the chunks of one row that have a part of a canvas."""
+    axes = zip(span.low, span.high, chunks, strict=True)
+    return prod(-(-high // chunk) - low // chunk for low, high, chunk in axes)
 
 
 def distinct(rows: Indices) -> Indices:
@@ -134,19 +162,23 @@ def row_places(found: Located, spans: Sequence[Span]) -> Indices:
 
 
 def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
-    """Return rows counted through canvases; of each patch all rows in canvases that hold it."""
-    index = np.full(found.rows.shape, -1, np.int64)
-    begin = 0
-    for span in spans:
-        inside = (found.leaf == span.leaf) & (found.corner >= span.low).all(axis=1)
-        inside &= (found.corner + output.inner <= span.high).all(axis=1)
-        rows = found.rows[inside]
-        here = np.where(
-            (rows >= span.start) & (rows < span.stop), rows - span.start + begin, index[inside]
-        )
-        index[inside] = here
-        begin += span.stop - span.start
-    return index
+    """Return rows counted through canvases, for each patch those of canvases that hold it."""
+    leaf, start, stop = np.array([span[:3] for span in spans]).T
+    low, high = np.array([span.low for span in spans]), np.array([span.high for span in spans])
+    begin = np.cumsum(stop - start) - (stop - start)
+    rows = found.rows.reshape(len(found.leaf), -1)
+    index = np.empty(rows.shape, np.int64)
+    most = max(1, COMPARED // (len(spans) * rows.shape[1]))
+    for first in range(0, len(rows), most):  # a few patches with all canvases at a time
+        here = slice(first, first + most)
+        holds = found.leaf[here, None] == leaf
+        for axis, size in enumerate(output.inner):
+            corner = found.corner[here, axis, None]
+            holds &= (corner >= low[:, axis]) & (corner + size <= high[:, axis])
+        row = rows[here, :, None]
+        at = (holds[:, None] & (row >= start) & (row < stop)).argmax(axis=2)
+        index[here] = rows[here] + (begin - start)[at]
+    return index.reshape(found.rows.shape)
 
 
 def gather_patches(
@@ -194,15 +226,11 @@ def fill(
         return
     reads = Reads()
     rest: dict[int, list[tuple[Rows, slice | Indices, Indices]]] = {}
+    cut: dict[int, list[str]] = {}
     for name, rows in out.items():
         output, found = outputs[name], located[name]
         if output.cut:
-            spans = canvas_spans(leaves, found, output, cells.around(samples)[0])
-            canvases = [np.empty(span.shape, rows.dtype) for span in spans]
-            for span, canvas in zip(spans, canvases, strict=True):
-                read_span(leaves[span.leaf], span, canvas)
-            places = Places(canvas_places(found, output, spans), found.corner)
-            gather_patches(rows, places, output, spans, canvases)
+            cut.setdefault(output.store, []).append(name)
             continue
         for number, here in by_leaf(found.leaf):
             wanted, leaf, target = found.rows[here], leaves[number], rows[here]
@@ -215,6 +243,15 @@ def fill(
                 rest.setdefault(number, []).append((rows, here, wanted))
     reads.run()
     _read_once(leaves, rest)
+    for names in cut.values():
+        each = [located[name] for name in names]
+        spans = canvas_spans(leaves, each, outputs[names[0]], cells.around(samples)[0])
+        canvases = [np.empty(span.shape, outputs[names[0]].dtype) for span in spans]
+        for span, canvas in zip(spans, canvases, strict=True):
+            read_span(leaves[span.leaf], span, canvas)
+        for name, found in zip(names, each, strict=True):
+            places = Places(canvas_places(found, outputs[name], spans), found.corner)
+            gather_patches(out[name], places, outputs[name], spans, canvases)
 
 
 class Reads:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
-from penstock.errors import SourceError
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.sources.assembly import (
     Reads,
@@ -207,6 +207,11 @@ class BaseSource(ABC):
         {'train': 8, 'val': 2}
         """
         layout, sizes = layout_of(self), part_sizes(parts, len(self))
+        if by == "time" and layout.tiled:
+            raise PlanError(
+                "by='time' cannot split patches, which are not in the order of time: split first, "
+                "then make patches of each part"
+            )
         labels = group_labels(self, by, groups, layout.runs)
         ranges = split_samples(layout.cells, sizes, by, labels, split_key(seed))
         return {name: ComposedSource(Selected(layout, *each)) for name, each in ranges.items()}
@@ -339,19 +344,19 @@ class ComposedSource(BaseSource):
         Needed rows of the same chunk, and neighbours, are one span, so that reading the spans one
         by one decodes no chunk twice. The spans of a store without patches are whole rows, in
         ascending order of (leaf, start). Those of patches are canvases: the rows and the hull of
-        the patches of one cell, joined where that takes no more memory.
+        the patches of one cell, joined where that decodes no more chunks.
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
         """
         located, spans = self.locate(samples), {}
         for store, names in self._stores().items():
-            output = self.outputs[names[0]]
+            output, each = self.outputs[names[0]], [located[name] for name in names]
             if output.cut:
                 cell = self.cells.around(samples)[0]
-                spans[store] = canvas_spans(self.leaves, located[names[0]], output, cell)
+                spans[store] = canvas_spans(self.leaves, each, output, cell)
             else:
-                spans[store] = row_spans(self.leaves, [located[name] for name in names])
+                spans[store] = row_spans(self.leaves, each)
         return spans
 
     def places(self, samples: Indices, spans: Mapping[int, Sequence[Span]]) -> dict[str, Places]:
@@ -435,6 +440,11 @@ def composed(source: Source) -> ComposedSource:
         source: Any source, also of a class of your own.
     """
     return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
+
+
+def with_verbs(source: Source) -> BaseSource:
+    """Return a source that has the verbs: the same one, or a `ComposedSource` of its samples."""
+    return source if isinstance(source, BaseSource) else composed(source)
 
 
 def layout_of(source: Source) -> Layout:

@@ -153,10 +153,10 @@ class ObjectStore:
         """Return the names one level below ``key``."""
         return self._client().children(key)
 
-    def zarr_store(self) -> Any:
+    def zarr_store(self) -> tuple[Any, str]:
         """Return a read-only store of zarr-python over the same objects."""
         storage = optional("zarr.storage", extra="remote")
-        return storage.ObjectStore(self._client().store, read_only=True)
+        return storage.ObjectStore(self._client().store, read_only=True), ""
 
     def _version(self, key: str) -> str:
         versions = [v for prefix, v in sorted(self._versions.items()) if key.startswith(prefix)]
