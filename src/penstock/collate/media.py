@@ -197,6 +197,7 @@ def _pil_tensors(images: Sequence[Any]) -> list[torch.Tensor]:
     for number, image in enumerate(images):
         if not _is_pil(image):
             raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no PIL image")
+    # a batch has one number of channels: unequal modes become RGB
     modes = {i.mode if i.mode in DIRECT_MODES else "L" if i.mode == "1" else "RGB" for i in images}
     mode = modes.pop() if len(modes) == 1 else "RGB"
     arrays = [np.array(image if image.mode == mode else image.convert(mode)) for image in images]

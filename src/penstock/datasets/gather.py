@@ -115,6 +115,7 @@ def fingerprint_of(dataset: Any) -> str | None:
         value = own()
         return None if value is None else str(value)
     if isinstance(dataset, torch.Tensor | np.ndarray | TensorDataset):
+        # a few rows tell regenerated data apart at once, however large it is
         arrays = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset]
         return short_digest(_array_parts(arrays))
     return None

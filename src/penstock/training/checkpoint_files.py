@@ -335,6 +335,7 @@ def kept(entries: Entries, *, best: int, last: int, mode: str) -> Entries:
 def git_commit(start: Path) -> str | None:
     """Return the commit checked out at ``start`` or above it; None where there is none."""
     try:
+        # asked of git itself: refs may be packed, and HEAD need not be in .git
         command = ("git", "-C", str(start), "rev-parse", "--verify", "HEAD")
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

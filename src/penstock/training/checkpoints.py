@@ -120,6 +120,7 @@ class CheckpointManager:
             missing_is_fine = part is None and name != "model"
             if not missing_is_fine and not callable(getattr(part, "state_dict", None)):
                 raise ConfigError(f"{name} must have a state_dict(), got {shown(part)}")
+        # read first: a directory that cannot be listed must not get another checkpoint
         entries = files.read_registry(self.checkpoint_dir)
         state = {
             "epoch": epoch,

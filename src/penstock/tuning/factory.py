@@ -250,6 +250,7 @@ def _create(
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL
     chosen = DataLoaderFactory.get_optimal_config(size, *hints) | ours
     del chosen["persistent_workers"]  # depends on the final number of workers
+    # a sampler of the caller decides the order: ours would contradict it
     excluded: tuple[str, ...] = ()  # options of ours that torch rejects with the caller's
     if given.get("batch_sampler") is not None:
         excluded = "shuffle", "evaluation", "drop_last"

@@ -70,6 +70,7 @@ def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> l
             looked_at += 1
         if file is not None:
             files.append(file)
+    # the index is written only if it changed: many ranks read it at once
     if looked_at or len(files) != len(known):
         write_cache(index, [asdict(file) for file in files])
     return files

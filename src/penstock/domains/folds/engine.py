@@ -292,6 +292,7 @@ class TrainingEngine:
                 return result_from_state(saved["result"])
         save: Save = (lambda _: None) if directory is None else partial(directory.save, number)
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
+        # the caller's random state is as before, however many folds were trained
         with ExitStack() as stack, _restored_generators(self.device):
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
@@ -343,6 +344,7 @@ class TrainingEngine:
         if self.run_directory is None:
             return None
         # measuring the loaders does not change the result
+        # a run is refused in the directory of another one: its folds would be mixed up
         settings = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
         identity = {
             **settings,

@@ -286,6 +286,7 @@ def restore(fold: Fold, state: dict[str, Any]) -> Progress:
     fold.model.load_state_dict(state["model"])
     fold.optimizer.load_state_dict(state["optimizer"])
     if progress.best_weights is not None:
+        # into a copy: the weights to continue from are already in the model
         deepcopy(fold.model).load_state_dict(progress.best_weights)  # raises if they do not fit
     return progress
 

@@ -168,6 +168,7 @@ def _best(
     **options: Any,
 ) -> Found:
     """Return the best split with ``least`` segments of a class to validate, or else ``retry``."""
+    # a strict minimum is relaxed once, as users of the original expect
     for number in dict.fromkeys((least, min(least, retry))):
         rest = f", and {left} must be left to train on" if left else ""
         table.require_segments(number + left, f"{name} is {number}{rest}")

@@ -109,6 +109,7 @@ class RecordingFiles:
             raise PlanError(f"neuron_limit must be from 0 to {available} neurons, got {neurons}")
         if self.layout == "npy":
             return NpyColumn(NpySource(self.path), limit, int(column))
+        # the newest layout stores only the columns that change, in this order
         index = DYNAMIC.index(column) if self.layout == "zarr_v2" else int(column)
         return ZarrColumn(self.series_path, ((0, timesteps), (0, limit), (index, index + 1)))
 

@@ -136,6 +136,7 @@ class ChunkPlan:
     def spans(self, epoch: int, count: int) -> list[tuple[int, int]]:
         """Return the first ``count`` chunks of an epoch, over as many passes as needed."""
         if self.sampling == "uniform":
+            # starts are multiples of align, the last one so that a whole chunk fits
             places = max(0, self.total - self.chunk) // self.align + 1
             keys = (derive_key(self.seed, "uniform", epoch, i) for i in range(count))
             starts = [key % places * self.align for key in keys]

@@ -161,6 +161,7 @@ def _check_columns(path: Path, found: Any, needed: tuple[str, ...]) -> None:
 
 def _check_file(directory: Path, table: Path, line: int, filename: str) -> None:
     name = Path(filename)
+    # a table may come from anywhere: its names must not lead out of the folder
     inside = "\0" not in filename and not name.is_absolute() and ".." not in name.parts
     if not inside or name.suffix.lower() not in (".npy", ".png"):
         raise SourceError(

@@ -83,6 +83,7 @@ def build_steering_directory(
     further = rng.integers(questions, size=pairs - questions)
     asked = np.concatenate([np.arange(questions), further])
     wanted = source_clusters[answer[further]]  # a further source is of the same cluster
+    # sources by cluster, so that a random one of a cluster is one look-up
     members = np.argsort(source_clusters, kind="stable")
     starts = np.searchsorted(source_clusters[members], wanted)
     chosen = rng.random(len(wanted)) * np.bincount(source_clusters)[wanted]
@@ -281,6 +282,7 @@ def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indi
     sources, questions = unit_rows(corpus.sources[pool]), unit_rows(corpus.questions)
     groups, adjacent = corpus.source_clusters[pool], _adjacent(corpus.centroids)
     asked = corpus.pairs[:, :1]
+    # one number per question and source, so that one search finds all true sources
     known = asked[:, 0] * count + corpus.pairs[:, 1]
     parts = []
     for start in range(0, len(asked), POOL):
@@ -298,6 +300,7 @@ def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indi
             (~same, cosine),
             (~same, luck),
         )
+        # a tier may run out of sources: then any other source stands in, as tier 4
         spare = _largest(np.where(others, luck, -1), n_neg, least=0)
         ranked = [
             _largest(np.where(others & allowed, score, -2), number, least=-1)

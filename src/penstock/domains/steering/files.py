@@ -160,6 +160,7 @@ def resolve_format(directory: Path, storage_format: str) -> str:
     if storage_format == "auto":
         storage_format = "hdf5" if has_hdf5 else "pt"
         if has_hdf5 and has_pt:
+            # both are there: HDF5 is preferred, but needs its library
             with suppress(MissingHdf5Error):
                 hdf5_library()
                 return "hdf5"

@@ -176,6 +176,7 @@ def _read(
         layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
         if not reader.has(layout.KEYWORDS):
             raise InvalidDataError(f"{reader.locate(layout.KEYWORDS)} not found in {directory}")
+    # before the first batch: a wrong row number would silently read another vector
     layout.raise_first(layout.reference_faults(tensors))
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 

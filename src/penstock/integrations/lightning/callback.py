@@ -196,6 +196,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Note the progress if the optimizer stepped."""
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        # batches since the last optimizer step are not in the weights, and come again
         before = self._tracker.progress
         self._tracker.note(trainer, self.loader)
         if self._timing is None:

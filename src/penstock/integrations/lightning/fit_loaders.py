@@ -145,6 +145,7 @@ class FitLoaders:
             named = {"name": validation.name}
             validation.replace([as_validation_loader(x, settings, **named) for x in validation.all])
         self.loader = training.only_loader if training.all else None
+        # after the replacement: the size of a partition is counted in batches of its own loader
         self.sizes = sizes.infer(
             lambda: largest(map(whole_batches, training.all)),
             lambda: largest(map(whole_batches, validation.all)),

@@ -302,6 +302,7 @@ def _use_subset(loader: Loader, size: int, settings: ChunkSettings) -> None:
 def _is_sized(loader: Any, parameter: str, size: int | None, name: str) -> bool:
     """Return whether a loader is to get the size; raise `ConfigError` if it cannot have it."""
     reason = why_not_chunked(loader)
+    # a size that nobody asked for is no reason to refuse a loader
     if reason is not None and size is not None:
         raise ConfigError(
             f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a "

@@ -64,6 +64,7 @@ def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
 
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """Return a dataset with S4's conventions, which makes its loaders itself."""
+    # not those that end training: they are the business of the callback
     own = inspect.signature(SequenceDataset.__init__).parameters
     own_options = [o for o in ChunkSettings.options() if o.key in own]
     fixed = {o.key: getattr(loaders.chunks, o.name) for o in own_options}

@@ -198,6 +198,7 @@ def listed(section: Any) -> list[Any]:
     return [each for each in several if each is not None]
 
 
+# the names that S4 configurations use
 for kind in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD):
     optimizers.add(kind.__name__.lower(), kind)
 schedulers.add("plateau", lr_scheduler.ReduceLROnPlateau)

@@ -91,6 +91,7 @@ class Maker:
         try:
             yield
         except OURS as error:
+            # our messages name the argument, so the line of exactly that key can be given
             text, name = str(error), _named_in(section, str(error))
             place = key if name is None else f"{key}.{name}"
             if name is not None and text.startswith(f"{name} "):

@@ -149,6 +149,7 @@ def split_trainer(resolved: keys.Section, check: Checker) -> tuple[keys.Section,
                 raise check.error(f"trainer.{name}", f"is given twice: keep the section {name!r}")
             check.value(f"trainer.{name}", inside, keys.SECTIONS[name])
         observers[name] = outside if inside is None else inside
+    # null is as good as a key that is left out, which the one under train replaces
     for name in keys.LIMITS:
         if trainer.get(name, 0) is None:
             del trainer[name]
@@ -184,6 +185,7 @@ def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
     return used
 
 
+# derived, so that an option of training in chunks is declared in one place only
 _CHUNK_KEYS: Any = make_dataclass(
     "_CHUNK_KEYS",
     [(each.key, Any, each.default) for each in ChunkSettings.options() if each.key in keys.CHUNKS],

@@ -85,15 +85,9 @@ def sample_text(settings: Settings, sample: int) -> str:
         ahead = [each for each in found[len(seen) :] if each.step is not None]
         lines += [f"seen in {place_text(each)}" for each in seen]
         lines += [] if seen else ["not seen yet"]
-        return (
-            "\n".join(lines)
-            + "; "
-            + (
-                f"next in {place_text(ahead[0])}"
-                if ahead
-                else "skipped or dropped in the next epochs"
-            )
-        )
+        after = "skipped or dropped in the next epochs"
+        after = f"next in {place_text(ahead[0])}" if ahead else after
+        return "\n".join(lines) + f"; {after}"
 
 
 def place_text(found: Occurrence) -> str:

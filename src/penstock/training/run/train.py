@@ -211,6 +211,7 @@ def opened_run(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[S
             log.info("resuming from %s", saved.path)
         elif resume:
             log.info("nothing to resume in %s: starting", paths.root)
+        # only under the lock: another process may be writing its files
         paths.clean()
         yield saved
 

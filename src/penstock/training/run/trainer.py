@@ -124,6 +124,7 @@ class StopOnSignal(callbacks.Callback):  # type: ignore[misc, name-defined]
     def _stop_if_requested(self, trainer: Any) -> None:
         if self._ranks is None:
             return
+        # a signal may reach one rank only, and all must leave at the same batch
         (signal_number,) = self._ranks.largest(self._listener.received)
         if signal_number:
             self._save(trainer)
@@ -215,6 +216,7 @@ def make_fit(
         every=settings.train.checkpoint_every,
     )
     kwargs = dict(job.trainer_kwargs) | launched(environment)
+    # first the one that puts loaders in place; last the one that saves what the others changed
     kwargs["callbacks"] = [
         chunked,
         *as_list(kwargs.get("callbacks")),
