@@ -60,7 +60,7 @@ class Conversion:
     """A conversion that was checked and can begin.
 
     Attributes:
-        run: Converts; called with a function that is told how many rows are done.
+        run: Converts; called with a function that takes the number of rows done.
         plan: What will be written, and why, a line for each array.
         rows: The number of rows to write.
     """
