@@ -18,8 +18,14 @@ from penstock.testing import same_batch
 from penstock.tuning import DataLoaderConfig, DataLoaderFactory, Machine, tune
 from penstock.tuning import trials as trials_module
 from penstock.tuning.cost import measure_cost
-from penstock.tuning.trials import Trial, best_of, same_arrays, start_seconds
-from penstock.tuning.tune import TuneCache, identity_of
+from penstock.tuning.trials import (
+    Trial,
+    TuneCache,
+    best_of,
+    identity_of,
+    same_arrays,
+    start_seconds,
+)
 
 MACHINE = Machine(4, False)
 
