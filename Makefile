@@ -8,6 +8,8 @@ JOBS ?= 2
 TIMES ?= 50
 VERSIONS ?= 3.11 3.12 3.13 3.14
 MATRIX ?= -m "not proof and not cuda" -n $(JOBS) --dist loadfile
+# every process of a test would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick check bench proof reliability flaky matrix cuda clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import signal
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collections, and its pages shared with forks."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Count the examples of a law."""
@@ -69,8 +76,11 @@ def commands():
 
 
 @pytest.fixture(autouse=True)
-def library_log_is_captured() -> None:
-    """Undo what configurations of other libraries did to the log of this process."""
+def the_log_is_left_as_it_was() -> Iterator[None]:
+    """Fail a test that switches the log of the library off for the tests after it."""
     log = logging.getLogger("penstock")
+    yield
+    left = (log.disabled, log.propagate, log.level)
     log.disabled, log.propagate = False, True
     log.setLevel(logging.NOTSET)
+    assert left == (False, True, logging.NOTSET)
