@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("law")
         if timed.depends_on_time(item):
             item.add_marker("timing")
+    # files of a few long tests first: at the end, processes side by side share the short ones
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: sizes[item.path])
     if PROFILE == "proof":
         laws.lengthen([item for item in items if laws.is_law(item)])
     if config.getoption("markexpr") or any("::" in arg for arg in config.args):
@@ -43,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("proof")]
     if long:
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+        items[:] = [item for item in items if not item.get_closest_marker("proof")]
 
 
 def pytest_collection_finish() -> None:
