@@ -4,7 +4,6 @@ Everything is imported once; each command is then a fork, with its own directory
 and output, that can be killed like any other process.
 """
 
-import gc
 import json
 import math
 import os
@@ -22,8 +21,6 @@ IMPORTS = ("torch.utils.tensorboard", "penstock.cli.train")
 def serve():
     for module in IMPORTS:
         import_module(module)
-    gc.collect()
-    gc.freeze()  # else a collection in a fork copies all of it
     print("ready", flush=True)
     ranks = []  # processes that end with the next one that is waited for
     for line in sys.stdin:
