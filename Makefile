@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# JOBS: processes that run tests side by side; TIMES: runs of `make flaky`
-JOBS ?= 2
+# JOBS: processes that run tests side by side, three for two cores because many tests wait;
+# TIMES: runs of `make flaky`
+JOBS ?= 3
 TIMES ?= 50
 VERSIONS ?= 3.11 3.12 3.13 3.14
 # conftest.py puts files of a few long tests first
-SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 MATRIX ?= -m "not proof and not cuda" $(SIDE_BY_SIDE)
 # every process of a test would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,6 +24,7 @@ test: $(READY)
 	$(BIN)/pytest -q -m "not proof and not cuda" $(SIDE_BY_SIDE)
 
 # under a minute, while you edit: order, plan, sources, collate, settings
+quick: JOBS = 2
 quick: $(READY)
 	$(BIN)/pytest -q -m "not proof and not cuda and not timing" $(SIDE_BY_SIDE) \
 		tests/order tests/keyed tests/checks tests/collate tests/training/config \
