@@ -190,12 +190,12 @@ def test_workers_that_hang_in_a_batch_no_longer_needed_are_replaced(tmp_path, mo
     ) as loader:
         batches = iter(loader)
         assert first_of(next(batches)) == [0, 1, 2, 3]
-        before = {process.pid for process in loader._workers.processes}
-        for process in loader._workers.processes:
-            os.kill(process.pid, signal.SIGSTOP)
+        before = {process.pid for process in multiprocessing.active_children()}
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
         loader.seek(0, 3)
         assert first_of(next(iter(loader))) == [12, 13, 14, 15]
-        assert not before & {process.pid for process in loader._workers.processes}
+        assert not before & {process.pid for process in multiprocessing.active_children()}
     assert "with a batch that is no longer needed: all are started again" in caplog.text
 
 
