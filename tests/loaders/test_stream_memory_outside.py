@@ -4,6 +4,7 @@ import json
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,9 @@ def growth(program, path, options, batches):
     pid, counted = map(int, program.stdout.readline().split())
     before = most = anonymous_bytes(pid)
     print(file=program.stdin)
+    deadline = time.monotonic() + 100
     while not select.select([program.stdout], [], [], 0.005)[0]:
+        assert time.monotonic() < deadline
         most = max(most, anonymous_bytes(pid))
     most = max(most, anonymous_bytes(pid))
     assert program.stdout.readline() == "done\n"
