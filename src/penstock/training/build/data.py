@@ -305,6 +305,8 @@ class PartLoaders:
                     "train.chunk_order=block of a mixture: use shuffled or sequential"
                 )
             chunk = self._train_chunk(data.make_order(0).size)
+            if data.is_stored and data.label is None and self._shuffle["shuffle"]:
+                return self._stream(data, chunk_size=chunk)
             return ChunkedDataLoader(data, self.batch_size, chunk, **options, **self._shuffle)
         options |= {"order": order_factory(self.chunks.order_of)}
         return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
@@ -364,7 +366,7 @@ class PartLoaders:
     def _shuffle(self) -> dict[str, Any]:
         return {"shuffle": self.chunks.shuffle and self.chunks.order != "sequential"}
 
-    def _stream(self, source: Source, **options: Any) -> StreamLoader:
+    def _stream(self, source: Source | Mixture, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}
         kept |= {"seed": self.chunks.seed}
         return StreamLoader(source, self.batch_size, **(kept | options))
