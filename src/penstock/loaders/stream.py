@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.loaders.stream_settings import (
     check_fields,
     check_mixture,
     check_transform,
+    checked_mixing,
     one_of,
     opened,
     optional_number,
@@ -87,6 +89,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
         lanes: Independent readers' shares of the order; defaults to the world size.
+        mixing: Chooses blocks and windows for a quality of the shuffle, from 0 to 1, instead of the
+            largest windows: what a step is worth at least, as a share of one of a shuffle of
+            everything. See `ShuffleQuality`.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
         timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
             for no limit.
@@ -123,6 +128,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
+        mixing: float | None = None,
         threads: int | None = None,
         timeout: float = 0,
         collate: Callable[[Any], Any] | None = None,
@@ -144,6 +150,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self._bad_blocks = bad_blocks(on_error, quarantine)
         threads = optional_number("threads", threads, minimum=1)
         asked = Geometry(block_samples, window_blocks, lanes)
+        mixing = checked_mixing(mixing, asked)
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
@@ -167,6 +174,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             given_threads=threads,
             adopted=Geometry(),
             mixture=self.mixture,
+            mixing=mixing,
         )
         self._position = Position(
             self._orders,
@@ -339,6 +347,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
                 SlotReader, source.source, slots, block=block, replacement=replacement
             )
         elif isinstance(demand, HeldDemand):
+            if any((stop - start) % order.lanes for _, start, stop in plan.skips.ranges):
+                demand = replace(demand, drop_last=False)  # a rank reads other lanes, too
             places = demand.places(block, round_samples(order), order.lanes)
             held = self._hold(slots, block, places, order.seed)
             memory = HeldTable(held, plan.steps.batch)

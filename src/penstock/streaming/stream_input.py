@@ -139,12 +139,6 @@ class ResidentSource(BaseSource):
         """Return that of the source."""
         return self._source.fingerprint()
 
-    @property
-    def whole_rows(self) -> int:
-        """Samples that a chunk of whole rows has: more than a block if samples are patches."""
-        layout = None if self.rows is None else self.rows.source.layout
-        return prod(layout.counts) if isinstance(layout, Patches) else self.block_samples
-
     def drop(self) -> None:
         """Free the memory; the next read loads the fields again."""
         self._kept = None
