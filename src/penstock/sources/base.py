@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import UnionType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,20 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 
 
+class Sparse(NamedTuple):
+    """A matrix whose rows are stored as values and their columns (CSR).
+
+    Attributes:
+        columns: The ragged field with the column of each value.
+        width: The number of columns of the matrix.
+        dense: Whether batches have the zeros too.
+    """
+
+    columns: str
+    width: int
+    dense: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """Shape and dtype of one sample, without the leading axis of samples.
@@ -36,6 +50,8 @@ class Field:
     Args:
         shape: The shape of one sample; ``()`` for a single number.
         dtype: The numpy dtype of its items.
+        ragged: A sample is any number of items, and ``shape`` and ``dtype`` are those of one item.
+        sparse: The ragged field has the values of a sparse matrix.
 
     >>> Field((3, 4), np.dtype("float32")).nbytes
     48
@@ -43,10 +59,16 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    ragged: bool = False
+    sparse: Sparse | None = None
+
+    def __repr__(self) -> str:
+        shown = f"shape={self.shape!r}, dtype={self.dtype!r}" + ", ragged=True" * self.ragged
+        return f"Field({shown}{f', sparse={self.sparse}' if self.sparse else ''})"
 
     @property
     def nbytes(self) -> int:
-        """The size of one sample in bytes."""
+        """The size of one sample in bytes; of one item if it is ragged."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -58,6 +80,12 @@ class Source(Protocol):
     opens its files once per process. All methods may be called from several threads at once. A
     source with one unnamed array has the single field ``""``; named arrays are fields of those
     names, all with the same number of samples.
+
+    Rows of different lengths: a ragged field has, for each sample, any number of items. The source
+    then has a method ``offsets(name)``, which returns where each sample's items begin, counted
+    through all samples, and where the last one ends: int64, one more than samples, always the same
+    array. In ``read`` and ``take`` the buffer of a ragged field is as long as the items of the
+    samples, which are written one after the other.
 
     Two attributes are optional. ``seams`` lists the positions where a sample does not continue
     the one before it, such as the border between two files; windows of consecutive rows never
@@ -129,12 +157,21 @@ class BaseSource(ABC):
     @property
     def block_samples(self) -> int:
         """Samples that are cheapest to read together; about a megabyte by default."""
-        return samples_per_block(self._length, self._fields)
+        return samples_per_block(self._length, self._fields, self._ragged_bytes())
+
+    def _ragged_bytes(self) -> int:
+        """Return the bytes of the ragged fields of all samples."""
+        names = ragged_fields(self, self._fields)
+        return sum(self._fields[n].nbytes * int(self.offsets(n)[-1]) for n in names)
 
     @property
     def seams(self) -> list[int]:
         """Positions where a sample does not continue the one before it."""
         return []
+
+    def offsets(self, name: str) -> Indices:
+        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
 
     def __len__(self) -> int:
         return self._length
@@ -149,12 +186,14 @@ class BaseSource(ABC):
     def read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
         check_range(self._length, start, stop)
-        self._read(start, stop, checked_buffers(self._fields, out, stop - start))
+        items = {name: items_of(self, name, start, stop) for name in ragged_fields(self, out)}
+        self._read(start, stop, checked_buffers(self._fields, out, stop - start, items))
 
     def take(self, indices: Indices, out: Arrays) -> None:
         """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
         chosen = checked_indices(self._length, indices)
-        self._take(chosen, checked_buffers(self._fields, out, len(chosen)))
+        items = {n: int(lengths_of(self, n, chosen).sum()) for n in ragged_fields(self, out)}
+        self._take(chosen, checked_buffers(self._fields, out, len(chosen), items))
 
     def view(self, start: int, stop: int) -> Arrays | None:
         """Return samples ``start:stop`` in place and read-only, or None if impossible."""
@@ -218,8 +257,12 @@ def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
     return chosen.astype(np.int64, copy=False)
 
 
-def checked_buffers(fields: Mapping[str, Field], out: Arrays, samples: int) -> dict[str, Rows]:
+def checked_buffers(
+    fields: Mapping[str, Field], out: Arrays, samples: int, items: Mapping[str, int] | None = None
+) -> dict[str, Rows]:
     """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
+
+    Of a ragged field, the first ``items[name]`` rows.
 
     >>> fields = {"x": Field((3,), np.dtype("f4"))}
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
@@ -233,14 +276,17 @@ def checked_buffers(fields: Mapping[str, Field], out: Arrays, samples: int) -> d
             raise PlanError(
                 f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
             )
+        rows = samples if items is None else items.get(name, samples)
         fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
-        if not fits or len(buffer) < samples:
+        if not fits or len(buffer) < rows:
             raise PlanError(
                 f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
-                f"reading {samples} samples needs ({samples} or more, *{field.shape}) of "
+                f"reading {samples} samples needs ({rows} or more, *{field.shape}) of "
                 f"{field.dtype}"
             )
-    return {name: buffer[:samples] for name, buffer in out.items()}
+    if not items:
+        return {name: buffer[:samples] for name, buffer in out.items()}
+    return {name: buffer[: items.get(name, samples)] for name, buffer in out.items()}
 
 
 def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
@@ -259,16 +305,49 @@ def checked_names(name: str, value: object, kinds: type | UnionType = str) -> li
     return names
 
 
+# -- ragged fields
+
+
+def ragged_fields(source: Source, names: Iterable[str]) -> list[str]:
+    """Return which of the names are ragged fields of the source."""
+    fields = source.fields
+    return [name for name in names if name in fields and fields[name].ragged]
+
+
+def offsets_of(source: Source, name: str) -> Indices:
+    """Return the offsets of a ragged field of any source."""
+    offsets: Indices = source.offsets(name)  # type: ignore[attr-defined]  # an optional method
+    return offsets
+
+
+def items_of(source: Source, name: str, start: int, stop: int) -> int:
+    """Return how many items samples ``start:stop`` of a ragged field have."""
+    offsets = offsets_of(source, name)
+    return int(offsets[stop] - offsets[start])
+
+
+def lengths_of(source: Source, name: str, indices: Indices) -> Indices:
+    """Return how many items each of some samples of a ragged field has."""
+    offsets = offsets_of(source, name)
+    return offsets[indices + 1] - offsets[indices]
+
+
 # -- blocks of samples
 
 
-def samples_per_block(length: int, fields: Mapping[str, Field]) -> int:
+def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: int = 0) -> int:
     """Return the number of samples in about a megabyte: at least one, at most all of them.
+
+    Args:
+        length: The number of samples.
+        fields: Their fields.
+        ragged_bytes: The bytes of the ragged fields of all samples.
 
     >>> samples_per_block(1_000_000, {"x": Field((1024,), np.dtype("f4"))})
     256
     """
-    sample_bytes = sum(field.nbytes for field in fields.values())
+    sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
+    sample_bytes += -(-ragged_bytes // max(1, length))
     return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
+from penstock.sources.remembered import Index, remembered, stamp
 from penstock.sources.storage import new_memory, read_exactly
 
 MOST_SAMPLED_BYTES = 1 << 20
@@ -47,6 +48,10 @@ class MemoryRows:
     def stored_bytes(self) -> Iterator[bytes] | None:
         """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
+
+    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for these columns, from an earlier run if possible."""
+        return build()  # the lengths of lists are stored: they need not be computed
 
 
 def open_rows(table: Any) -> MemoryRows:
@@ -165,6 +170,14 @@ class ParquetRows(MemoryRows):
         begin = self._ends[first] - self._groups[first].samples
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)
         return tables.slice(start - begin, stop - start)
+
+    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for these columns, from an earlier run if possible."""
+        paths = list(dict.fromkeys(group.path for group in self._groups))
+        stamps = [stamp(path) for path in paths]
+        facts = [[str(path.absolute()), *each] for path, each in zip(paths, stamps, strict=True)]
+        times = (time for _, time in stamps)
+        return remembered("parquet-1", [list(columns), facts], build, times=times)
 
     def stored_bytes(self) -> Iterator[bytes]:
         """Return the first bytes of a few row groups, as they are in the file."""
