@@ -209,7 +209,7 @@ def test_sizes_for_people():
 def test_the_largest_window_fits_and_one_more_does_not(
     row, steps, batch, world, block, lanes, over
 ):
-    demand = Demand(row, steps, batch, batch * world, 2, block)
+    demand = Demand(row, steps, batch, batch * world, 2, block * row)
     size = 100_000
     window = demand.largest_window(over, size=size, block=block, lanes=lanes)
 

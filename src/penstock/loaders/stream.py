@@ -23,10 +23,10 @@ from penstock.loaders.stream_settings import (
     check_fields,
     check_samples,
     check_transform,
-    decoded_rows,
     one_of,
     opened,
     optional_number,
+    paces_of,
     page,
     refuse_arguments,
     warnings_of,
@@ -40,10 +40,11 @@ from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
-from penstock.streaming.buffers import BatchBuffers
+from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
-from penstock.streaming.placement import BlockReader, BlockReplacement
+from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
+from penstock.streaming.resident import ResidentSource
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -153,7 +154,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             memory_budget=self.memory_budget,
             asked=asked,
             given_threads=threads,
-            chunk_rows=decoded_rows(self.source),
+            paces=paces_of(self.source),
             adopted=Geometry(),
         )
         self._position = Position(
@@ -236,8 +237,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a storage chunk that a read decodes together; 0 where none are decoded."""
-        return self._orders.chunk_rows
+        """Rows that a read decodes together, of the widest field; 0 where none are decoded."""
+        return max(self._orders.paces.values(), key=lambda pace: pace.row_bytes).chunk_rows
 
     @property
     def collate(self) -> Callable[[Any], Any] | None:
@@ -304,8 +305,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad = self._bad_blocks
         reader = partial(
-            BlockReader,
-            self.source,
+            SlotReader,
+            self._orders.source,
             slots,
             block=min(order.block, order.size),
             steps=self.steps,
@@ -313,7 +314,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
-            slots,
+            SlotTable(slots),
             reader,
             threads=self.threads,
             name="read",
@@ -321,7 +322,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, slots, transfer),
+            *(plan, segments, pipeline, self.source.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
@@ -352,6 +353,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.release_pages()
+        if isinstance(self._orders.source, ResidentSource):
+            self._orders.source.drop()
 
     def describe(self) -> str:
         """Return one readable page: order, quality of the shuffle, memory, and the reasons."""

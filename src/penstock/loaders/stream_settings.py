@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +19,20 @@ from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import Field, MappedSource, Source
+from penstock.sources.base import Field, Source, chunk_samples_of
 from penstock.sources.combine import seams_of
-from penstock.streaming.budget import Demand, Geometry, Resolved, Resolver, usable_cores
+from penstock.streaming.budget import (
+    Demand,
+    Geometry,
+    Pace,
+    Resolved,
+    Resolver,
+    resident_bytes,
+    resident_fields,
+    usable_cores,
+)
 from penstock.streaming.placement import BadBlocks
+from penstock.streaming.resident import ResidentSource
 from penstock.transforms.base import Transform
 
 if TYPE_CHECKING:
@@ -180,7 +190,7 @@ class StreamOrders:
         memory_budget: Bytes of all buffers together.
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
-        chunk_rows: Rows of a storage chunk that a read decodes together; 0 if none are decoded.
+        paces: How each field is stored.
         adopted: The geometry of a state that was loaded.
     """
 
@@ -191,8 +201,14 @@ class StreamOrders:
     memory_budget: int
     asked: Geometry
     given_threads: int | None
-    chunk_rows: int
+    paces: Mapping[str, Pace]
     adopted: Geometry
+    resident: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self.resident = resident_fields(self.paces, self.memory_budget)
+        if self.resident:
+            self.source = ResidentSource(self.source, self.resident)
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
@@ -211,9 +227,19 @@ class StreamOrders:
 
     def demand(self, batch: int, world: int) -> Demand:
         """Return what the stream holds in memory."""
-        row_bytes = sum(field.nbytes for field in self.source.fields.values())
-        sizes = batch, batch * world
-        return Demand(row_bytes, self.steps, *sizes, self.threads, self.chunk_rows)
+        return Demand(
+            sum(field.nbytes for field in self.source.fields.values()),
+            self.steps,
+            batch,
+            batch * world,
+            self.threads,
+            max(pace.chunk_bytes for pace in self._paced()),
+            resident_bytes([self.paces[name] for name in self.resident]),
+        )
+
+    def _paced(self) -> list[Pace]:
+        """Return how the fields are stored that are read block by block."""
+        return [pace for name, pace in self.paces.items() if name not in self.resident]
 
     def resolver(self, batch: int, world: int) -> Resolver:
         """Return what chooses the geometry."""
@@ -221,6 +247,7 @@ class StreamOrders:
             self.demand(batch, world),
             self.samples,
             self.source.block_samples,
+            self._paced(),
             self.memory_budget,
             in_order=not self.shuffle,
         )
@@ -230,11 +257,12 @@ class StreamOrders:
         return self.resolver(batch, world).resolve(self.asked, self.adopted, ranks=world)
 
 
-def decoded_rows(source: Source) -> int:
-    """Return the rows of a storage chunk that a read decodes together; 0 if none are decoded."""
-    few = min(len(source), 2 * source.block_samples + 1)
-    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
-    return 0 if in_place else min(source.block_samples, len(source))
+def paces_of(source: Source) -> dict[str, Pace]:
+    """Return how each field of a source is stored."""
+    chunks = chunk_samples_of(source)
+    return {
+        name: Pace(len(source), field.nbytes, chunks[name]) for name, field in source.fields.items()
+    }
 
 
 # -- description

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.ragged_rows import block_runs
 from penstock.sources.thread_buffers import thread_array
 
 
@@ -66,9 +64,19 @@ class ArraySource(BaseSource):
 
     @property
     def block_samples(self) -> int:
-        """Samples in a chunk (the longest of several arrays'); in shards, in an inner chunk."""
-        longest = max(reader.chunk_samples for reader in self._readers.values())
-        return max(1, min(longest, self._length))
+        """Samples in a chunk (of several arrays, the widest's); in shards, in an inner chunk."""
+        widest = max(self._readers.values(), key=lambda reader: reader.field.nbytes)
+        return max(1, min(widest.chunk_samples, self._length))
+
+    @property
+    def chunk_samples(self) -> Mapping[str, int]:
+        """Samples of each array that are decoded together; 0 for one that is mapped."""
+        found = {}
+        for name, reader in self._readers.items():
+            chunk = max(1, min(reader.chunk_samples, self._length))
+            few = min(self._length, 2 * chunk + 1)
+            found[name] = 0 if reader.view(0, few) is not None else chunk
+        return found
 
     def fingerprint(self) -> str:
         """Return an identity of the data: that of each array."""
@@ -99,19 +107,6 @@ class ArraySource(BaseSource):
                 return None
             views[name] = rows
         return views
-
-
-def block_runs(indices: Indices, block_samples: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the positions in ``indices`` for each block of storage, in storage order.
-
-    >>> [run.tolist() for run in block_runs(np.array([9, 0, 4, 1]), 4)]
-    [[1, 3], [2], [0]]
-    """
-    if not len(indices):
-        return
-    positions = np.argsort(indices, kind="stable")
-    borders = np.flatnonzero(np.diff(indices[positions] // block_samples)) + 1
-    yield from np.split(positions, borders)
 
 
 def _largest(readers: Mapping[str, ArrayReader]) -> list[str]:

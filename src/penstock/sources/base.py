@@ -1,31 +1,56 @@
-"""The contract of a source, the base class of Penstock's own sources, and what both need.
+"""The contract of a source, the base class of Penstock's own sources, and composed sources.
 
 A source has a length, named fields, and reads ranges or single samples into memory that the
 caller provides. A class of your own needs only the members of `Source`; the sources of this
-package derive from `BaseSource`, which checks every request before a subclass sees it.
+package derive from `BaseSource`, which checks every request before a subclass sees it and has the
+verbs (`select`, `windows`, `patches`, `split`, `statistics`). Verbs return a `ComposedSource`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
-from types import UnionType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole_number
-from penstock.errors import PlanError
+from penstock.arguments import flag, whole_number
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import row_bytes, sampled_blocks
-from penstock.registry import did_you_mean
+from penstock.sources.assembly import (
+    canvas_places,
+    canvas_spans,
+    fill,
+    row_places,
+    row_spans,
+    view_of,
+)
+from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.ragged_rows import (
+    items_of,
+    lengths_of,
+    located_offsets,
+    ragged_bytes,
+    ragged_fields,
+    take_located,
+)
+from penstock.sources.requests import check_range as check_range
+from penstock.sources.requests import checked_buffers as checked_buffers
+from penstock.sources.requests import checked_indices as checked_indices
+from penstock.sources.requests import checked_names as checked_names
+from penstock.sources.requests import checked_offsets, checked_sizes, selected_ranges
+from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
 
 Rows: TypeAlias = npt.NDArray[np.generic]
 Arrays: TypeAlias = Mapping[str, Rows]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
+SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
 BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 
 
@@ -81,16 +106,22 @@ class Source(Protocol):
     source with one unnamed array has the single field ``""``; named arrays are fields of those
     names, all with the same number of samples.
 
-    Rows of different lengths: a ragged field has, for each sample, any number of items. The source
-    then has a method ``offsets(name)``, which returns where each sample's items begin, counted
-    through all samples, and where the last one ends: int64, one more than samples, always the same
-    array. In ``read`` and ``take`` the buffer of a ragged field is as long as the items of the
-    samples, which are written one after the other.
+    These attributes are optional:
 
-    Two attributes are optional. ``seams`` lists the positions where a sample does not continue
-    the one before it, such as the border between two files; windows of consecutive rows never
-    cross one. ``in_flight`` is the number of simultaneous reads that remote storage needs for
-    its full speed.
+    - ``offsets(name)``, for a field that is ragged (a sample has any number of items): where each
+      sample's items begin, counted through all samples, and the end of the last one: int64, one
+      more than samples, always the same array. In ``read`` and ``take`` the buffer of a ragged
+      field is as long as the items of the samples, which are written one after the other.
+    - ``seams``: the positions where a sample does not continue the one before it, such as the
+      border between two files; windows of consecutive rows never cross one.
+    - ``in_flight``: the number of simultaneous reads that remote storage needs for its full speed.
+    - ``dims``: the names of the axes of a sample, by field (``{"t2m": ("lat", "lon")}``), "" for an
+      axis without a name; a field that is missing has no names.
+    - ``chunks``: the shape that storage decodes together, by field: samples first, then the axes
+      of a sample. A field that is missing has ``block_samples`` whole samples.
+    - ``read_box(field, start, stop, low, high, out)``: fill ``out`` with part ``low:high`` (one
+      number for each axis of a sample) of samples ``start:stop``, without decoding other chunks.
+    - ``chunk_samples``: the samples that are decoded together, by field, 0 where none are.
     """
 
     @property
@@ -157,21 +188,26 @@ class BaseSource(ABC):
     @property
     def block_samples(self) -> int:
         """Samples that are cheapest to read together; about a megabyte by default."""
-        return samples_per_block(self._length, self._fields, self._ragged_bytes())
+        return samples_per_block(self._length, self._fields, ragged_bytes(self))
 
-    def _ragged_bytes(self) -> int:
-        """Return the bytes of the ragged fields of all samples."""
-        names = ragged_fields(self, self._fields)
-        return sum(self._fields[n].nbytes * int(self.offsets(n)[-1]) for n in names)
+    def offsets(self, name: str) -> Indices:
+        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
 
     @property
     def seams(self) -> list[int]:
         """Positions where a sample does not continue the one before it."""
         return []
 
-    def offsets(self, name: str) -> Indices:
-        """Return where each sample's items of a ragged field begin, and the end of the last."""
-        raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of the axes of a sample, by field; empty where they are not known."""
+        return {}
+
+    @property
+    def chunks(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape that is decoded together, by field: samples, then the axes of a sample."""
+        return {}
 
     def __len__(self) -> int:
         return self._length
@@ -200,6 +236,75 @@ class BaseSource(ABC):
         check_range(self._length, start, stop)
         return self._view(start, stop)
 
+    # -- verbs
+
+    def select(self, chosen: npt.ArrayLike | range | slice) -> ComposedSource:
+        """Return some of the samples, in storage order; a gap between them is a seam.
+
+        Args:
+            chosen: Indices (each once, in any order), a mask with one bool for each sample, a
+                range or a slice.
+
+        >>> from penstock.sources.memory import MemorySource
+        >>> part = MemorySource(np.arange(10)).select([7, 2, 3])
+        >>> part.view(0, 2)[""].tolist(), part.seams
+        ([2, 3], [2])
+        """
+        layout = layout_of(self)
+        return ComposedSource(Selected(layout, *selected_ranges(chosen, len(self))))
+
+    def windows(
+        self,
+        length: int | None = None,
+        *,
+        offsets: Sequence[int] | Mapping[str, Any] | None = None,
+        stride: int = 1,
+    ) -> ComposedSource:
+        """Return samples of several rows each; no window crosses a seam.
+
+        Args:
+            length: Consecutive rows of a sample. Pass this or ``offsets``.
+            offsets: Rows of a sample, counted from any common row: ``[0, 1, 6]`` for every field,
+                ``{"x": [-1, 0], "y": [6]}`` by field, or ``{"y": ("t2m", [6])}`` for output
+                "y" of field "t2m".
+            stride: Rows from one window to the next, counted from each seam.
+
+        >>> from penstock.sources.memory import MemorySource
+        >>> pairs = MemorySource(np.arange(10)).windows(offsets={"x": [-1, 0], "y": [6]})
+        >>> len(pairs), {name: field.shape for name, field in pairs.fields.items()}
+        (3, {'x': (2,), 'y': (1,)})
+        """
+        layout = layout_of(self)
+        named = checked_offsets(layout.outputs, length, offsets)
+        return ComposedSource(layout.windows(named, whole_number("stride", stride, minimum=1)))
+
+    def patches(
+        self, sizes: Sizes, *, stride: Sizes | None = None, random: bool = False
+    ) -> ComposedSource:
+        """Return parts of the samples: all tiles of a grid, or a random part for each tile.
+
+        A rest at the end of an axis that has no room for another tile is in no patch; ``repr``
+        says how much. Fields that have none of the axes (labels) stay whole. Patches are
+        numbered so that those of the same storage chunks follow each other.
+
+        Args:
+            sizes: Items along each axis: ``{"y": 256, "x": 256}`` by dimension name, or a tuple
+                for the last axes.
+            stride: Items from one tile to the next, in the same form; ``sizes`` by default.
+            random: Draw the corner of each patch from its tile's share of all corners, by (seed,
+                epoch, sample): the same for any threads, workers and ranks.
+
+        >>> from penstock.sources.memory import MemorySource
+        >>> patches = MemorySource(np.zeros((10, 64, 64))).patches((32, 32))
+        >>> len(patches), patches.fields[""].shape
+        (40, (32, 32))
+        """
+        layout, sizes = layout_of(self), checked_sizes("sizes", sizes)
+        stride = None if stride is None else checked_sizes("stride", stride)
+        return ComposedSource(layout.patches(sizes, stride, flag("random", random)))
+
+    # -- what subclasses implement
+
     @abstractmethod
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out``, whose buffers have exactly ``stop - start`` rows."""
@@ -212,124 +317,239 @@ class BaseSource(ABC):
         return None
 
 
-# -- checks of what a caller asks for
+class ComposedSource(BaseSource):
+    """What verbs return: samples made of boxes of stored arrays.
 
+    Any loader can use it as a plain source; then `read` and `take` return whole samples, and each
+    storage chunk is decoded once for each call. A reader that holds rows itself uses the rest:
 
-def check_range(length: int, start: int, stop: int) -> None:
-    """Raise ``PlanError`` unless ``start:stop`` is within ``range(length)``.
+    1. ``here = source.drawn(seed, epoch)``: the source with the random patches of one epoch.
+    2. ``spans = here.needs(samples)``: what to read for a block of samples, each row once.
+    3. `read_span` for each of them, into memory of the shape ``span.shape``.
+    4. ``here.places(samples, spans)``: where each sample of a batch is in that memory.
 
-    >>> check_range(10, 3, 10)
-    >>> check_range(10, 3, 11)
-    Traceback (most recent call last):
-    ...
-    penstock.errors.PlanError: cannot read samples 3:11 of a source of 10 samples: ...
+    Args:
+        layout: Where the samples are stored.
     """
-    if type(start) is not int or type(stop) is not int:  # the usual case costs nothing
-        start, stop = whole_number("start", start), whole_number("stop", stop)
-    if not 0 <= start <= stop <= length:
-        raise PlanError(
-            f"cannot read samples {start}:{stop} of a source of {length} samples: "
-            f"pass 0 <= start <= stop <= {length}"
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self._draw = layout, Draw()
+        fields = {
+            name: Field(each.shape, each.dtype, each.ragged, each.sparse)
+            for name, each in layout.outputs.items()
+        }
+        super().__init__(len(layout), fields)
+        outputs = layout.outputs.values()
+        self._plain = all(not each.steps and each.pitch == 1 for each in outputs)
+        self._plain = self._plain and not ragged_fields(self, fields)
+        self._offsets: dict[str, Indices] = {}
+        self.in_flight = most_in_flight(
+            {id(leaf.source): leaf.source for leaf in self.leaves}.values()
         )
 
+    # -- what there is
 
-def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
-    """Return the indices as int64; each must be within ``range(length)``, none is negative.
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The stored arrays, each with its own chunks; `Output.leaves` are numbers of these."""
+        return self.layout.leaves
 
-    >>> checked_indices(10, [9, 0]).tolist()
-    [9, 0]
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        """What a sample consists of, by field name."""
+        return self.layout.outputs
+
+    @property
+    def cells(self) -> Borders:
+        """Borders between samples that begin in different storage chunks."""
+        return self.layout.cells
+
+    @property
+    def block_samples(self) -> int:
+        """The samples of a typical cell."""
+        return self.cells.typical()
+
+    @property
+    def seams(self) -> list[int]:
+        """Positions where a sample does not continue the one before it."""
+        return self.layout.runs[1:-1].tolist()  # type: ignore[no-any-return]
+
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of the axes of a sample, by field; "" for the rows of a window."""
+        return {n: ("",) * len(o.steps) + o.dims for n, o in self.outputs.items() if any(o.dims)}
+
+    def offsets(self, name: str) -> Indices:
+        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        if name in self._fields and self._fields[name].ragged and name not in self._offsets:
+            found = self.layout.locate(name, np.arange(len(self)), self._draw)
+            self._offsets[name] = located_offsets(self.leaves, found)
+        return self._offsets[name] if name in self._offsets else super().offsets(name)
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data and of what the verbs did."""
+        return self.layout.fingerprint()
+
+    def __repr__(self) -> str:
+        return repr(self.layout)
+
+    # -- where samples are
+
+    def drawn(self, seed: int, epoch: int) -> ComposedSource:
+        """Return the same source with the random patches of this seed and epoch.
+
+        Without it, random patches are those of seed 0 and epoch 0. The copy shares everything, so
+        that it costs nothing.
+
+        Args:
+            seed: Of the loader.
+            epoch: The epoch.
+        """
+        drawn = copy(self)
+        drawn._draw = Draw(seed, epoch)
+        return drawn
+
+    def locate(self, samples: Indices) -> dict[str, Located]:
+        """Return where each output of these samples is stored.
+
+        Args:
+            samples: Numbers of samples, in any order, as int64.
+        """
+        return {name: self.layout.locate(name, samples, self._draw) for name in self.outputs}
+
+    def needs(self, samples: Indices) -> dict[int, list[Span]]:
+        """Return what to read for these samples, by `Output.store`: few spans, no row twice.
+
+        Needed rows of the same chunk, and neighbours, are one span, so that reading the spans one
+        by one decodes no chunk twice. The spans of a store without patches are whole rows, in
+        ascending order of (leaf, start). Those of patches are canvases: the rows and the hull of
+        the patches of one cell, joined where that takes no more memory.
+
+        Args:
+            samples: Numbers of samples: usually a block of consecutive ones.
+        """
+        located, spans = self.locate(samples), {}
+        for store, names in self._stores().items():
+            output = self.outputs[names[0]]
+            if output.cut:
+                cell = self.cells.around(samples)[0]
+                spans[store] = canvas_spans(self.leaves, located[names[0]], output, cell)
+            else:
+                spans[store] = row_spans(self.leaves, [located[name] for name in names])
+        return spans
+
+    def places(self, samples: Indices, spans: Mapping[int, Sequence[Span]]) -> dict[str, Places]:
+        """Return where these samples are in spans that hold them, by field.
+
+        Args:
+            samples: Numbers of samples, such as those of one batch.
+            spans: By store: a result of `needs`.
+        """
+        places = {}
+        for name, found in self.locate(samples).items():
+            output, held = self.outputs[name], spans[self.outputs[name].store]
+            if output.cut:
+                index = canvas_places(found, output, held)
+            else:
+                index = row_places(found, held)
+            places[name] = Places(index, found.corner)
+        return places
+
+    def _stores(self) -> dict[int, list[str]]:
+        """Return the outputs of each store."""
+        stores: dict[int, list[str]] = {}
+        for name, output in self.outputs.items():
+            stores.setdefault(output.store, []).append(name)
+        return stores
+
+    # -- whole samples
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        pieces = self._pieces(start, stop)
+        if pieces is None:
+            self._take(np.arange(start, stop), out)
+            return
+        for first, last in pieces:
+            reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
+            for name, rows in out.items():
+                leaf, row = self._row(name, first)
+                part, again = rows[first - start : last - start], 0
+                while (
+                    leaf.field
+                    in reads.setdefault((id(leaf.source), row, again), (leaf.source, {}))[1]
+                ):  # two outputs are the same field
+                    again += 1
+                reads[id(leaf.source), row, again][1][leaf.field] = part
+            for (_, row, _), (source, together) in reads.items():
+                source.read(row, row + last - first, together)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        located = {name: self.layout.locate(name, indices, self._draw) for name in out}
+        for name in ragged_fields(self, out):
+            take_located(self.leaves, located[name], out[name])
+        out = {name: rows for name, rows in out.items() if not self._fields[name].ragged}
+        fill(self.leaves, self.outputs, located, self.cells, indices, out)
+
+    def _view(self, start: int, stop: int) -> Arrays | None:
+        pieces = self._pieces(start, stop)
+        if pieces is None or len(pieces) != 1:
+            return None
+        views = {}
+        for name in self.outputs:
+            leaf, row = self._row(name, start)
+            view = view_of(leaf.source, row, row + stop - start)
+            if view is None:
+                return None
+            views[name] = view[leaf.field]
+        return views
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int]] | None:
+        """Return the parts of ``start:stop`` whose samples are consecutive rows of one leaf each.
+
+        None if a sample is not one row, or if there are many short parts.
+        """
+        if not self._plain or start == stop:
+            return None
+        runs = self.layout.runs
+        first, last = np.searchsorted(runs, [start, stop - 1], side="right").tolist()
+        if last - first > (stop - start) // SHORT_PIECE:
+            return None
+        borders = [start, *runs[first:last].tolist(), stop]
+        return list(pairwise(borders))
+
+    def _row(self, name: str, sample: int) -> tuple[Leaf, int]:
+        found = self.layout.locate(name, np.array([sample]), self._draw)
+        return self.leaves[int(found.leaf[0])], int(found.rows[0])
+
+
+def composed(source: Source) -> ComposedSource:
+    """Return any source as a `ComposedSource`, a plain one as the rows it stores.
+
+    Args:
+        source: Any source, also of a class of your own.
     """
-    try:
-        chosen = np.asarray(indices)
-    except ValueError as error:  # rows of different lengths
-        raise PlanError(f"indices must be a flat array of integers: {error}") from error
-    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-        raise PlanError(
-            "indices must be a flat array of integers, "
-            f"got {chosen.ndim} dimensions of {chosen.dtype}"
-        )
-    low, high = (int(chosen.min()), int(chosen.max())) if chosen.size else (0, -1)
-    if low < 0 or high >= length:
-        raise PlanError(
-            f"cannot take samples {low} to {high} of a source of {length} samples: "
-            f"indices must be from 0 to {length - 1}"
-        )
-    return chosen.astype(np.int64, copy=False)
+    return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
 
 
-def checked_buffers(
-    fields: Mapping[str, Field], out: Arrays, samples: int, items: Mapping[str, int] | None = None
-) -> dict[str, Rows]:
-    """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
-
-    Of a ragged field, the first ``items[name]`` rows.
-
-    >>> fields = {"x": Field((3,), np.dtype("f4"))}
-    >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
-    (2, 3)
-    """
-    for name, buffer in out.items():
-        field = fields.get(name)
-        if field is None:
-            raise PlanError(f"no field {name!r} in this source{did_you_mean(name, fields)}")
-        if not isinstance(buffer, np.ndarray):
-            raise PlanError(
-                f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
-            )
-        rows = samples if items is None else items.get(name, samples)
-        fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
-        if not fits or len(buffer) < rows:
-            raise PlanError(
-                f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
-                f"reading {samples} samples needs ({rows} or more, *{field.shape}) of "
-                f"{field.dtype}"
-            )
-    if not items:
-        return {name: buffer[:samples] for name, buffer in out.items()}
-    return {name: buffer[: items.get(name, samples)] for name, buffer in out.items()}
+def layout_of(source: Source) -> Layout:
+    """Return where the samples of any source are stored."""
+    if isinstance(source, ComposedSource):
+        return source.layout
+    if not isinstance(source, Source):
+        raise SourceError(f"{type(source).__name__} is not a source: convert it with open_source")
+    dims, chunks = getattr(source, "dims", {}), getattr(source, "chunks", {})
+    return Stored(source, seams_of(source), dims, chunks)
 
 
-def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
-    """Return the names of fields or columns as a list without repetitions; None stays None.
-
-    >>> checked_names("fields", ("x", "y"))
-    ['x', 'y']
-    """
-    if value is None:
-        return None
-    names = list(value) if isinstance(value, list | tuple) else []
-    if not names or not all(isinstance(each, kinds) for each in names):
-        raise PlanError(f"{name} must be a list of one or more names, got {value!r}")
-    if len(set(names)) < len(names):
-        raise PlanError(f"{name} must not repeat a name, got {value!r}")
-    return names
+def seams_of(source: Source) -> list[int]:
+    """Return the seams of any source; one without the attribute ``seams`` has none."""
+    return list(getattr(source, "seams", ()))
 
 
-# -- ragged fields
-
-
-def ragged_fields(source: Source, names: Iterable[str]) -> list[str]:
-    """Return which of the names are ragged fields of the source."""
-    fields = source.fields
-    return [name for name in names if name in fields and fields[name].ragged]
-
-
-def offsets_of(source: Source, name: str) -> Indices:
-    """Return the offsets of a ragged field of any source."""
-    offsets: Indices = source.offsets(name)  # type: ignore[attr-defined]  # an optional method
-    return offsets
-
-
-def items_of(source: Source, name: str, start: int, stop: int) -> int:
-    """Return how many items samples ``start:stop`` of a ragged field have."""
-    offsets = offsets_of(source, name)
-    return int(offsets[stop] - offsets[start])
-
-
-def lengths_of(source: Source, name: str, indices: Indices) -> Indices:
-    """Return how many items each of some samples of a ragged field has."""
-    offsets = offsets_of(source, name)
-    return offsets[indices + 1] - offsets[indices]
+def most_in_flight(sources: Iterable[Source]) -> int | None:
+    """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
+    found = [getattr(source, "in_flight", None) for source in sources]
+    return max((count for count in found if count is not None), default=None)
 
 
 # -- blocks of samples
@@ -349,6 +569,25 @@ def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: in
     sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
     sample_bytes += -(-ragged_bytes // max(1, length))
     return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
+
+
+def sample_bytes(source: Source) -> int:
+    """Return the bytes of one sample, all fields together."""
+    return sum(field.nbytes for field in source.fields.values())
+
+
+def chunk_samples_of(source: Source) -> Mapping[str, int]:
+    """Return, for each field, the samples that storage decodes together; 0 if none are decoded.
+
+    A source without the attribute ``chunk_samples`` decodes a block of all fields together.
+    """
+    found: Mapping[str, int] | None = getattr(source, "chunk_samples", None)
+    if found is not None:
+        return found
+    few = min(len(source), 2 * source.block_samples + 1)
+    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
+    block = 0 if in_place else min(source.block_samples, len(source))
+    return dict.fromkeys(source.fields, block)
 
 
 def sampled_rows(

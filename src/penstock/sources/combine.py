@@ -13,7 +13,15 @@ from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
 from penstock.order import Permutation
-from penstock.sources.base import Arrays, BaseSource, Indices, Rows, Source
+from penstock.sources.base import (
+    Arrays,
+    BaseSource,
+    Indices,
+    Rows,
+    Source,
+    chunk_samples_of,
+    sample_bytes,
+)
 
 Ranges: TypeAlias = list[tuple[int, int]]
 
@@ -54,6 +62,12 @@ class ConcatenatedSource(BaseSource):
     def block_samples(self) -> int:
         """The longest block of the sources."""
         return max(source.block_samples for source in self._sources)
+
+    @property
+    def chunk_samples(self) -> Mapping[str, int]:
+        """The longest of the sources, for each field."""
+        chunks = [chunk_samples_of(source) for source in self._sources]
+        return {name: max(each[name] for each in chunks) for name in self._fields}
 
     def __repr__(self) -> str:
         return f"ConcatenatedSource({self._sources})"
@@ -141,8 +155,14 @@ class ZippedSource(BaseSource):
 
     @property
     def block_samples(self) -> int:
-        """The longest block of the sources."""
-        return max(source.block_samples for source in self._sources.values())
+        """The block of the widest source: coarse chunks of labels do not enlarge it."""
+        return max(self._sources.values(), key=sample_bytes).block_samples
+
+    @property
+    def chunk_samples(self) -> Mapping[str, int]:
+        """Samples of each field that are decoded together; 0 for one that is read in place."""
+        chunks = {given: chunk_samples_of(source) for given, source in self._sources.items()}
+        return {name: chunks[given][field] for name, (given, field) in self._owners.items()}
 
     def __repr__(self) -> str:
         return f"ZippedSource({self._sources})"
@@ -211,6 +231,11 @@ class SelectedRanges(BaseSource):
     def block_samples(self) -> int:
         """That of the source."""
         return self._source.block_samples
+
+    @property
+    def chunk_samples(self) -> Mapping[str, int]:
+        """Those of the source."""
+        return chunk_samples_of(self._source)
 
     def __repr__(self) -> str:
         return f"SelectedRanges({len(self)} samples of {self._source!r})"

@@ -1,14 +1,53 @@
-"""Rows of different lengths in numpy: offsets, and taking single rows out of blocks of them."""
+"""Rows of different lengths in numpy: their offsets, and taking single rows out of blocks.
+
+The items of a ragged field are one after the other, and ``offsets[i]`` is where those of sample i
+begin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import SourceError
-from penstock.sources.array_source import block_runs
-from penstock.sources.base import Arrays, Indices, Rows, Source, items_of, lengths_of, offsets_of
+from penstock.sources.assembly import by_leaf
+from penstock.sources.boxes import Leaf, Located
+
+if TYPE_CHECKING:
+    from penstock.sources.base import Arrays, Indices, Rows, Source
+
+
+def ragged_fields(source: Source, names: Iterable[str]) -> list[str]:
+    """Return which of the names are ragged fields of the source."""
+    fields = source.fields
+    return [name for name in names if name in fields and fields[name].ragged]
+
+
+def ragged_bytes(source: Source) -> int:
+    """Return the bytes of the ragged fields of all samples."""
+    names = ragged_fields(source, source.fields)
+    return sum(source.fields[n].nbytes * int(offsets_of(source, n)[-1]) for n in names)
+
+
+def offsets_of(source: Source, name: str) -> Indices:
+    """Return the offsets of a ragged field of any source."""
+    offsets: Indices = source.offsets(name)  # type: ignore[attr-defined]  # an optional method
+    return offsets
+
+
+def items_of(source: Source, name: str, start: int, stop: int) -> int:
+    """Return how many items samples ``start:stop`` of a ragged field have."""
+    offsets = offsets_of(source, name)
+    return int(offsets[stop] - offsets[start])
+
+
+def lengths_of(source: Source, name: str, indices: Indices) -> Indices:
+    """Return how many items each of some samples of a ragged field has."""
+    offsets = offsets_of(source, name)
+    return offsets[indices + 1] - offsets[indices]
 
 
 def new_buffers(source: Source, names: Iterable[str], start: int, stop: int) -> dict[str, Rows]:
@@ -80,3 +119,50 @@ def take_by_blocks(source: Source, indices: Indices, out: Arrays, block_samples:
                 out[name][into] = values[ragged_index(offsets[wanted] - offsets[start], counts)]
             else:
                 out[name][positions] = values[wanted - start]
+
+
+def block_runs(indices: Indices, block_samples: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Yield the positions in ``indices`` for each block of storage, in storage order.
+
+    >>> [run.tolist() for run in block_runs(np.array([9, 0, 4, 1]), 4)]
+    [[1, 3], [2], [0]]
+    """
+    if not len(indices):
+        return
+    positions = np.argsort(indices, kind="stable")
+    borders = np.flatnonzero(np.diff(indices[positions] // block_samples)) + 1
+    yield from np.split(positions, borders)
+
+
+# -- composed sources
+
+
+def located_offsets(leaves: Sequence[Leaf], found: Located) -> Indices:
+    """Return the offsets of a ragged output, whose samples are rows of leaves."""
+    return np.append(0, np.cumsum(_located_lengths(leaves, found)))
+
+
+def _located_lengths(leaves: Sequence[Leaf], found: Located) -> Indices:
+    lengths = np.zeros(len(found.leaf), np.int64)
+    for number, here in by_leaf(found.leaf) if len(lengths) else ():
+        leaf = leaves[number]
+        lengths[here] = lengths_of(leaf.source, leaf.field, found.rows[here])
+    return lengths
+
+
+def take_located(leaves: Sequence[Leaf], found: Located, out: Rows) -> None:
+    """Fill ``out`` with the items of a ragged output."""
+    lengths = _located_lengths(leaves, found)
+    begins = np.cumsum(lengths) - lengths
+    for number, here in by_leaf(found.leaf) if len(lengths) else ():
+        leaf, rows = leaves[number], found.rows[here]
+        first, last = int(rows[0]), int(rows[-1])
+        items = np.empty((int(lengths[here].sum()), *leaf.shape), leaf.dtype)
+        if last - first + 1 == len(rows) and (np.diff(rows) == 1).all():
+            leaf.source.read(first, last + 1, {leaf.field: items})
+        else:
+            leaf.source.take(rows, {leaf.field: items})
+        if isinstance(here, slice):
+            out[int(begins[here][0]) :][: len(items)] = items
+        else:
+            out[ragged_index(begins[here], lengths[here])] = items

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ BLOCK_OBJECT_BYTES = 160  # Python objects that describe one planned read
 TARGET_BYTES = 8  # destination of one row of a block
 UNCOUNTED = 64  # bookkeeping below 1/64 of the buffers is within the tolerance of the budget
 
-REREAD_CHUNKS = 4  # preferred block size for rollouts, in multiples of the rows read twice
+MOST_DECODED = 1.25  # bytes decoded per byte needed; above it blocks become larger if possible
+RESIDENT_SHARE = 16  # fields that take this part of the budget may be kept in memory whole
 MIXED_BLOCKS = 8  # a window should mix this many blocks before blocks may become larger
 NARROW_BYTES = 64  # a sample smaller than this takes longer to shuffle than to read
 MIXED_NARROW = 1 << 24  # most narrow samples in a window: the first batch waits for all of them
@@ -50,7 +51,9 @@ class Demand:
         batch: Samples in one rank's batch.
         whole: Samples in a step over all ranks.
         threads: Reader threads; each has its own scratch block.
-        chunk_rows: Rows that a thread decodes together; 0 if storage is memory-mapped.
+        chunk_bytes: Most bytes that a thread decodes together, of any one field; 0 if storage is
+            memory-mapped.
+        resident_bytes: Bytes of fields that are kept in memory whole, and to decode them.
     """
 
     row_bytes: int
@@ -58,7 +61,8 @@ class Demand:
     batch: int
     whole: int
     threads: int
-    chunk_rows: int
+    chunk_bytes: int
+    resident_bytes: int = 0
 
     def slots(self, round_samples: int) -> int:
         """Return the number of batches in memory for rounds of ``round_samples`` samples.
@@ -78,7 +82,7 @@ class Demand:
     def buffers(self, block: int, round_samples: int) -> int:
         """Return the bytes of all batches and of each thread's scratch memory."""
         batches = self.slots(round_samples) * self.batch * self.sample_bytes
-        return batches + self.threads * self._thread_bytes(block)
+        return batches + self.threads * self._thread_bytes(block) + self.resident_bytes
 
     @property
     def sample_bytes(self) -> int:
@@ -88,7 +92,7 @@ class Demand:
     def _thread_bytes(self, block: int) -> int:
         # A source needs two chunks of its own: one as stored, one decoded only in part.
         scratch = (block + self.steps - 1) * self.row_bytes
-        return scratch + 2 * decoding_bytes(self.chunk_rows * self.row_bytes)
+        return scratch + 2 * decoding_bytes(self.chunk_bytes)
 
     def largest_window(self, budget: int, *, size: int, block: int, lanes: int) -> int:
         """Return the most blocks a lane's window can have in ``budget`` bytes; 0 if none fits."""
@@ -111,6 +115,56 @@ def decoding_bytes(chunk_bytes: int) -> int:
         return 0
     roomy = chunk_bytes + chunk_bytes // 8 + 4096
     return roomy if roomy < 1 << 20 else max(roomy, 4 << 20)
+
+
+class Pace(NamedTuple):
+    """How a field is stored.
+
+    Args:
+        rows: Number of its rows.
+        row_bytes: Bytes of a row.
+        chunk_rows: Rows that are decoded together; 0 if none are decoded.
+    """
+
+    rows: int
+    row_bytes: int
+    chunk_rows: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that are decoded together."""
+        return self.chunk_rows * self.row_bytes
+
+    def decoded(self, rows: int) -> int:
+        """Return the bytes decoded for ``rows`` rows that begin where a chunk begins."""
+        chunk = max(1, self.chunk_rows)
+        return -(-rows // chunk) * chunk * self.row_bytes
+
+
+def resident_fields(paces: Mapping[str, Pace], budget: int) -> list[str]:
+    """Return the fields to keep in memory whole, so that they are decoded once.
+
+    These are fields with longer chunks than the widest one, such as labels in a single chunk,
+    which would be decoded again for every block. All of them together have `RESIDENT_SHARE` of
+    the budget.
+
+    >>> x, y = Pace(40_000, 8_000, 512), Pace(40_000, 8, 40_000)
+    >>> resident_fields({"x": x, "y": y}, budget=10**9), resident_fields({"x": x, "y": y}, 10**6)
+    (['y'], [])
+    """
+    widest = max(paces.values(), key=lambda pace: pace.row_bytes)
+    left, found = budget // RESIDENT_SHARE, []
+    for name, pace in sorted(paces.items(), key=lambda item: item[1].rows * item[1].row_bytes):
+        left -= pace.rows * pace.row_bytes if pace.chunk_rows > widest.chunk_rows else 0
+        if pace.chunk_rows > widest.chunk_rows and left >= 0:
+            found.append(name)
+    return found
+
+
+def resident_bytes(paces: Collection[Pace]) -> int:
+    """Return the bytes of resident fields, and of the one thread that decodes them."""
+    largest = max((decoding_bytes(pace.chunk_bytes) for pace in paces), default=0)
+    return sum(pace.rows * pace.row_bytes for pace in paces) + 2 * largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +204,8 @@ class Resolver:
     Args:
         demand: The memory that a geometry needs.
         samples: Samples in the dataset.
-        natural: Samples in a chunk of the storage.
+        natural: Samples in a chunk of the storage, of the widest field.
+        paces: How the fields are stored that are read block by block.
         budget: Bytes for all buffers together.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
     """
@@ -158,6 +213,7 @@ class Resolver:
     demand: Demand
     samples: int
     natural: int
+    paces: Collection[Pace]
     budget: int
     in_order: bool
 
@@ -243,18 +299,29 @@ class Resolver:
         return None if adopted is None else ExplainedValue(adopted, "adopted from a state")
 
     def _block(self, lanes: int) -> ExplainedValue:
-        """Return the block size: a storage chunk, or several if samples overlap chunk borders."""
-        natural = min(self.natural, self.samples)
-        again = -(-(self.demand.steps - 1) // natural)  # chunks that a block reads beyond its own
-        for chunks in (again * REREAD_CHUNKS, again * REREAD_CHUNKS // 2, again):
-            block = chunks * natural
-            if 1 < chunks <= self.samples // natural and self._mixes(block, lanes):
-                return ExplainedValue(block, f"{chunks} storage chunks, to read less of them twice")
-        if self.demand.chunk_rows or self._mixes(natural, lanes):
+        """Return the block size: a storage chunk, or several if parts of them are needed again."""
+        natural = block = min(self.natural, self.samples)
+        if any(pace.chunk_rows for pace in self.paces):
+            while (
+                self.decoded_per_byte(block) > MOST_DECODED
+                and 2 * block <= self.samples
+                and self._mixes(2 * block, lanes)
+            ):
+                block *= 2
+            if block > natural:
+                why = f"{block // natural} storage chunks, to decode fewer of them twice"
+                return ExplainedValue(block, why)
             return ExplainedValue(natural, "the storage's chunking")
-        while natural > 1 and not self._mixes(natural, lanes):
-            natural = -(-natural // 2)  # memory-mapped: no chunk would be decoded twice
-        return ExplainedValue(natural, "so that the budget allows several a window")
+        while block > 1 and not self._mixes(block, lanes):
+            block = -(-block // 2)  # memory-mapped: no chunk would be decoded twice
+        why = "the storage's chunking" if block == natural else "the budget allows several a window"
+        return ExplainedValue(block, why)
+
+    def decoded_per_byte(self, block: int) -> float:
+        """Return the bytes that are decoded per byte of the rows that a block needs."""
+        rows = block + self.demand.steps - 1
+        needed = block * sum(pace.row_bytes for pace in self.paces)
+        return sum(pace.decoded(rows) for pace in self.paces) / needed
 
     def _mixes(self, block: int, lanes: int) -> bool:
         """Return whether a window can mix several blocks of this size, or all there are."""

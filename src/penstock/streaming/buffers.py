@@ -16,6 +16,7 @@ import torch
 
 from penstock.order import Indices
 from penstock.sources.base import Field
+from penstock.streaming.planner import Part
 
 HUGE_PAGE = 2 << 20
 
@@ -111,8 +112,8 @@ class _Lease:
         take a lock. ``list.pop`` is atomic, so exactly one call gets the 0.
         """
         if self._left.pop() == 0:
+            self._buffers.free.append(self.slot)  # first: while it is lent, it may be free too
             self._buffers.leases.discard(self)
-            self._buffers.free.append(self.slot)
 
 
 def _item_type(field: Field) -> np.dtype[np.void]:
@@ -128,29 +129,50 @@ class SlotTable:
     """
 
     def __init__(self, buffers: BatchBuffers) -> None:
-        self.slot_of: dict[int, int] = {}  # batch number -> slot
-        self.wanted = 0  # free slots that the next round waits for
-        self._buffers = buffers
+        self._buffers, self._free = buffers, buffers.free
+        self._slot_of: dict[int, int] = {}  # batch number -> slot
+        self._wanted = 0  # free slots that the next round waits for
+        self._shifts: Indices = np.empty(0, np.int64)  # from a round's row i to a row of the slots
 
-    def assign(self, batches: range) -> Indices | None:
-        """Assign slots to a round's batches; None if there are too few free ones.
+    def open_part(self, part: Part) -> list[Indices] | None:
+        """Return the rows of the buffers that each read writes to; None if no slots are free.
 
-        Returns:
-            For the i-th batch: the distance of its slot's first row from row ``i * batch``.
+        Called by one reader at a time, with the parts in order.
         """
-        new = [batch for batch in batches if batch not in self.slot_of]
-        if len(self._buffers.free) < len(new):
-            self.wanted = len(new)
+        if part.begins and not self._assign(range(part.round.first, part.round.stop)):
             return None
-        self.slot_of.update(zip(new, self._buffers.take(len(new)), strict=True))
-        self.wanted = 0
-        slots: Indices = np.array([self.slot_of[batch] for batch in batches], np.int64)
-        return (slots - np.arange(len(slots))) * self._buffers.batch
+        rows = part.rows
+        rows += self._shifts[rows // self._buffers.batch]
+        return [rows[read.first : read.first + read.selected] for read in part.reads]
+
+    def _assign(self, batches: range) -> bool:
+        """Assign slots to a round's batches; return False if there are too few free ones."""
+        new = [batch for batch in batches if batch not in self._slot_of]
+        if len(self._free) < len(new):
+            self._wanted = len(new)
+            return False
+        self._slot_of.update(zip(new, self._buffers.take(len(new)), strict=True))
+        self._wanted = 0
+        slots: Indices = np.array([self._slot_of[batch] for batch in batches], np.int64)
+        self._shifts = (slots - np.arange(len(slots))) * self._buffers.batch
+        return True
+
+    def round_read(self) -> None:
+        """Do nothing: the batches of a round that was read are in their slots."""
+
+    def hand_out(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
+        """Return a complete batch."""
+        return self._buffers.hand_out(self._slot_of.pop(batch), rows)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a reader that waits for slots can have them now."""
+        return 0 < self._wanted <= len(self._free)
 
     def release_all(self) -> None:
         """Free the slots of batches that were not handed out; no reader may be running."""
-        while self.slot_of:
-            self._buffers.free.append(self.slot_of.popitem()[1])
+        while self._slot_of:
+            self._free.append(self._slot_of.popitem()[1])
 
 
 def allocate(nbytes: int, *, pin: bool = False) -> npt.NDArray[np.uint8]:

@@ -5,17 +5,15 @@ While the batches of one round are used, the readers fill those of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 import torch
 
 from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
 from penstock.order import Cursor, Plan
-from penstock.streaming.buffers import BatchBuffers, SlotTable
-from penstock.streaming.placement import BlockReader
 from penstock.streaming.planner import Part, Planner, Segment
-from penstock.streaming.readers import ReaderPool, ReadQueue
+from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool, ReadQueue
 from penstock.streaming.threads import BatchTimeoutError, check_process
 from penstock.streaming.transfer import Transfer
 from penstock.transforms.base import Transform
@@ -26,7 +24,7 @@ AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has alrea
 
 
 class Pipeline:
-    """Reads rounds ahead; a batch's slot is available when all its rounds are read.
+    """Reads rounds ahead; a batch is available when all its rounds are read.
 
     The threads end when the pipeline is closed, garbage-collected, or the interpreter exits. An
     error in one of them is raised when a batch of its round is requested; all batches before that
@@ -34,7 +32,7 @@ class Pipeline:
 
     Args:
         parts: What is read, and where it goes; see `plan_parts`.
-        buffers: Memory of the batches.
+        memory: Memory of the blocks or batches.
         reader: Returns the object that reads a block; called once for each thread.
         threads: Number of reader threads.
         name: Name of the threads.
@@ -45,7 +43,7 @@ class Pipeline:
     def __init__(
         self,
         parts: Iterator[Part],
-        buffers: BatchBuffers,
+        memory: BatchMemory,
         reader: Callable[[], BlockReader],
         *,
         threads: int,
@@ -54,37 +52,36 @@ class Pipeline:
         timeout: float,
     ) -> None:
         self._ready = self._taken = 0  # batches that are complete, and that were handed over
-        self._slots, self._free = SlotTable(buffers), buffers.free
-        self._slot_of = self._slots.slot_of
-        self._timeout = timeout
+        self._memory, self._timeout = memory, timeout
         self._close_seconds: float | None = None
-        self._queue = ReadQueue(Planner(parts), self._slots, buffers.batch)
+        self._queue = ReadQueue(Planner(parts), memory)
         self._readers = ReaderPool(self._queue, reader, threads=threads, name=name, what=what)
         self._threads = self._readers.threads
 
     def close(self) -> None:
-        """Stop the threads as soon as their reads return, and free the slots.
+        """Stop the threads as soon as their reads return, and free the memory.
 
-        A read that does not return within `threads.STOP_SECONDS` is abandoned. Its slots stay
-        reserved, because it may still write to them.
+        A read that does not return within `threads.STOP_SECONDS` is abandoned. Its memory stays
+        reserved, because it may still write to it.
         """
         if self._readers.close(self._close_seconds):
-            self._slots.release_all()
+            self._memory.release_all()
 
     def is_ready(self) -> bool:
-        """Return whether `next_slot` would return without waiting."""
+        """Return whether `next_batch` would return without waiting."""
         return self._taken < self._ready
 
-    def next_slot(self) -> int:
-        """Return the slot of the next batch; wait until the batch is complete."""
+    def next_batch(self, rows: int) -> dict[str, Any]:
+        """Return the next batch, of ``rows`` samples; wait until it is complete."""
         check_process(self._threads)  # before a lock is taken, which a child could never release
-        batch = self._taken
-        while batch >= self._ready:
+        while self._taken >= self._ready:
             self._ready = self._wait()
-        self._taken = batch + 1
-        if 0 < self._slots.wanted <= len(self._free):
+            self._memory.round_read()
+        batch = self._memory.hand_out(self._taken, rows)
+        self._taken += 1
+        if self._memory.has_room:
             self._queue.wake_readers()
-        return self._slot_of.pop(batch)
+        return batch
 
     def _wait(self) -> int:
         try:
@@ -100,8 +97,8 @@ class BatchStream:
     Args:
         plan: The plan.
         segments: Returns what is delivered, epoch by epoch; the pipeline reads the same segments.
-        pipeline: Delivers the slots.
-        buffers: Memory of the batches.
+        pipeline: Delivers the batches in host memory.
+        fields: Names of the fields.
         transfer: Copies batches to an accelerator; None for the CPU.
         transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank);
             a `Transform` is applied with a key for each sample instead.
@@ -113,7 +110,7 @@ class BatchStream:
         plan: Plan,
         segments: Callable[[], Iterator[Segment]],
         pipeline: Pipeline,
-        buffers: BatchBuffers,
+        fields: Collection[str],
         transfer: Transfer | None,
         *,
         transform: BatchTransform | None,
@@ -122,10 +119,10 @@ class BatchStream:
         self._plan, self._pipeline = plan, pipeline
         self._transform, self._collate = transform, collate
         self._finishes = transform is not None or collate is not None
-        self._unnamed = buffers.fields.keys() == {""}
+        self._unnamed = list(fields) == [""]
         self._cursors = _cursors(plan, segments())
         self._cursor = next(self._cursors)  # of the next batch
-        batches = _batches(plan, segments(), pipeline, buffers)
+        batches = _batches(plan, segments(), pipeline)
         self._batches = batches if transfer is None else transfer.ahead(batches, pipeline.is_ready)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
@@ -167,11 +164,11 @@ def _cursors(plan: Plan, segments: Iterator[Segment]) -> Iterator[Cursor]:
 
 
 def _batches(
-    plan: Plan, segments: Iterator[Segment], pipeline: Pipeline, buffers: BatchBuffers
+    plan: Plan, segments: Iterator[Segment], pipeline: Pipeline
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield complete batches in host memory. A transfer asks for them one batch early."""
     world, rank = plan.steps.world, plan.rank
     for segment in segments:
         for m in segment.lengths(plan.steps.whole):
             rows = (rank + 1) * m // world - rank * m // world
-            yield buffers.hand_out(pipeline.next_slot(), rows)
+            yield pipeline.next_batch(rows)

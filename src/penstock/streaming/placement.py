@@ -33,7 +33,7 @@ CACHE_BYTES = 16 << 20  # larger memory is not in the cache any more when it is 
 REPLACEMENTS = 3  # blocks to try for one that cannot be read
 
 
-class BlockReader:
+class SlotReader:
     """Reads a block and writes its samples to the batches; each reader thread has its own.
 
     Memory-mapped storage is copied once, from the mapped page to the batch. Any other source
@@ -62,12 +62,12 @@ class BlockReader:
         self._scratch_rows = block + steps - 1
         self._scratch: dict[str, npt.NDArray[np.generic]] | None = None
 
-    def read(self, read: BlockRead, targets: Indices) -> None:
+    def read(self, read: BlockRead, target: Indices) -> None:
         """Read a block and write its selected samples.
 
         Args:
             read: The block.
-            targets: Rows of the buffers for all reads of the same part; see `BlockRead.first`.
+            target: Rows of the buffers for the selected samples.
         """
         try:
             arrays = self._samples(read.start, read.start + read.count)
@@ -79,13 +79,13 @@ class BlockReader:
             rows = self._rows[name]
             samples = as_items(array, read.count, rows.dtype)
             if read.keep is None:
-                scatter(samples, rows, targets[read.first : read.first + read.count])
+                scatter(samples, rows, target)
                 continue
             selected = np.flatnonzero(read.keep)
             step = max(1, SELECTED_BYTES // rows.itemsize)
             for at in range(0, len(selected), step):  # the selection is a copy: bound its size
                 some = samples[selected[at : at + step]]
-                scatter(some, rows, targets[read.first + at : read.first + at + len(some)])
+                scatter(some, rows, target[at : at + len(some)])
 
     def _samples(self, start: int, stop: int) -> Arrays:
         stop += self._steps - 1
@@ -227,7 +227,7 @@ class BlockReplacement:
         """Return the starts of the blocks to try, in this order.
 
         >>> order = BlockOrder(100, seed=1, block=10, window=2)
-        >>> read = BlockRead(0, 40, 10, 0, None)
+        >>> read = BlockRead(0, 40, 10, 0, None, 10)
         >>> starts = BlockReplacement(order, BadBlocks()).candidates(read)
         >>> len(starts), {start % 10 for start in starts}, 40 in starts
         (3, {0}, False)

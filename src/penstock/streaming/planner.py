@@ -134,6 +134,7 @@ class BlockRead:
     count: int
     first: int  # index into the part's rows: the destination of the first selected sample
     keep: npt.NDArray[np.bool_] | None  # None selects all samples
+    selected: int  # number of selected samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ def _reads(
         keep = None if mine is None or mine[part].all() else mine[part]
         count = span.count if keep is None else int(keep.sum())
         if count:
-            yield BlockRead(epoch, span.start, span.count, wanted, keep)
+            yield BlockRead(epoch, span.start, span.count, wanted, keep, count)
         wanted += count
 
 

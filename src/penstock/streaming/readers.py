@@ -1,4 +1,4 @@
-"""The reader pool: threads that take planned reads from a queue and fill the batches.
+"""The reader pool: threads that take planned reads from a queue and fill the memory of the stream.
 
 A round is opened when its batches have memory, is read block by block, and is finished when the
 last block has been written. Rounds finish in plan order for the consumer.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import WorkerError
-from penstock.order import Indices
-from penstock.streaming.buffers import SlotTable
-from penstock.streaming.placement import BlockReader
 from penstock.streaming.planner import BlockRead, Part, Planner
 from penstock.streaming.threads import (
     BackgroundThread,
@@ -27,6 +24,47 @@ from penstock.streaming.threads import (
     stop_or_warn,
     wait_for,
 )
+
+
+class BatchMemory(Protocol):
+    """The memory of a stream: where reads write to, and what batches are made of.
+
+    `SlotTable` has memory for the batches of two rounds, and reads write each sample to its row of
+    its batch. `HeldTable` has memory for the blocks of two rounds, and a batch is gathered from
+    them when it is handed out.
+    """
+
+    def open_part(self, part: Part) -> Sequence[Any] | None:
+        """Return the destination of each read, for `BlockReader.read`; None if memory is lacking.
+
+        Called by one reader at a time, with the parts in order.
+        """
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a reader that waits for memory can have it now."""
+        ...
+
+    def round_read(self) -> None:
+        """Note that the next round is complete; called by the consumer."""
+        ...
+
+    def hand_out(self, batch: int, rows: int) -> dict[str, Any]:
+        """Return a complete batch of ``rows`` samples; called by the consumer, in order."""
+        ...
+
+    def release_all(self) -> None:
+        """Free what was not handed out; no reader may be running."""
+        ...
+
+
+class BlockReader(Protocol):
+    """Reads the blocks of a stream; each reader thread has its own."""
+
+    def read(self, read: BlockRead, target: Any) -> None:
+        """Read a block to the destination that `BatchMemory.open_part` returned for it."""
+        ...
 
 
 class ReaderPool:
@@ -84,8 +122,6 @@ class _OpenRound:
     """A round that is being read."""
 
     ready: int  # batches that are complete after it
-    batch: int  # rows of a slot
-    shifts: Indices  # of each batch's slot, see `SlotTable.assign`
     left: int = 0  # reads that are not done yet, of the parts given out so far
     is_planned: bool = False  # all parts were given out
     error: BaseException | None = None
@@ -94,18 +130,13 @@ class _OpenRound:
     def is_finished(self) -> bool:
         return self.is_planned and self.left == 0
 
-    def targets(self, rows: Indices) -> Indices:
-        """Turn rows of the round's batches into rows of the buffers, in place."""
-        rows += self.shifts[rows // self.batch]
-        return rows
-
 
 class _Task(NamedTuple):
     """One block to read."""
 
     round: _OpenRound
     read: BlockRead
-    targets: Indices  # of all reads of its part
+    target: Any  # where it goes, see `BatchMemory.open_part`
     reads: int  # in its part
 
 
@@ -117,13 +148,12 @@ class ReadQueue:
 
     Args:
         planner: What is read, and where it goes.
-        slots: Memory of the batches.
-        batch: Rows of a slot.
+        memory: Memory of the batches.
     """
 
-    def __init__(self, planner: Planner, slots: SlotTable, batch: int) -> None:
+    def __init__(self, planner: Planner, memory: BatchMemory) -> None:
         self.news: SimpleQueue[None] = SimpleQueue()  # for the consumer: `finish_round` may differ
-        self._planner, self._slots, self._batch = planner, slots, batch
+        self._planner, self._memory = planner, memory
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for readers: there may be a task, or the end
         self._tasks: deque[_Task] = deque()
@@ -149,24 +179,20 @@ class ReadQueue:
     def _open_part(self) -> bool:
         """Make tasks of the next part; False if its round has no memory yet, or planning failed."""
         part = self._planner.peek()
-        if part is None or (part.begins and not self._open_round(part)):
+        targets = None if part is None else self._memory.open_part(part)
+        if part is None or targets is None:
             return False
         self._planner.pop()
+        if part.begins:
+            self._rounds.append(_OpenRound(part.round.ready))
         opened, count = self._rounds[-1], len(part.reads)
         opened.left += count
         opened.is_planned = part.ends
-        targets = opened.targets(part.rows)
-        self._tasks.extend(_Task(opened, read, targets, count) for read in part.reads)
+        tasks = zip(part.reads, targets, strict=True)
+        self._tasks.extend(_Task(opened, read, target, count) for read, target in tasks)
         self._work.notify_all()
         if opened.is_finished:  # no block of it is this rank's
             self.news.put(None)
-        return True
-
-    def _open_round(self, part: Part) -> bool:
-        shifts = self._slots.assign(range(part.round.first, part.round.stop))
-        if shifts is None:
-            return False
-        self._rounds.append(_OpenRound(part.round.ready, self._batch, shifts))
         return True
 
     def done(self, task: _Task, error: BaseException | None) -> None:
@@ -240,7 +266,7 @@ def _run(queue: ReadQueue, reader: BlockReader, what: str) -> None:
 def _read(reader: BlockReader, task: _Task, name: str) -> BaseException | None:
     read = task.read
     try:
-        reader.read(read, task.targets)
+        reader.read(read, task.target)
     except BaseException as error:  # noqa: BLE001 - raised when the consumer asks for the batch
         error.add_note(f"reading samples {read.start}:{read.start + read.count} in {name}")
         if isinstance(error, StopIteration):  # would end the iteration over batches

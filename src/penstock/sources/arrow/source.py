@@ -21,11 +21,9 @@ from penstock.sources.base import (
     Indices,
     Rows,
     checked_names,
-    items_of,
-    ragged_fields,
     sampled_rows,
 )
-from penstock.sources.ragged_rows import take_by_blocks
+from penstock.sources.ragged_rows import items_of, ragged_fields, take_by_blocks
 
 OFFSET_ROWS = 1 << 16  # whose lengths are read together
 

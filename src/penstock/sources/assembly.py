@@ -1,0 +1,278 @@
+"""From stored boxes to samples: what to read for some samples, and where each sample is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.sources.boxes import Borders, Indices, Leaf, Located, Output, Places, Span
+
+if TYPE_CHECKING:
+    from penstock.sources.base import Arrays, Source
+
+Rows: TypeAlias = npt.NDArray[np.generic]
+
+PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
+
+
+# -- what to read
+
+
+def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
+    """Return spans of whole rows with all rows of these outputs, ascending by (leaf, start)."""
+    spans = []
+    for number in np.unique(np.concatenate([found.leaf for found in located])).tolist():
+        leaf = leaves[number]
+        rows = [found.rows[found.leaf == number].ravel() for found in located]
+        low, high = (0,) * len(leaf.shape), leaf.shape
+        for start, stop in row_ranges(distinct(np.concatenate(rows)), leaf.chunks[0]):
+            spans.append(Span(number, start, stop, low, high))
+    return spans
+
+
+def canvas_spans(
+    leaves: Sequence[Leaf], found: Located, output: Output, cell: Indices
+) -> list[Span]:
+    """Return spans with the rows and the hull of the patches of each cell, joined where cheap.
+
+    Args:
+        leaves: All leaves.
+        found: Where the patches are.
+        output: Of the patches.
+        cell: The first sample of the cell of each patch.
+    """
+    order = np.lexsort((cell, found.leaf))
+    here = np.stack([found.leaf, cell])[:, order]
+    borders = np.flatnonzero((np.diff(here) != 0).any(axis=0)) + 1
+    spans: dict[tuple[int, int, int], list[Span]] = {}
+    for group in np.split(order, borders):
+        leaf, corner = int(found.leaf[group[0]]), found.corner[group]
+        low = tuple(corner.min(axis=0).tolist())
+        high = tuple((corner.max(axis=0) + output.inner).tolist())
+        for start, stop in row_ranges(distinct(found.rows[group].ravel()), leaves[leaf].chunks[0]):
+            _join(spans.setdefault((leaf, start, stop), []), Span(leaf, start, stop, low, high))
+    return [span for each in spans.values() for span in each]
+
+
+def _join(spans: list[Span], new: Span) -> None:
+    """Add a span of the same rows: to the canvas of another one if that takes no more memory."""
+    for number, span in enumerate(spans):
+        low = tuple(map(min, span.low, new.low))
+        high = tuple(map(max, span.high, new.high))
+        hull = span._replace(low=low, high=high)
+        if prod(hull.shape) <= prod(span.shape) + prod(new.shape):
+            spans[number] = hull
+            return
+    spans.append(new)
+
+
+def distinct(rows: Indices) -> Indices:
+    """Return the different rows, ascending; without sorting where they are close together."""
+    low, high = int(rows.min()), int(rows.max())
+    if high - low > 16 * len(rows):
+        return np.unique(rows)
+    found = np.zeros(high - low + 1, bool)
+    found[rows - low] = True
+    return np.flatnonzero(found) + low
+
+
+def row_ranges(rows: Indices, chunk: int) -> list[tuple[int, int]]:
+    """Return ranges that hold ascending rows; rows of one chunk are in one range.
+
+    >>> row_ranges(np.array([0, 1, 5, 6, 9, 30]), chunk=4)
+    [(0, 2), (5, 7), (9, 10), (30, 31)]
+    >>> row_ranges(np.array([0, 1, 5, 6, 9, 30]), chunk=8)
+    [(0, 10), (30, 31)]
+    """
+    before, after = rows[:-1], rows[1:]
+    gaps = np.flatnonzero((after != before + 1) & (after // chunk != before // chunk))
+    starts, stops = np.append(rows[:1], after[gaps]), np.append(before[gaps], rows[-1:]) + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def read_span(leaf: Leaf, span: Span, out: Rows) -> None:
+    """Fill ``out``, of shape ``span.shape``, from storage; only chunks of the canvas are decoded.
+
+    Args:
+        leaf: The leaf of the span.
+        span: What to read.
+        out: Where to.
+    """
+    source, field, (_, start, stop, low, high) = leaf.source, leaf.field, span
+    if out.shape[1:] == leaf.shape:
+        source.read(start, stop, {field: out})
+        return
+    part = tuple(map(slice, low, high))
+    rows = view_of(source, start, stop)
+    if rows is not None:
+        out[...] = rows[field][(slice(None), *part)]
+    elif hasattr(source, "read_box"):
+        source.read_box(field, start, stop, low, high, out)
+    else:  # whole rows, a few at a time
+        step = max(1, PIECE_BYTES // max(1, leaf.row_bytes))
+        whole = np.empty((min(step, stop - start), *leaf.shape), leaf.dtype)
+        for first in range(start, stop, step):
+            last = min(stop, first + step)
+            source.read(first, last, {field: whole[: last - first]})
+            out[first - start : last - start] = whole[(slice(last - first), *part)]
+
+
+# -- where samples are in what was read
+
+
+def row_places(found: Located, spans: Sequence[Span]) -> Indices:
+    """Return rows counted through spans of whole rows, which ascend by (leaf, start)."""
+    leaf = np.array([span.leaf for span in spans])
+    start = np.array([span.start for span in spans])
+    lengths = np.array([span.stop - span.start for span in spans])
+    begin = np.cumsum(lengths) - lengths
+    if leaf[0] == leaf[-1]:
+        at = np.searchsorted(start, found.rows, side="right") - 1
+    else:  # one number for leaf and row, so that both are found at once
+        most = int(max(start.max() + lengths.max(), found.rows.max())) + 1
+        key = found.leaf.reshape(-1, *[1] * (found.rows.ndim - 1)) * most + found.rows
+        at = np.searchsorted(leaf * most + start, key, side="right") - 1
+    return found.rows + (begin - start)[at]
+
+
+def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
+    """Return rows counted through canvases; of each patch all rows in canvases that hold it."""
+    index = np.full(found.rows.shape, -1, np.int64)
+    begin = 0
+    for span in spans:
+        inside = (found.leaf == span.leaf) & (found.corner >= span.low).all(axis=1)
+        inside &= (found.corner + output.inner <= span.high).all(axis=1)
+        rows = found.rows[inside]
+        here = np.where(
+            (rows >= span.start) & (rows < span.stop), rows - span.start + begin, index[inside]
+        )
+        index[inside] = here
+        begin += span.stop - span.start
+    return index
+
+
+def gather_patches(
+    out: Rows, places: Places, output: Output, spans: Sequence[Span], canvases: Sequence[Rows]
+) -> None:
+    """Copy each patch from the canvases that hold its rows.
+
+    Args:
+        out: One item for each sample.
+        places: Where the samples are.
+        output: Of the patches.
+        spans: What was read.
+        canvases: The array of each span.
+    """
+    lengths = np.array([span.stop - span.start for span in spans])
+    begin = np.cumsum(lengths) - lengths
+    low = np.array([span.low for span in spans])
+    steps = len(output.steps)
+    index = places.index.reshape(len(out), -1)
+    target = out.reshape(len(out), -1, *output.inner) if steps else out[:, None]
+    which = np.searchsorted(begin, index, side="right") - 1
+    same = (which == which[:, :1]).all(axis=1)
+    rows = index - begin[which]
+    for i in range(len(out)):
+        for at in [slice(None)] if same[i] else range(index.shape[1]):
+            span = int(which[i, at][0] if same[i] else which[i, at])
+            corner = places.corner[i] - low[span]
+            part = tuple(map(slice, corner.tolist(), (corner + output.inner).tolist()))
+            target[i, at] = canvases[span][(rows[i, at], *part)]
+
+
+# -- whole samples, for any loader
+
+
+def fill(
+    leaves: Sequence[Leaf],
+    outputs: Mapping[str, Output],
+    located: Mapping[str, Located],
+    cells: Borders,
+    samples: Indices,
+    out: Arrays,
+) -> None:
+    """Read samples into ``out``; each storage chunk is decoded once."""
+    if not len(samples):
+        return
+    reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
+    rest: dict[int, list[tuple[Rows, slice | Indices, Indices]]] = {}
+    for name, rows in out.items():
+        output, found = outputs[name], located[name]
+        if output.cut:
+            spans = canvas_spans(leaves, found, output, cells.around(samples)[0])
+            canvases = [np.empty(span.shape, rows.dtype) for span in spans]
+            for span, canvas in zip(spans, canvases, strict=True):
+                read_span(leaves[span.leaf], span, canvas)
+            places = Places(canvas_places(found, output, spans), found.corner)
+            gather_patches(rows, places, output, spans, canvases)
+            continue
+        for number, here in by_leaf(found.leaf):
+            wanted, leaf, target = found.rows[here], leaves[number], rows[here]
+            first, last = int(wanted.flat[0]), int(wanted.flat[-1])
+            inorder = last - first + 1 == wanted.size and (np.diff(wanted.ravel()) == 1).all()
+            direct = isinstance(here, slice) and (not output.steps or target.flags.c_contiguous)
+            if inorder and direct:  # straight into the output, with other fields of the source
+                at = (id(leaf.source), first, last + 1)
+                _, together = reads.setdefault(at, (leaf.source, {}))
+                if leaf.field not in together:
+                    together[leaf.field] = target.reshape(wanted.size, *output.inner)
+                    continue
+            rest.setdefault(number, []).append((rows, here, wanted))
+    for (_, start, stop), (source, together) in reads.items():
+        source.read(start, stop, together)
+    _read_once(leaves, rest)
+
+
+def by_leaf(leaf: Indices) -> Iterator[tuple[int, slice | Indices]]:
+    """Yield the number of each leaf and the positions of its samples; a slice if possible."""
+    borders = np.flatnonzero(np.diff(leaf)) + 1
+    starts = np.append(0, borders)
+    if len(set(leaf[starts].tolist())) == len(starts):
+        for start, stop in zip(
+            starts.tolist(), np.append(borders, len(leaf)).tolist(), strict=True
+        ):
+            yield int(leaf[start]), slice(start, stop)
+        return
+    for number in np.unique(leaf).tolist():
+        yield number, np.flatnonzero(leaf == number)
+
+
+def _read_once(
+    leaves: Sequence[Leaf], wanted: Mapping[int, list[tuple[Rows, slice | Indices, Indices]]]
+) -> None:
+    """Read each wanted row of each leaf once, then copy it to all samples that have it."""
+    together: dict[tuple[int, bytes], list[int]] = {}  # fields of one source with the same rows
+    rows = {}
+    for number, each in wanted.items():
+        rows[number] = distinct(np.concatenate([w.ravel() for _, _, w in each]))
+        together.setdefault((id(leaves[number].source), rows[number].tobytes()), []).append(number)
+    for numbers in together.values():
+        source, needed = leaves[numbers[0]].source, rows[numbers[0]]
+        held = {
+            leaves[n].field: np.empty((len(needed), *leaves[n].shape), leaves[n].dtype)
+            for n in numbers
+        }
+        first, last = int(needed[0]), int(needed[-1])
+        consecutive = last - first + 1 == len(needed)
+        if consecutive:
+            source.read(first, last + 1, held)
+        else:
+            source.take(needed, held)
+        for number in numbers:
+            for out, here, which in wanted[number]:
+                index = which - first if consecutive else np.searchsorted(needed, which)
+                if isinstance(here, slice):
+                    np.take(held[leaves[number].field], index, axis=0, out=out[here], mode="clip")
+                else:
+                    out[here] = held[leaves[number].field][index]
+
+
+def view_of(source: Source, start: int, stop: int) -> Arrays | None:
+    """Return samples ``start:stop`` of any source in place, or None if impossible."""
+    # not isinstance(source, MappedSource): a protocol check costs more than most views
+    view = getattr(source, "view", None)
+    return None if view is None else view(start, stop)

@@ -1,0 +1,249 @@
+"""Blocks held in memory once: a batch is gathered from them when it is handed out.
+
+Samples that overlap, such as windows of consecutive rows, would need many times the memory of
+their rows if each had its own. The same is true of samples without a fixed size, which have no
+slot to be written to. Such blocks are held as they are read:
+
+- `HeldBlocks` is the memory of the blocks; implement it for another kind of data.
+- `HeldTable` decides which block is held where and for how long, for any `HeldBlocks`.
+- `HeldReader` reads one block to its place, in a reader thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError, SourceError
+from penstock.order import Indices
+from penstock.streaming.placement import BlockReplacement
+from penstock.streaming.planner import BlockRead, Part, Round
+
+
+class HeldBatch(Protocol):
+    """A batch that is being gathered."""
+
+    def gather(self, numbers: Indices, rows: Indices | None) -> None:
+        """Copy held samples to rows of the batch.
+
+        Usually called once, with all samples of the batch. A batch at the border of two rounds is
+        gathered in several parts, because the blocks of the first round are freed before those of
+        the next one are read: what is not copied by this call is lost.
+
+        Args:
+            numbers: ``place * block + i`` for sample i of the samples in a place.
+            rows: The row of each sample; None for rows 0, 1, 2, ...
+        """
+        ...
+
+    def finish(self, rows: int) -> dict[str, Any]:
+        """Return the batch, which has ``rows`` samples, by field."""
+        ...
+
+    def drop(self) -> None:
+        """Free the memory of a batch that will not be finished."""
+        ...
+
+
+class HeldBlocks(Protocol):
+    """Memory for a fixed number of blocks, and what makes batches of them.
+
+    The numbers of places and their memory are part of the budget (`budget.Demand`): before
+    anything is read, it must be known how much memory ``places`` blocks need at most. Where blocks
+    differ in size, that is the sum of the largest ones.
+
+    Args:
+        block: Most samples of a block.
+        places: Blocks that can be held at the same time.
+    """
+
+    block: int
+    places: int
+
+    def fill(self, place: int, samples: Indices, epoch: int) -> None:
+        """Read samples to a place; called in reader threads, in several at once.
+
+        Args:
+            place: Where to; nothing else is written to or gathered from it meanwhile.
+            samples: Ascending numbers of at most ``block`` samples of one block.
+            epoch: The epoch, for what is drawn at random.
+
+        Raises:
+            SourceError: The samples cannot be read.
+        """
+        ...
+
+    def free(self, place: int) -> None:
+        """Note that the samples of a place are not needed any more; called by the consumer."""
+        ...
+
+    def begin_batch(self) -> HeldBatch:
+        """Return an empty batch; called by the consumer."""
+        ...
+
+
+class HeldTarget(NamedTuple):
+    """Where a read goes.
+
+    Attributes:
+        place: The place of its samples.
+        index: The held sample of each row of the round's batches, to be completed.
+        rows: The rows of the selected samples.
+    """
+
+    place: int
+    index: npt.NDArray[np.signedinteger[Any]]
+    rows: Indices
+
+
+class HeldReader:
+    """Reads blocks to their places; each reader thread has its own.
+
+    Args:
+        blocks: Memory of the blocks.
+        replacement: Replaces blocks that cannot be read; None raises the source's error.
+    """
+
+    def __init__(self, blocks: HeldBlocks, replacement: BlockReplacement | None = None) -> None:
+        self._blocks, self._replacement = blocks, replacement
+
+    def read(self, read: BlockRead, target: HeldTarget) -> None:
+        """Read the selected samples of a block, and note where they are."""
+        fill_place(self._blocks.fill, target.place, read, self._replacement)
+        first = target.place * self._blocks.block
+        target.index[target.rows] = np.arange(first, first + read.selected)
+
+
+def fill_place(
+    fill: Callable[[int, Indices, int], None],
+    place: int,
+    read: BlockRead,
+    replacement: BlockReplacement | None,
+) -> None:
+    """Read the selected samples of a block to a place, or those of the block that replaces it."""
+    within = np.arange(read.count) if read.keep is None else np.flatnonzero(read.keep)
+    try:
+        fill(place, read.start + within, read.epoch)
+    except SourceError as error:
+        if replacement is None:
+            raise
+        replacement.read(read, error, lambda start, _: fill(place, start + within, read.epoch))
+
+
+@dataclass(slots=True, eq=False)
+class _HeldRound:
+    """A round whose blocks are read or held."""
+
+    round: Round
+    index: npt.NDArray[np.signedinteger[Any]]  # the held sample of each row of its batches, or -1
+    places: list[int] = field(default_factory=list)
+
+
+class HeldTable:
+    """The blocks of a stream's rounds, from their reads until their last sample is handed out.
+
+    Args:
+        blocks: Memory of the blocks.
+        batch: Most rows of a batch.
+    """
+
+    def __init__(self, blocks: HeldBlocks, batch: int) -> None:
+        self._blocks, self._batch = blocks, batch
+        small = blocks.places * blocks.block < 1 << 31
+        self._number: type[np.signedinteger[Any]] = np.int32 if small else np.int64
+        self._free = deque(range(blocks.places))
+        self._wanted = 0  # free places that the next part waits for
+        self._rounds: deque[_HeldRound] = deque()
+        self._complete = 0  # rounds that are read
+        self._next = 0  # the next batch
+        self._begun: HeldBatch | None = None  # the next batch, if a part of it was gathered
+
+    # -- called by readers
+
+    def open_part(self, part: Part) -> list[HeldTarget] | None:
+        """Return a place for each read; None if there are too few free ones.
+
+        Called by one reader at a time, with the parts in order.
+        """
+        wanted = len(part.reads)
+        if len(self._free) < wanted:
+            if not part.begins and len(self._rounds) == 1:  # nothing else could be freed
+                raise PlanError(f"a round of windows has more than {self._blocks.places} blocks")
+            self._wanted = wanted
+            return None
+        self._wanted = 0
+        if part.begins:
+            rows = (part.round.stop - part.round.first) * self._batch
+            self._rounds.append(_HeldRound(part.round, np.full(rows, -1, self._number)))
+        held, targets = self._rounds[-1], []
+        for read in part.reads:
+            place = self._free.popleft()
+            held.places.append(place)
+            rows_of = part.rows[read.first : read.first + read.selected]
+            targets.append(HeldTarget(place, held.index, rows_of))
+        return targets
+
+    # -- called by the consumer
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a reader that waits for places can have them now."""
+        return 0 < self._wanted <= len(self._free)
+
+    def round_read(self) -> None:
+        """Note that the next round is complete."""
+        self._complete += 1
+        self._free_rounds()
+
+    def hand_out(self, batch: int, rows: int) -> dict[str, Any]:
+        """Gather a complete batch."""
+        begun, self._begun = self._begun, None
+        made = begun or self._blocks.begin_batch()
+        if begun is None:
+            made.gather(self._index(self._rounds[0], batch)[:rows], None)
+        else:
+            self._gather_part(made, batch)
+        finished = made.finish(rows)
+        self._next = batch + 1
+        self._free_rounds()
+        return finished
+
+    def _free_rounds(self) -> None:
+        """Free the rounds whose complete batches were all handed out.
+
+        The next batch can have samples of such a round too. They are gathered now: a batch may be
+        larger than all the rounds that fit into memory.
+        """
+        while self._complete and self._rounds[0].round.ready <= self._next:
+            if self._rounds[0].round.stop > self._next:
+                self._begun = self._begun or self._blocks.begin_batch()
+                self._gather_part(self._begun, self._next)
+            held = self._rounds.popleft()
+            self._complete -= 1
+            for place in held.places:
+                self._blocks.free(place)
+            self._free.extend(held.places)
+
+    def _gather_part(self, made: HeldBatch, batch: int) -> None:
+        numbers = self._index(self._rounds[0], batch)
+        rows = np.flatnonzero(numbers >= 0)
+        if len(rows):
+            made.gather(numbers[rows], rows)
+
+    def _index(self, held: _HeldRound, batch: int) -> Indices:
+        first = (batch - held.round.first) * self._batch
+        return held.index[first : first + self._batch].astype(np.int64)
+
+    def release_all(self) -> None:
+        """Free what was not handed out; no reader may be running."""
+        if self._begun is not None:
+            self._begun.drop()
+            self._begun = None
+        while self._rounds:
+            for place in self._rounds.popleft().places:
+                self._blocks.free(place)
