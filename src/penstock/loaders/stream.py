@@ -41,9 +41,12 @@ from penstock.sizes import parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
 from penstock.streaming.buffers import BatchBuffers, SlotTable
+from penstock.streaming.held import HeldReader, HeldTable
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
 from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
+from penstock.streaming.ragged import RaggedBlocks, most_reads
+from penstock.streaming.readers import BatchMemory, BlockReader
 from penstock.streaming.resident import ResidentSource
 from penstock.streaming.transfer import check_device, transfer_to
 
@@ -301,20 +304,34 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder)
-        slots = self._reserve(plan, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
-        bad = self._bad_blocks
-        reader = partial(
-            SlotReader,
-            self._orders.source,
-            slots,
-            block=min(order.block, order.size),
-            steps=self.steps,
-            replacement=None if bad is None else BlockReplacement(order, bad),
-        )
+        bad, block = self._bad_blocks, min(order.block, order.size)
+        replacement = None if bad is None else BlockReplacement(order, bad)
+        reader: Callable[[], BlockReader]
+        memory: BatchMemory
+        if self._orders.sizes is not None:
+            places, pin = most_reads(order.window, order.lanes), transfer is not None
+            blocks = RaggedBlocks(self._orders.source, block=block, places=places, pin=pin)
+            memory, reader = (
+                HeldTable(blocks, plan.steps.batch),
+                partial(HeldReader, blocks, replacement),
+            )
+        else:
+            slots = self._reserve(plan, pin=transfer is not None)
+            memory, reader = (
+                SlotTable(slots),
+                partial(
+                    SlotReader,
+                    self._orders.source,
+                    slots,
+                    block=block,
+                    steps=self.steps,
+                    replacement=replacement,
+                ),
+            )
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
-            SlotTable(slots),
+            memory,
             reader,
             threads=self.threads,
             name="read",

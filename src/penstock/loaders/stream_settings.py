@@ -21,6 +21,7 @@ from penstock.sizes import format_bytes
 from penstock.sources import open_source
 from penstock.sources.base import Field, Source, chunk_samples_of
 from penstock.sources.combine import seams_of
+from penstock.sources.ragged_rows import offsets_of, ragged_fields
 from penstock.streaming.budget import (
     Demand,
     Geometry,
@@ -32,6 +33,7 @@ from penstock.streaming.budget import (
     usable_cores,
 )
 from penstock.streaming.placement import BadBlocks
+from penstock.streaming.ragged import BlockSizes, RaggedDemand
 from penstock.streaming.resident import ResidentSource
 from penstock.transforms.base import Transform
 
@@ -133,6 +135,12 @@ def check_samples(source: Source, steps: int) -> int:
             f"{len(seams) + 1} pieces (the first ends after {seams[0]:,} rows): use one "
             "StreamLoader for each piece, or steps=1"
         )
+    ragged = ragged_fields(source, source.fields)
+    if ragged and steps > 1:
+        raise PlanError(
+            f"steps={steps} needs samples of one size, and field {ragged[0]!r} is ragged: leave it "
+            "out with fields=[...], or use steps=1"
+        )
     samples = len(source) - steps + 1
     if samples < 1:
         raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
@@ -141,7 +149,8 @@ def check_samples(source: Source, steps: int) -> int:
 
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
     """Refuse a transform of one array for a source that has several."""
-    if isinstance(transform, Transform) and fields.keys() != {""}:
+    ragged = any(field.ragged for field in fields.values())
+    if isinstance(transform, Transform) and (ragged or fields.keys() != {""}):
         raise PlanError(
             f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
             "use a function transform(batch, rng) that applies it to the field it is for"
@@ -204,15 +213,23 @@ class StreamOrders:
     paces: Mapping[str, Pace]
     adopted: Geometry
     resident: Collection[str] = ()
+    sizes: BlockSizes | None = None
 
     def __post_init__(self) -> None:
-        self.resident = resident_fields(self.paces, self.memory_budget)
+        ragged = ragged_fields(self.source, self.paces)
+        self.sizes = BlockSizes(self.source) if ragged else None
+        self.resident = [
+            n for n in resident_fields(self.paces, self.memory_budget) if n not in ragged
+        ]
         if self.resident:
             self.source = ResidentSource(self.source, self.resident)
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
         resolver = self.resolver(request.batch_size, request.world_size)
+        if self.sizes is not None:
+            found = resolver.resolve(self.asked, self.adopted, ranks=request.world_size)
+            self.sizes.check(self.memory_budget, found.block.value)
         resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
         if self.shuffle:
@@ -227,6 +244,8 @@ class StreamOrders:
 
     def demand(self, batch: int, world: int) -> Demand:
         """Return what the stream holds in memory."""
+        if self.sizes is not None:
+            return self._ragged_demand(self.sizes, batch, world)
         return Demand(
             sum(field.nbytes for field in self.source.fields.values()),
             self.steps,
@@ -235,6 +254,20 @@ class StreamOrders:
             self.threads,
             max(pace.chunk_bytes for pace in self._paced()),
             resident_bytes([self.paces[name] for name in self.resident]),
+        )
+
+    def _ragged_demand(self, sizes: BlockSizes, batch: int, world: int) -> Demand:
+        chunk = max(pace.chunk_rows for pace in self._paced())
+        return RaggedDemand(
+            sizes.mean,
+            self.steps,
+            batch,
+            batch * world,
+            self.threads,
+            sizes.largest(chunk, 1) if chunk else 0,
+            resident_bytes([self.paces[name] for name in self.resident]),
+            sizes=sizes,
+            table_bytes=16 * len(ragged_fields(self.source, self.paces)),
         )
 
     def _paced(self) -> list[Pace]:
@@ -259,10 +292,11 @@ class StreamOrders:
 
 def paces_of(source: Source) -> dict[str, Pace]:
     """Return how each field of a source is stored."""
-    chunks = chunk_samples_of(source)
-    return {
-        name: Pace(len(source), field.nbytes, chunks[name]) for name, field in source.fields.items()
-    }
+    chunks, rows, found = chunk_samples_of(source), len(source), {}
+    for name, field in source.fields.items():
+        items = int(offsets_of(source, name)[-1]) if field.ragged else rows
+        found[name] = Pace(rows, -(-field.nbytes * items // max(1, rows)), chunks[name])
+    return found
 
 
 # -- description

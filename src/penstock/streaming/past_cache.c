@@ -44,3 +44,14 @@ int64_t penstock_scatter(char *rows, int64_t row_count, const int64_t *targets, 
     _mm_sfence(); /* other threads must see the rows before the count */
     return i;
 }
+
+/* Copy sizes[i] bytes from address begins[i], one after the other, for each i < count. */
+void penstock_join(char *to, const int64_t *begins, const int64_t *sizes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (i + 4 < count)
+            __builtin_prefetch((const char *)(intptr_t)begins[i + 4]);
+        memcpy(to, (const char *)(intptr_t)begins[i], (size_t)sizes[i]);
+        to += sizes[i];
+    }
+}

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from penstock.sources.base import Arrays, BaseSource, Indices, Rows, Source
+from penstock.sources.ragged_rows import offsets_of
 
 
 class ResidentSource(BaseSource):
@@ -31,6 +32,10 @@ class ResidentSource(BaseSource):
     def block_samples(self) -> int:
         """That of the source."""
         return self._source.block_samples
+
+    def offsets(self, name: str) -> Indices:
+        """Return those of the source."""
+        return offsets_of(self._source, name)
 
     def __repr__(self) -> str:
         return repr(self._source)
