@@ -93,7 +93,7 @@ def test_refusals_say_what_was_found(place):
         open_source(place / "a.npy", colums=["x"])
     with pytest.raises(SourceError, match="first axis"):
         open_source(DATA, axis=1)
-    with pytest.raises(SourceError, match="no options, got columns"):
+    with pytest.raises(SourceError, match="unexpected keyword argument .columns"):
         open_source(DATA, columns=["x"])
     with pytest.raises(SourceError, match="pass them where it is opened"):
         open_source(open_source(DATA), fields=["x"])

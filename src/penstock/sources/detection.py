@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.arguments import flag
 from penstock.errors import SourceError
@@ -26,15 +27,6 @@ from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_zarr
 from penstock.sources.zarr.source import checked_along
 
-BY_SUFFIX: dict[str, Callable[..., Source]] = {
-    ".npy": NpySource,
-    ".parquet": ArrowSource,
-    ".pq": ArrowSource,
-    ".arrow": ArrowSource,
-    ".feather": ArrowSource,
-    ".ipc": ArrowSource,
-}
-
 
 def open_source(
     where: Any,
@@ -42,6 +34,7 @@ def open_source(
     fields: Sequence[str] | None = None,
     along: int | str | None = None,
     decode: bool = True,
+    dtype: npt.DTypeLike | None = None,
     **options: Any,
 ) -> Source:
     """Return the source for a path, a URL, arrays, tensors, a dataset, or several of these.
@@ -50,12 +43,15 @@ def open_source(
 
     Args:
         where: What holds the samples.
-        fields: Names of the fields to read: arrays of a Zarr group, columns of a table or of a
-            recording, keys of a dict; all of them if None.
-        along: The axis of samples, by number or by dimension name; only Zarr arrays can have
-            another than the first. ``axis`` is an alias.
-        decode: Refuse Zarr arrays whose stored values are not the data, because of attributes
-            such as ``scale_factor``. False reads the stored values.
+        fields: Names of the fields to read: arrays of a store by their path, columns of a table
+            or of a recording, keys of a dict. By default all of them; of arrays with dimension
+            names, those that are not coordinates and have the axis of samples.
+        along: The axis of samples, by number or by dimension name; the first one by default.
+            Only stores of arrays can have another. ``axis`` is an alias.
+        decode: Apply the attributes ``scale_factor``, ``add_offset``, ``_FillValue``,
+            ``missing_value`` and ``_Unsigned`` as xarray does: packed integers arrive as floats,
+            missing values as NaN. False reads the stored values.
+        dtype: The dtype of a file that does not say it, such as tokens in ``.bin``.
         options: Options of the source that is opened: ``missing="error"`` for Zarr,
             ``columns=`` for a table, ``access_key_id=`` for object storage, and so on.
 
@@ -71,50 +67,116 @@ def open_source(
     ...
     penstock.errors.SourceError: there is nothing at nowhere.npy
     """
-    axis = checked_along(options.pop("axis", 0), along)
-    request = _Request(checked_names("fields", fields), axis, flag("decode", decode), options)
-    return _open(where, request)
+    axis = checked_along(options.pop("axis", None), along)
+    names = checked_names("fields", fields)
+    return _open(where, Request(names, axis, flag("decode", decode), dtype, options))
+
+
+# -- what opens which data
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """The arguments of one call of `open_source`."""
 
     fields: list[str] | None
-    along: int | str
+    along: int | str | None
     decode: bool
+    dtype: npt.DTypeLike | None
     options: Mapping[str, Any]
 
-    def for_zarr(self) -> dict[str, Any]:
-        return {"fields": self.fields, "along": self.along, "decode": self.decode}
-
-    def refuse_along(self, name: str) -> None:
-        if self.along != 0:
-            raise SourceError(
-                f"{name} has samples along its first axis, got along={self.along!r}: only Zarr "
-                "arrays can be read along another axis"
-            )
-
-    def refuse_fields(self, name: str) -> None:
-        if self.fields is not None:
-            raise SourceError(f"{name} has no named fields to choose from: leave out fields=")
-
-    def refuse_options(self, name: str) -> None:
-        if self.options:
-            raise SourceError(f"{name} takes no options, got {', '.join(self.options)}")
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults, without ``decode``."""
+        arguments = {"fields": self.fields, "along": self.along, "dtype": self.dtype}
+        passed = {name: value for name, value in arguments.items() if value is not None}
+        return {name: value for name, value in passed.items() if (name, value) != ("along", 0)}
 
 
-def _open(where: Any, request: _Request) -> Source:
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """A function that opens one kind of data, and which arguments of `open_source` it takes.
+
+    Attributes:
+        make: Called with the data, those arguments, and the options that were passed.
+        takes: Of "fields", "along", "decode" and "dtype"; "columns" is "fields" by the name that
+            tables have for it.
+    """
+
+    make: Callable[..., Source]
+    takes: tuple[str, ...] = ()
+
+    def __call__(self, where: Any, request: Request) -> Source:
+        """Return the source; refuse arguments and options that it does not take."""
+        shown = redacted(str(where)) if isinstance(where, Path) else f"a {type(where).__name__}"
+        arguments = request.given()
+        if "columns" in self.takes and "fields" in arguments:
+            arguments["columns"] = arguments.pop("fields")
+        for name in arguments:
+            if name not in self.takes:
+                raise SourceError(f"{shown} {_REFUSALS[name].format(request.along)}")
+        if "decode" in self.takes:
+            arguments["decode"] = request.decode
+        twice = sorted(set(request.options) & set(arguments))
+        if twice:
+            raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
+        try:
+            return self.make(where, **arguments, **request.options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise SourceError(f"{shown} cannot be opened with these options: {error}") from error
+
+
+_REFUSALS = {
+    "fields": "has no named fields to choose from: leave out fields=",
+    "along": (
+        "has samples along its first axis, got along={!r}: only stores of arrays can be read "
+        "along another axis"
+    ),
+    "dtype": "says its dtype itself: leave out dtype=",
+}
+ARRAYS = ("fields", "along", "decode")
+TABLE = Opener(ArrowSource, ("columns",))
+ZARR = Opener(ZarrSource, ARRAYS)
+
+# each kind of data is one line in one of these; the first match opens it
+FILES: dict[str, Opener] = {
+    ".npy": Opener(NpySource),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
+}
+FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
+    (lambda path: is_zarr(DirectoryStore(path)), ZARR),
+    (lambda path: any(path.rglob("*.parquet")), TABLE),
+]
+OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
+    (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
+    (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
+]
+
+
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of ``value``.
+
+    >>> package_of(np.zeros(3))
+    'numpy'
+    """
+    return type(value).__module__.partition(".")[0]
+
+
+def _open(where: Any, request: Request) -> Source:
     if isinstance(where, Source):
-        _check_untouched(request)
+        given = [*request.given(), *request.options]
+        if given:
+            raise SourceError(
+                f"a source that is open already takes no options, got {', '.join(given)}: pass "
+                "them where it is opened"
+            )
         return where
     if isinstance(where, str | os.PathLike):
         return _open_path(os.fspath(where), request)
-    if _is_array(where):
-        request.refuse_fields("one array")
-        return _open_memory(where, request)
-    if type(where).__module__.startswith(("datasets.", "pyarrow.")):
-        return _open_columns(ArrowSource, where, "a table", request)
+    for accepts, opener in OBJECTS:
+        if accepts(where):
+            return opener(where, request)
     if isinstance(where, Mapping) and where:
         return _open_mapping(where, request)
     is_list = isinstance(where, list | tuple) and len(where) > 0
@@ -123,28 +185,7 @@ def _open(where: Any, request: _Request) -> Source:
     raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
 
 
-def _is_array(where: object) -> bool:
-    return isinstance(where, np.ndarray) or is_tensor(where)
-
-
-def _check_untouched(request: _Request) -> None:
-    given = list(request.options)
-    given += ["fields"] if request.fields else []
-    given += ["along"] if request.along != 0 else []
-    if given:
-        raise SourceError(
-            f"a source that is open already takes no options, got {', '.join(given)}: pass them "
-            "where it is opened"
-        )
-
-
-def _open_memory(data: Any, request: _Request) -> Source:
-    request.refuse_along("data in memory")
-    request.refuse_options("data in memory")
-    return MemorySource(data)
-
-
-def _open_mapping(where: Mapping[str, Any], request: _Request) -> Source:
+def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
     wrong = [name for name in where if not isinstance(name, str)]
     if wrong:
         raise SourceError(f"field names must be strings, got {wrong[0]!r}")
@@ -153,69 +194,46 @@ def _open_mapping(where: Mapping[str, Any], request: _Request) -> Source:
             raise SourceError(f"no field {name!r} in the dict{did_you_mean(name, where)}")
     chosen = {name: where[name] for name in request.fields or where}
     inner = replace(request, fields=None)
-    if all(_is_array(each) for each in chosen.values()):
-        return _open_memory(chosen, inner)
+    in_memory, _ = OBJECTS[0]
+    if all(in_memory(each) for each in chosen.values()):
+        return Opener(MemorySource)(chosen, inner)
     return ZippedSource({name: _open(each, inner) for name, each in chosen.items()})
 
 
-def _open_path(where: str | bytes, request: _Request) -> Source:
+def _open_path(where: str | bytes, request: Request) -> Source:
     if isinstance(where, bytes) or "\0" in where:
         raise SourceError(f"a path must be text, got {where!r}")
     if is_url(where):
-        return open_remote(where, **request.for_zarr(), **request.options)
+        arguments = {**request.given(), "decode": request.decode}
+        return open_remote(where, **arguments, **request.options)
     path, shown = Path(where.removeprefix("file://")), redacted(where)
     try:
-        found = _source_class(path)
-        if found is None and not path.exists():
+        opener = _opener_of(path)
+        if opener is None and not path.exists():
             raise SourceError(f"there is nothing at {shown}")
-        if found is None and path.is_dir():
+        if opener is None and path.is_dir():
             raise SourceError(f"no source reads the folder {shown}: {_advice_for_folder(path)}")
     except SourceError:
         raise
     except OSError as error:
         raise SourceError(f"cannot read {shown}: {error.strerror}") from error
-    if found is None:
+    if opener is None:
         raise SourceError(f"no source reads the file {shown}: {_advice_for_file(path)}")
-    if found is ZarrSource:
-        return _call(found, path, request.for_zarr(), request)
-    if found is ArrowSource or hasattr(found, "accepts"):
-        return _open_columns(found, path, shown, request)
-    request.refuse_along(shown)
-    request.refuse_fields(shown)
-    return _call(found, path, {}, request)
+    return opener(path, request)
 
 
-def _source_class(path: Path) -> Callable[..., Source] | None:
-    """Return the class that reads the data at ``path``, or None if there is none."""
+def _opener_of(path: Path) -> Opener | None:
+    """Return what opens the data at ``path``, or None if nothing does."""
     if path.is_file():
-        return BY_SUFFIX.get(path.suffix.lower())
-    if path.is_dir() and is_zarr(DirectoryStore(path)):
-        return ZarrSource
+        return FILES.get(path.suffix.lower())
+    folders = FOLDERS if path.is_dir() else []
+    for accepts, opener in folders[:1]:  # before the extensions: a Zarr store is never theirs
+        if accepts(path):
+            return opener
     for extension in load_extensions("penstock.sources").values():
         if extension.accepts(path):
-            return cast(Callable[..., Source], extension)
-    return ArrowSource if path.is_dir() and any(path.rglob("*.parquet")) else None
-
-
-def _open_columns(make: Callable[..., Source], where: Any, name: str, request: _Request) -> Source:
-    request.refuse_along(name)
-    columns = {} if request.fields is None else {"columns": request.fields}
-    return _call(make, where, columns, request)
-
-
-def _call(
-    make: Callable[..., Source], where: Any, chosen: Mapping[str, Any], request: _Request
-) -> Source:
-    twice = sorted(set(request.options) & set(chosen))
-    if twice:
-        raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
-    try:
-        return make(where, **chosen, **request.options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        name = redacted(str(where)) if isinstance(where, Path) else type(where).__name__
-        raise SourceError(f"{name} cannot be opened with these options: {error}") from error
+            return Opener(extension, ("columns",))
+    return next((opener for accepts, opener in folders[1:] if accepts(path)), None)
 
 
 def _shown(where: object) -> str:
@@ -274,11 +292,8 @@ def _advice_for_folder(path: Path) -> str:
 
 
 def _advice_for_object(value: object) -> str:
-    package = type(value).__module__.partition(".")[0]
-    if package == "pandas":
+    if package_of(value) == "pandas":
         return "convert it with pyarrow.Table.from_pandas"
-    if package in ("xarray", "h5py", "zarr"):
-        return "pass the path of its store"
     if isinstance(value, str | bytes | list | tuple | dict | set | frozenset | range):
         return ACCEPTED
     if hasattr(value, "__getitem__") and hasattr(value, "__len__"):

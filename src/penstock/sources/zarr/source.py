@@ -60,14 +60,14 @@ class ZarrSource(ArraySource):
         path: str | os.PathLike[str] | ByteStore,
         *,
         fields: Sequence[str] | None = None,
-        axis: int | str = 0,
+        axis: int | str | None = None,
         direct: bool = True,
         along: int | str | None = None,
         decode: bool = True,
         missing: str = "fill",
     ) -> None:
         settings = ReadSettings(
-            along=checked_along(axis, along),
+            along=checked_along(axis, along) or 0,
             direct=flag("direct", direct),
             decode=flag("decode", decode),
             missing_refused=choice("missing", missing, ("fill", "error")) == "error",
@@ -97,16 +97,16 @@ class ZarrSource(ArraySource):
         return f"ZarrSource({self._name!r}, {len(self)} samples, {{{readers}}})"
 
 
-def checked_along(axis: object, along: object) -> int | str:
+def checked_along(axis: object, along: object) -> int | str | None:
     """Return the axis of samples, which may be passed under either of two names.
 
-    >>> checked_along(0, "time"), checked_along(2, None)
+    >>> checked_along(None, "time"), checked_along(2, None)
     ('time', 2)
     """
     name, given = ("axis", axis) if along is None else ("along", along)
-    if along is not None and axis not in (0, along):
+    if axis is not None and along not in (None, axis):
         raise PlanError(f"axis={axis!r} and along={along!r} are the same argument: pass one")
-    if isinstance(given, str):
+    if given is None or isinstance(given, str):
         return given
     return whole_number(name, given)
 
