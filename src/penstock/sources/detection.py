@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,21 @@ from penstock.arguments import flag
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
+from penstock.sources.anndata import AnnDataSource, is_anndata
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source, checked_names
 from penstock.sources.combine import ConcatenatedSource, ZippedSource
+from penstock.sources.jsonl import JsonLinesSource
 from penstock.sources.memory import MemorySource, is_tensor
-from penstock.sources.npy import NpySource
+from penstock.sources.npy import BinarySource, NpySource
 from penstock.sources.remote import open_remote
+from penstock.sources.sample_files import (
+    SUFFIXES,
+    FolderSource,
+    TarSource,
+    has_samples,
+    is_pattern,
+)
 from penstock.sources.storage import DirectoryStore, is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_zarr
@@ -142,11 +152,17 @@ ZARR = Opener(ZarrSource, ARRAYS)
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
     ".npy": Opener(NpySource),
+    ".bin": Opener(BinarySource, ("dtype",)),
+    ".h5ad": Opener(AnnDataSource, ("columns",)),
+    **dict.fromkeys((".jsonl", ".ndjson"), Opener(JsonLinesSource, ("columns",))),
+    ".tar": Opener(TarSource, ("columns",)),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
+    (lambda path: is_anndata(DirectoryStore(path)), Opener(AnnDataSource, ("columns",))),
     (lambda path: is_zarr(DirectoryStore(path)), ZARR),
     (lambda path: any(path.rglob("*.parquet")), TABLE),
+    (has_samples, Opener(FolderSource)),
 ]
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
@@ -207,6 +223,8 @@ def _open_path(where: str | bytes, request: Request) -> Source:
         arguments = {**request.given(), "decode": request.decode}
         return open_remote(where, **arguments, **request.options)
     path, shown = Path(where.removeprefix("file://")), redacted(where)
+    if is_pattern(where) and not path.exists():
+        return _open_pattern(where, request)
     try:
         opener = _opener_of(path)
         if opener is None and not path.exists():
@@ -222,18 +240,28 @@ def _open_path(where: str | bytes, request: Request) -> Source:
     return opener(path, request)
 
 
+def _open_pattern(where: str, request: Request) -> Source:
+    """Return the files that a pattern matches: one sample each, or sources one after the other."""
+    found = sorted(glob.glob(where, recursive=True))  # noqa: PTH207 - absolute patterns too
+    if not found:
+        raise SourceError(f"no file matches {redacted(where)}")
+    if all(path.lower().endswith(SUFFIXES) for path in found):
+        return Opener(FolderSource)(where, request)
+    return ConcatenatedSource([_open_path(path, request) for path in found])
+
+
 def _opener_of(path: Path) -> Opener | None:
     """Return what opens the data at ``path``, or None if nothing does."""
     if path.is_file():
         return FILES.get(path.suffix.lower())
     folders = FOLDERS if path.is_dir() else []
-    for accepts, opener in folders[:1]:  # before the extensions: a Zarr store is never theirs
+    for accepts, opener in folders[:2]:  # before the extensions: a Zarr store is never theirs
         if accepts(path):
             return opener
     for extension in load_extensions("penstock.sources").values():
         if extension.accepts(path):
             return Opener(extension, ("columns",))
-    return next((opener for accepts, opener in folders[1:] if accepts(path)), None)
+    return next((opener for accepts, opener in folders[2:] if accepts(path)), None)
 
 
 def _shown(where: object) -> str:
@@ -253,11 +281,11 @@ _PICKLED = "load it, and pass the tensors: open_source(torch.load({path!r}, weig
 _ZIP = "unpack it, and open what is inside"
 
 ADVICE = {
-    **dict.fromkeys((".bin", ".dat", ".raw"), _BINARY),
-    **dict.fromkeys((".h5", ".hdf5", ".h5ad"), _HDF5),
-    **dict.fromkeys((".json", ".jsonl"), _JSON),
+    **dict.fromkeys((".dat", ".raw"), _BINARY),
+    **dict.fromkeys((".h5", ".hdf5"), _HDF5),
+    ".json": _JSON,
     **dict.fromkeys((".pt", ".pth"), _PICKLED),
-    **dict.fromkeys((".tar", ".tgz"), f"unpack it; then {_DATASET}"),
+    ".tgz": "decompress it: a .tar without compression is read in place",
     **dict.fromkeys((".zip", ".gz"), _ZIP),
     ".csv": "read it as a table: open_source(pyarrow.csv.read_csv({path!r}))",
     ".tsv": "read it as a table: pyarrow.csv.read_csv, with delimiter='\\t' in its parse_options",
@@ -267,8 +295,9 @@ ADVICE = {
     ".txt": _DATASET,
 }
 ACCEPTED = (
-    "open_source reads .zarr, .npy, .parquet and .arrow paths, URLs of Zarr stores, Hugging Face "
-    "datasets, pyarrow tables, arrays, tensors, and dicts and lists of these"
+    "open_source reads .zarr, .npy, .parquet, .arrow, .h5ad, .bin, .jsonl and .tar paths, folders "
+    "and patterns of samples, URLs, Hugging Face datasets, pyarrow tables, arrays, tensors, and "
+    "dicts and lists of these"
 )
 
 
@@ -281,8 +310,6 @@ def _advice_for_folder(path: Path) -> str:
     suffixes = {"/" if entry.is_dir() else entry.suffix.lower() for entry in entries}
     if not suffixes:
         return "it is empty"
-    if suffixes <= {".npy"}:
-        return f"pass its files as a list: open_source(sorted(Path({str(path)!r}).glob('*.npy')))"
     if "/" in suffixes and any((entry / "zarr.json").exists() for entry in path.iterdir()):
         return "open one of the Zarr stores in it"
     suffix = min(suffixes)
