@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from penstock.order import Steps as Steps
     from penstock.order import Topology as Topology
     from penstock.order import derive_key as derive_key
+    from penstock.ragged import Ragged as Ragged
     from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
     from penstock.sources import ConcatenatedSource as ConcatenatedSource
@@ -146,6 +147,7 @@ _EXPORTS = {
     "penstock.sources": "Source open_source",
     "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
     "penstock.keyed": "current_epoch keyed_generator sample_generator",
+    "penstock.ragged": "Ragged",
     "penstock.transforms": "GaussianNoise SpecAugment",
     "penstock.collate": "CollatorRegistry TaskSpec",
     "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),

@@ -36,7 +36,7 @@ class Ragged:
 
     def __init__(self, values: Any, offsets: Any) -> None:
         try:
-            self.values = torch.as_tensor(values)
+            self.values = _tensor(values)
             self.offsets = torch.as_tensor(offsets, dtype=torch.int64, device=self.values.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchError(f"values and offsets must be tensors or arrays: {error}") from error
@@ -63,7 +63,7 @@ class Ragged:
         >>> Ragged.from_rows([[1, 2], [3]]).offsets.tolist()
         [0, 2, 3]
         """
-        tensors = [torch.as_tensor(row) for row in rows]
+        tensors = [_tensor(row) for row in rows]
         if not tensors:
             raise BatchError("from_rows needs at least one row, got none")
         ends = np.cumsum([0, *map(len, tensors)])
@@ -89,7 +89,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self.values.split(self.lengths.tolist()))
+        return (self[row] for row in range(len(self)))
 
     def __getitem__(self, rows: Any) -> Any:
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
@@ -151,8 +151,8 @@ class Ragged:
     def to(self, *args: Any, **kwargs: Any) -> Ragged:
         """Return the rows on another device or in another dtype, as ``torch.Tensor.to`` does."""
         values = self.values.to(*args, **kwargs)
-        blocking = {"non_blocking": bool(kwargs.get("non_blocking", False))}
-        return Ragged(values, self.offsets.to(values.device, **blocking))
+        waits = not kwargs.get("non_blocking", False)
+        return Ragged(values, self.offsets.to(values.device, non_blocking=not waits))
 
     def pin_memory(self, device: Any = None) -> Ragged:
         """Return the rows in page-locked memory; torch's pinning calls this."""
@@ -162,6 +162,12 @@ class Ragged:
     def is_pinned(self) -> bool:
         """Return whether the values are in page-locked memory."""
         return self.values.is_pinned()
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch has no tensors that are read-only
+    return torch.as_tensor(values)
 
 
 def csr_tensor(values: Ragged, columns: Ragged, width: int) -> torch.Tensor:

@@ -229,7 +229,7 @@ class StreamOrders:
         resolver = self.resolver(request.batch_size, request.world_size)
         if self.sizes is not None:
             found = resolver.resolve(self.asked, self.adopted, ranks=request.world_size)
-            self.sizes.check(self.memory_budget, found.block.value)
+            self.sizes.check(self.memory_budget, found.block.value, resolver.needed(found))
         resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
         if self.shuffle:

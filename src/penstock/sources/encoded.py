@@ -7,6 +7,7 @@ of every sample's bytes; `sample_files.py` finds them.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -185,7 +186,7 @@ class Members:
         """Return a sample, if it still has the shape that it had when it was indexed."""
         path = self.paths[sample]
         raw = self.raw(sample, lambda nbytes: thread_buffer("encoded", nbytes))
-        array = decoded(self.decoder.decode, raw, f"sample {sample} in {path}", self.decoder)
+        array: Rows = decoded(self.decoder.decode, raw, f"sample {sample} in {path}", self.decoder)
         field = self.field
         shape = (int(self.lengths[sample]), *field.shape) if field.ragged else field.shape
         if array.shape != shape or array.dtype != field.dtype:
@@ -204,7 +205,7 @@ def decoded(step: Callable[[Bytes], Any], raw: Bytes, name: str, decoder: Decode
     except (SourceError, ImportError):
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = re.sub(r" ?<[^>]*>", "", " ".join(str(error).split()))[:200] or type(error).__name__
         raise SourceError(
             f"{name} is not a readable {decoder.name} ({why}): write or copy it again, or leave "
             "it out"

@@ -116,9 +116,11 @@ def _field(kind: str) -> Field:
 
 def _kind(value: Any) -> str | None:
     """Return the kind of a value, or None if it cannot be a field."""
-    for name, types in (("bool", bool), ("int", int), ("float", float), ("text", str)):
-        if isinstance(value, types):
-            return name if name != "int" or -(2**63) <= value < 2**63 else None
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return None
+    for name, kind in (("bool", bool), ("int", int), ("float", float), ("text", str)):
+        if isinstance(value, kind):
+            return name
     if not isinstance(value, list):
         return None
     kinds = {_kind(each) for each in value}

@@ -151,7 +151,7 @@ def _item_dtype(path: object, dtype: Any) -> np.dtype[np.generic]:
             'open_source(path, dtype="uint16")'
         )
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[np.generic] = np.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise SourceError(f"dtype={dtype!r} is not a dtype of numpy") from error
     if found.hasobject or not found.itemsize:
@@ -207,25 +207,41 @@ class NpyHeader:
 def read_header(path: Path) -> NpyHeader:
     """Return the header of the file; raise ``SourceError`` if it cannot be used."""
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
-            header = parse_header(file)
-            size = os.fstat(file.fileno()).st_size
+        with path.open("rb") as file:
+            return checked_header(file, os.fstat(file.fileno()).st_size, str(path))
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {path}") from error
+    except SourceError:
+        raise
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+
+
+def checked_header(file: BinaryIO, size: int, name: str) -> NpyHeader:
+    """Return the header at the start of a file; raise ``SourceError`` if it cannot be used.
+
+    Args:
+        file: The file, or its first bytes.
+        size: The size of the whole file.
+        name: Of the file, for messages.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
+            header = parse_header(file)
     except UNREADABLE as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise SourceError(
-            f"{path} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
+            f"{name} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
         ) from error
     if not header.shape or header.dtype.hasobject or not header.dtype.itemsize:
         raise SourceError(
-            f"{path} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
+            f"{name} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
             "save an array of fixed-size items with a first axis of samples"
         )
     if size < header.nbytes:
         raise SourceError(
-            f"{path} has {size} bytes but its header promises {header.nbytes}: "
+            f"{name} has {size} bytes but its header promises {header.nbytes}: "
             "the file is truncated; write or copy it again"
         )
     return header

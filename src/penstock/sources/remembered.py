@@ -73,7 +73,7 @@ def remembered(
     index = build()
     if time.time_ns() - max(times, default=0) > RECENT_NS:
         written = io.BytesIO()
-        np.savez(written, **index)
+        np.savez(written, **index)  # type: ignore[arg-type]
         cache.put(name, written.getvalue())
     return index
 

@@ -74,8 +74,14 @@ class BlockSizes:
         """Bytes of a sample, on average."""
         return -(-self.largest(len(self._source), 1) // max(1, len(self._source)))
 
-    def check(self, budget: int, block: int) -> None:
-        """Refuse a block that alone does not fit into the budget; the message names its samples."""
+    def check(self, budget: int, block: int, needed: int) -> None:
+        """Refuse a block that alone does not fit into the budget; the message names its samples.
+
+        Args:
+            budget: Bytes of all buffers together.
+            block: Samples of a block.
+            needed: Bytes that would do.
+        """
         size, block = len(self._source), max(1, min(block, len(self._source)))
         if self.largest(block, 1) <= budget:
             return
@@ -87,7 +93,7 @@ class BlockSizes:
         smaller = "" if block == 1 else ", or smaller blocks with block_samples="
         raise PlanError(
             f"{what} {format_bytes(nbytes)}, more than memory_budget={format_bytes(budget)}: pass "
-            f'memory_budget="{size_text(4 * nbytes)}"{smaller}, or leave them out with '
+            f'memory_budget="{size_text(needed)}"{smaller}, or leave them out with '
             "source.select"
         )
 
@@ -186,7 +192,7 @@ def check_columns(fields: Mapping[str, Field], rows: Mapping[str, Rows], a: int,
         columns = None if each.sparse is None else rows[each.sparse.columns]
         if each.sparse is None or columns is None or not columns.size:
             continue
-        low, high = int(columns.min()), int(columns.max())  # type: ignore[call-overload]
+        low, high = int(columns.min()), int(columns.max())
         if low < 0 or high >= each.sparse.width:
             raise SourceError(
                 f"samples {a}:{b} of field {name!r} have columns from {low} to {high}, but the "

@@ -51,6 +51,7 @@ class ArrowSource(BaseSource):
         super().__init__(self._table.samples, _fields_of(self._table.schema, names))
         lists = ragged_fields(self, self._fields)
         self._offsets = self._table.remembered(lists, self._read_offsets) if lists else {}
+        self.in_flight = self._table.in_flight
         self._takes = self._table.batch_samples or self.block_samples
 
     @property
