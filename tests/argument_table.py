@@ -536,22 +536,71 @@ def sources(folder: Path) -> Iterator[Call]:
         },
     )
     yield Call(
-        "ConcatenatedSource",
-        penstock.ConcatenatedSource,
+        "concatenate",
+        penstock.concatenate,
         lambda: {"sources": [source, source]},
         {"sources": (3, None, [], "text", source)},
     )
     yield Call(
-        "ZippedSource",
-        penstock.ZippedSource,
+        "zip_sources",
+        penstock.zip_sources,
         lambda: {"sources": {"a": source}},
-        {"sources": (3, None, {}, [source], {3: source})},
+        {
+            "sources": (3, None, {}, [source], {3: source}),
+            "rates": (3, {"no such": 1}, {"a": 2 / 3}, {"a": -1}, {"a": "x"}, {"a": True}),
+        },
     )
     yield Call(
-        "RangeSource",
-        penstock.RangeSource,
-        lambda: {"source": source, "start": 1, "stop": 5},
-        {"source": (3, None), "start": natural(), "stop": count()},
+        "MemorySource.select",
+        source.select,
+        lambda: {"indices_or_mask": [1, 3]},
+        {
+            "indices_or_mask": (
+                3,
+                None,
+                "x",
+                [-1],
+                [HUGE],
+                [0.5],
+                [1, 1],
+                [True],
+                [[1]],
+                range(HUGE),
+            )
+        },
+    )
+    yield Call(
+        "MemorySource.windows",
+        source.windows,
+        lambda: {"length": 2},
+        {"length": count(), "stride": count(), "offsets": (3, [], ["x"], {}, {"a": 3}, [0])},
+    )
+    yield Call(
+        "MemorySource.patches",
+        penstock.MemorySource(np.zeros((9, 4))).patches,
+        lambda: {"sizes": (2,)},
+        {
+            "sizes": (3, None, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
+            "stride": (3, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
+            "random": FLAG,
+        },
+    )
+    yield Call(
+        "MemorySource.split",
+        source.split,
+        lambda: {"parts": {"a": 0.5, "b": 0.5}},
+        {
+            "parts": (3, None, {}, {"a": 0.5}, {"a": "x"}, {"a": 2, "b": -1}),
+            "by": CHOICE,
+            "groups": (3, "no such", [1]),
+            "seed": seed(optional=False),
+        },
+    )
+    yield Call(
+        "MemorySource.statistics",
+        source.statistics,
+        dict,
+        {"per": (1.5, True, [], "no such"), "progress": FLAG},
     )
     yield Call(
         "write_recording",

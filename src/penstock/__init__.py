@@ -111,16 +111,16 @@ if TYPE_CHECKING:
     from penstock.ragged import Ragged as Ragged
     from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
-    from penstock.sources import ConcatenatedSource as ConcatenatedSource
     from penstock.sources import Field as Field
     from penstock.sources import MappedSource as MappedSource
     from penstock.sources import MemorySource as MemorySource
     from penstock.sources import NpySource as NpySource
-    from penstock.sources import RangeSource as RangeSource
     from penstock.sources import Source as Source
+    from penstock.sources import Statistics as Statistics
     from penstock.sources import ZarrSource as ZarrSource
-    from penstock.sources import ZippedSource as ZippedSource
+    from penstock.sources import concatenate as concatenate
     from penstock.sources import open_source as open_source
+    from penstock.sources import zip_sources as zip_sources
     from penstock.training import CheckpointManager as CheckpointManager
     from penstock.training import TrainingConfig as TrainingConfig
     from penstock.transforms import Compose as Compose
@@ -144,7 +144,7 @@ _EXPORTS = {
     "penstock.loaders": (
         "ChunkedDataLoader ChunkedSampler Loader ReplayLoader StreamLoader worker_init_fn"
     ),
-    "penstock.sources": "Source open_source",
+    "penstock.sources": "Source concatenate open_source zip_sources",
     "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
     "penstock.keyed": "current_epoch keyed_generator sample_generator",
     "penstock.ragged": "Ragged",
@@ -165,8 +165,7 @@ _ALSO = {
     "penstock.order": "Cursor Permutation Plan Steps Topology derive_key",
     "penstock.keyed": "Reading current_reading sample_key sample_keys",
     "penstock.sources": (
-        "ArrowSource ConcatenatedSource Field MappedSource MemorySource NpySource RangeSource "
-        "ZarrSource ZippedSource"
+        "ArrowSource Field MappedSource MemorySource NpySource Statistics ZarrSource"
     ),
     "penstock.transforms": ("Compose Spectrogram Standardize Transform recommended_augmentation"),
     "penstock.collate": (

@@ -12,8 +12,7 @@ from torch.utils.data import TensorDataset
 from penstock.datamodules.splitting import KeyedIndices, split, split_sizes
 from penstock.errors import ConfigError
 from penstock.sources import MemorySource
-from penstock.sources.combine import SelectedRanges, split_ranges
-from penstock.testing import SourceContract
+from penstock.sources.base import ComposedSource
 
 sizes = st.integers(2, 300)
 shares = st.floats(0.001, 0.999)
@@ -34,7 +33,7 @@ def kinds(samples: int) -> dict:
 
 
 def members(side) -> list[int]:
-    if isinstance(side, SelectedRanges):
+    if isinstance(side, ComposedSource):
         out = np.empty(len(side), np.int64)
         side.read(0, len(side), {"": out})
         return out.tolist()
@@ -69,23 +68,6 @@ def test_keyed_indices_are_a_sequence_of_the_shuffle(samples, key, data):
     assert all(type(index) is int for index in second)
 
 
-@given(sizes, st.integers(1, 50), keys, st.data())
-def test_ranges_cut_along_groups_cover_every_sample_once(samples, block, key, data):
-    train = data.draw(st.integers(1, samples - 1))
-    sides = split_ranges(samples, train, block, key)
-    held = [[i for a, b in side for i in range(a, b)] for side in sides]
-    assert len(held[0]) == train
-    assert sorted(held[0] + held[1]) == list(range(samples))
-
-
-def test_a_large_source_is_cut_along_its_blocks():
-    train, validated = split_ranges(100_000, 80_050, block=100, key=1)
-    whole = [(a, b) for side in (train, validated) for a, b in side if b - a == 100]
-    assert len(whole) == 999 and all(a % 100 == 0 for a, _ in whole)
-    assert sum(b - a != 100 for side in (train, validated) for a, b in side) == 2
-    assert train[-1][1] - train[-1][0] == 50  # last, so that the others stay aligned
-
-
 @pytest.mark.parametrize("kind", kinds(2))
 def test_every_kind_is_split_by_a_shuffle_that_stays_the_same(kind):
     data = kinds(100)[kind]
@@ -108,24 +90,6 @@ def test_all_kinds_but_sources_are_split_alike():
         if kind != "source"
     ]
     assert all(side == sides[0] for side in sides)
-
-
-ROWS = {"x": np.arange(200).reshape(100, 2), "y": np.arange(100.0)}
-
-
-class TestTheContractOfSelectedRanges(SourceContract):
-    def make_source(self):
-        return SelectedRanges(MemorySource(ROWS), [(40, 60), (60, 61), (10, 25), (99, 100)])
-
-    def expected(self):
-        rows = [*range(40, 61), *range(10, 25), 99]
-        return {name: array[rows] for name, array in ROWS.items()}
-
-
-def test_another_part_of_a_source_is_other_data():
-    source = MemorySource(np.arange(10))
-    prints = {SelectedRanges(source, ranges).fingerprint() for ranges in ([(0, 5)], [(5, 10)])}
-    assert len(prints) == 2
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])

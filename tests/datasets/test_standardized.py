@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from penstock import ChunkedDataLoader
+from penstock import progress as progress_module
 from penstock.datasets import (
     StandardizedDataset,
     WorkerSafeStandardizedDataset,
     compute_standardization,
 )
-from penstock.datasets import progress as progress_module
-from penstock.datasets.standardized import Moments
 from penstock.errors import BatchError, PlanError
 from penstock.keyed import keyed_generator
+from penstock.sources.statistics import Moments
 from penstock.testing import same_batch
 
 X = torch.rand((40, 2, 6, 7), generator=keyed_generator(1)) * 3 + 100

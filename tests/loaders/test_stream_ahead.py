@@ -64,9 +64,9 @@ def test_reading_ahead_waits_for_room_and_not_for_ever_more():
     with StreamLoader(source, 10, **GEOMETRY) as loader:
         next(iter(loader))
         deadline = time.monotonic() + 20
-        while not loader._stream._pipeline._slots.wanted and time.monotonic() < deadline:
+        while not loader._stream._pipeline._memory._wanted and time.monotonic() < deadline:
             time.sleep(0.01)  # until the readers wait for room
-        assert loader._stream._pipeline._slots.wanted
+        assert loader._stream._pipeline._memory._wanted
     assert len(source.reads) <= 5 * 5
 
 

@@ -80,7 +80,7 @@ def test_an_old_state_loads_where_its_buffers_fit_without_their_bookkeeping(capl
     state = state_after(5, block_samples=1, window_blocks=1200)
     probe = StreamLoader(ARRAY, 10, block_samples=1, window_blocks=1200)
     resolver = probe._orders.resolver(probe.batch_size, probe.world_size)
-    buffers = resolver.demand.buffers(1, resolver.round_samples(probe.geometry))
+    buffers = resolver.demand.buffers(1, resolver.round_samples(probe.geometry), 1)
     assert buffers < probe.buffer_bytes / 2
     loader = StreamLoader(ARRAY, 10, memory_budget=buffers)
     with caplog.at_level("WARNING", "penstock"):

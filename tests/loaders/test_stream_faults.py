@@ -212,7 +212,7 @@ def test_a_consumer_that_waits_is_told_when_another_thread_closes():
     def consume():
         with pytest.raises(WorkerError) as caught:
             for _ in range(30):
-                pipeline.next_slot()
+                pipeline.next_batch(20)
         errors.append(str(caught.value))
 
     consumer, closing = threading.Thread(target=consume), threading.Thread(target=pipeline.close)

@@ -46,11 +46,11 @@ def test_a_field_in_one_chunk_is_read_once(path):
 
 
 def test_a_coarse_field_that_is_too_large_to_keep_enlarges_the_block(tmp_path):
-    rows = np.arange(4096 * 30, dtype="f4").reshape(4096, 30)
+    rows = np.arange(16_384 * 30, dtype="f4").reshape(16_384, 30)
     zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(64, 30))
     zarr.create_array(tmp_path / "y.zarr", data=rows[:, :20].copy(), chunks=(256, 20))
     source = open_source({"x": tmp_path / "x.zarr", "y": tmp_path / "y.zarr"})
-    with StreamLoader(source, 16, memory_budget="4MB") as loader:
+    with StreamLoader(source, 16, memory_budget="8MB") as loader:
         assert loader.block_samples == 256
         samples = loader.samples_at(0, 0)
         batch = next(iter(loader))

@@ -127,7 +127,8 @@ def test_what_is_counted_for_wide_rows_is_their_buffers(tmp_path):
         loader = StreamLoader(path, **{"batch_size": 32, "memory_budget": "100MB", **options})
         resolver = loader._orders.resolver(loader.batch_size, loader.world_size)
         samples = resolver.round_samples(loader.geometry)
-        assert loader.buffer_bytes == resolver.demand.buffers(loader.block_samples, samples)
+        needed = resolver.demand.buffers(loader.block_samples, samples, loader.lanes)
+        assert loader.buffer_bytes == needed
 
 
 def test_narrow_samples_are_mixed_by_the_million_and_no_more(tmp_path):

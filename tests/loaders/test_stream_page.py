@@ -54,27 +54,26 @@ def test_the_page_says_why_the_geometry_is_what_it_is():
     assert line(found, "windows") == "2 blocks (adopted from a state)"
 
 
-def test_the_page_says_what_rollouts_read_once_more():
-    loader = StreamLoader(chunked(100), 32, steps=4)
-    assert loader.block_samples == 400
-    assert line(loader, "blocks").startswith("400 samples (4 storage chunks")
-    assert "reads 3 more, 0.25 of the storage's chunks are decoded twice" in line(
-        loader, "rollouts"
+def test_the_page_says_how_much_is_decoded_and_why():
+    once = StreamLoader(chunked(100), 32)
+    assert line(once, "decoding") == (
+        "1 bytes per byte delivered, 1 per byte of different rows: every chunk once"
     )
-    assert "1 of the storage's chunks" in line(
-        StreamLoader(chunked(100), 32, steps=4, block_samples=100), "rollouts"
-    )
-    mapped = StreamLoader(ARRAY, 32, steps=5, block_samples=1000)
-    assert "reads 4 more, 0.004 of the rows" in line(mapped, "rollouts")
-    assert "rollouts" not in StreamLoader(ARRAY, 32).describe()
+    again = StreamLoader(chunked(100), 32, steps=4, block_samples=100)
+    assert line(again, "decoding").startswith("0.494 bytes per byte delivered, 1.98 per byte of")
+    assert "parts of chunks that other blocks need too" in line(again, "decoding")
+    assert line(StreamLoader(ARRAY, 32, steps=5), "decoding") == "none: storage is mapped"
 
 
-def test_rollouts_keep_to_small_blocks_where_the_budget_is_small():
-    large = StreamLoader(chunked(100), 8, steps=4, memory_budget="10MB")
-    small = StreamLoader(chunked(100), 8, steps=4, memory_budget="250kB")
+def test_blocks_grow_until_little_is_decoded_twice_where_the_budget_allows():
+    many = WatchedSource(np.zeros((16_000, 8), "f4"), block_samples=100)
+    large = StreamLoader(many, 8, steps=4, memory_budget="10MB")
+    small = StreamLoader(many, 8, steps=4, memory_budget="150kB")
     assert (large.block_samples, small.block_samples) == (400, 100)
+    assert line(large, "blocks").startswith("400 samples (4 storage chunks")
+    assert "rows are held once" in line(small, "memory")
     with small:
-        assert len(list(small)) == (4000 - 3) // 8
+        assert len(list(small)) == (16_000 - 3) // 8
 
 
 def test_memory_is_that_of_the_budget():
@@ -148,7 +147,7 @@ def test_attributes_mirror_the_arguments():
         ({"lanes": 0}, "lanes must be"),
         ({"chunk_size": 0}, "chunk_size must be at least 1 batch"),
         ({"steps": 0}, "steps must be at least 1 row"),
-        ({"steps": 4001}, "4000 rows hold no sample of 4001 consecutive rows"),
+        ({"steps": 4001}, "no 4001 consecutive rows in .*4000 rows in 1 pieces: pass a smaller"),
         ({"memory_budget": "lots"}, "memory_budget must be a number of bytes"),
         ({"memory_budget": 0}, "memory_budget=0 B is too small"),
         ({"rank": 2, "world_size": 2}, "rank"),

@@ -8,16 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import StreamLoader, open_source
+from penstock import StreamLoader, concatenate, open_source, zip_sources
 from penstock.datamodules.splitting import split
 from penstock.errors import PlanError
-from penstock.sources.combine import (
-    ConcatenatedSource,
-    RangeSource,
-    SelectedRanges,
-    ZippedSource,
-    seams_of,
-)
+from penstock.sources.base import composed, seams_of
 from penstock.sources.memory import MemorySource
 from penstock.testing import WatchedSource
 
@@ -35,17 +29,15 @@ def sources(draw, depth=3):
         return rows(2 * start, 2 * start + draw(st.integers(1, 9)))
     if kind == "joined":
         parts = draw(st.lists(sources(depth=depth - 1), min_size=1, max_size=3))
-        return ConcatenatedSource(parts)
+        return concatenate(parts)
     inner = draw(sources(depth=depth - 1))
     if kind == "watched":
         return WatchedSource(inner)
     start = draw(st.integers(0, len(inner) - 1))
     stop = draw(st.integers(start + 1, len(inner)))
     if kind == "range":
-        return RangeSource(inner, start, stop)
-    cuts = sorted(draw(st.sets(st.integers(0, len(inner)), min_size=2, max_size=5)))
-    pieces = list(pairwise(cuts))
-    return SelectedRanges(inner, draw(st.permutations(pieces)))
+        return composed(inner).select(range(start, stop))
+    return composed(inner).select(list(draw(st.sets(st.integers(0, len(inner) - 1), min_size=1))))
 
 
 @given(sources())
@@ -60,16 +52,15 @@ def test_every_jump_of_the_rows_is_a_seam(source):
 @given(sources(), sources())
 def test_sources_side_by_side_have_the_seams_of_both(one, other):
     length = min(len(one), len(other))
-    both = ZippedSource({"a": RangeSource(one, 0, length), "b": RangeSource(other, 0, length)})
-    wanted = set(RangeSource(one, 0, length).seams) | set(RangeSource(other, 0, length).seams)
-    assert set(both.seams) == wanted
+    one, other = (composed(each).select(range(length)) for each in (one, other))
+    assert set(zip_sources({"a": one, "b": other}).seams) == {*one.seams, *other.seams}
 
 
 def test_one_file_and_a_range_of_it_have_no_seam(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(50))
     source = open_source(tmp_path / "a.npy")
-    assert seams_of(source) == seams_of(RangeSource(source, 3, 40)) == []
-    assert seams_of(ConcatenatedSource([source])) == []
+    assert seams_of(source) == seams_of(source.select(range(3, 40))) == []
+    assert seams_of(concatenate([source])) == []
 
 
 def joined(tmp_path, kind):
@@ -85,9 +76,9 @@ def joined(tmp_path, kind):
     if kind == "dict of lists":
         return {"x": arrays, "y": np.arange(240)}
     if kind == "range":
-        return RangeSource(open_source(arrays), 50, 200)
+        return open_source(arrays).select(range(50, 200))
     if kind == "nested":
-        return [RangeSource(open_source(arrays), 0, 120)]
+        return [open_source(arrays).select(range(120))]
     if kind == "split":
         return split(open_source(np.arange(400)), 0.2, seed=1)[0]
     if kind == "watched":
@@ -114,20 +105,20 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_of_several_rows_over_joined_pieces_are_refused(tmp_path, kind):
-    source = joined(tmp_path, kind)
-    with pytest.raises(PlanError, match=r"steps=3 needs rows that follow each other.*one Stream"):
-        StreamLoader(source, 4, steps=3)
-    with StreamLoader(source, 4, steps=1) as loader:  # as advised
-        assert len(next(iter(loader))) in (4, 1, 2)
-
-
-def test_one_loader_for_each_piece_works_as_advised(tmp_path):
-    for path in joined(tmp_path, "list of paths"):
-        with StreamLoader(path, 4, steps=3, drop_last=False) as loader:
-            seen = torch.cat(list(loader))
-            assert bool((seen[:, 1:] - seen[:, :-1] == 1).all())
-            assert len(seen) == len(np.load(path)) - 2
+def test_samples_of_several_rows_stay_inside_their_piece(tmp_path, kind):
+    source = open_source(joined(tmp_path, kind))
+    if kind == "shuffled":  # no row continues the one before it
+        with pytest.raises(PlanError, match="no 3 consecutive rows in"):
+            StreamLoader(source, 4, steps=3)
+        return
+    expected = sum(max(0, b - a - 2) for a, b in pairwise([0, *seams_of(source), len(source)]))
+    seen = 0
+    with StreamLoader(source, 4, steps=3, drop_last=False) as loader:
+        for batch in loader:
+            rows = batch if isinstance(batch, torch.Tensor) else batch["x"]
+            assert bool((rows[:, 1:] - rows[:, :-1] == 1).all())
+            seen += len(rows)
+    assert seen == loader.samples == expected
 
 
 def test_a_parquet_file_alone_may_have_samples_of_several_rows(tmp_path):

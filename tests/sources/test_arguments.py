@@ -43,8 +43,6 @@ def calls(array):
         if wrong is not None:
             yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, axis=w)
             yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, along=w)
-        yield "RangeSource", lambda w=wrong: sources.RangeSource(MEMORY, w, 5)
-        yield "RangeSource", lambda w=wrong: sources.RangeSource(MEMORY, 0, w)
         yield "BlockCache", lambda w=wrong: BlockCache(array / "cache", w)
         yield "open_remote", lambda w=wrong: open_remote("s3://b/x", concurrency=w)
     for wrong in (-1, True, "3", None, 1e300, float("nan")):
@@ -55,11 +53,9 @@ def calls(array):
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, decode=w)
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, missing=w)
     for wrong in ([], [3], [None], "abc", 3, None, [np.arange(3)]):
-        yield "ConcatenatedSource", lambda w=wrong: sources.ConcatenatedSource(w)
+        yield "concatenate", lambda w=wrong: sources.concatenate(w)
     for wrong in ({}, {"x": 3}, {3: MEMORY}, [MEMORY], "abc", None):
-        yield "ZippedSource", lambda w=wrong: sources.ZippedSource(w)
-    for wrong in (None, 3, "abc", np.arange(3)):
-        yield "RangeSource", lambda w=wrong: sources.RangeSource(w, 0, 1)
+        yield "zip_sources", lambda w=wrong: sources.zip_sources(w)
     for wrong in ({}, 3, None, "text", {3: np.arange(3)}, [[1], [1, 2]], {"x": None}, object()):
         yield "MemorySource", lambda w=wrong: MemorySource(w)
     for start, stop in ((1.5, 3), (True, 3), ("0", 3), (0, None), (0, 2**70), (-1, 3), (5, 3)):
@@ -80,7 +76,7 @@ def test_a_wrong_argument_is_refused_with_one_line(array):
 
 
 def test_every_public_name_that_takes_arguments_is_in_the_sweep(array):
-    protocols = {"Source", "MappedSource", "Arrays", "Field"}
+    protocols = {"Source", "MappedSource", "Arrays", "Field", "ComposedSource", "Statistics"}
     named = {name for name, _ in calls(array)}
     assert {n for n in sources.__all__ if callable(getattr(sources, n))} - named <= protocols
     assert inspect.signature(sources.open_source).parameters.keys() >= {"fields", "along", "decode"}

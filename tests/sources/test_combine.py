@@ -1,16 +1,13 @@
-"""Sources made of sources."""
+"""Sources made of sources keep the contract of a source."""
+
+import pickle
 
 import numpy as np
 import pytest
 
+from penstock import concatenate, zip_sources
 from penstock.errors import PlanError, SourceError
-from penstock.sources import (
-    ConcatenatedSource,
-    MemorySource,
-    NpySource,
-    RangeSource,
-    ZippedSource,
-)
+from penstock.sources import MemorySource, NpySource
 from penstock.testing.source_contract import SourceContract
 
 X = np.random.default_rng(0).standard_normal((300, 4)).astype("f4")
@@ -20,7 +17,7 @@ Y = np.arange(300)
 class TestConcatenated(SourceContract):
     def make_source(self):
         parts = [slice(0, 100), slice(100, 100), slice(100, 101), slice(101, 300)]
-        return ConcatenatedSource([MemorySource({"x": X[p], "y": Y[p]}) for p in parts])
+        return concatenate([MemorySource({"x": X[p], "y": Y[p]}) for p in parts])
 
     def expected(self):
         return {"x": X, "y": Y}
@@ -33,56 +30,111 @@ class TestZipped(SourceContract):
         np.save(self.path, X)
 
     def make_source(self):
-        return ZippedSource({"x": NpySource(self.path), "rest": MemorySource({"y": Y, "z": X})})
+        return zip_sources({"x": NpySource(self.path), "rest": MemorySource({"y": Y, "z": X})})
 
     def expected(self):
         return {"x": X, "y": Y, "z": X}
 
 
-class TestRange(SourceContract):
+class TestSelected(SourceContract):
+    rows = np.r_[10:25, 40:61, 99]
+
     def make_source(self):
-        return RangeSource(MemorySource({"x": X, "y": Y}), 37, 251)
+        return MemorySource({"x": X, "y": Y}).select(self.rows[::-1])
 
     def expected(self):
-        return {"x": X[37:251], "y": Y[37:251]}
+        return {"x": X[self.rows], "y": Y[self.rows]}
 
 
 class TestRangeOfConcatenatedZips(SourceContract):
     def make_source(self):
-        zipped = ZippedSource({"x": MemorySource(X), "y": MemorySource(Y)})
-        return RangeSource(ConcatenatedSource([zipped, zipped]), 250, 420)
+        zipped = zip_sources({"x": MemorySource(X), "y": MemorySource(Y)})
+        return concatenate([zipped, zipped]).select(range(250, 420))
 
     def expected(self):
         return {"x": np.concatenate([X, X])[250:420], "y": np.concatenate([Y, Y])[250:420]}
 
 
+class TestWindows(SourceContract):
+    def make_source(self):
+        source = concatenate([MemorySource({"x": X[:50], "y": Y[:50]})] * 2)
+        return source.windows(offsets={"a": ("x", [0, 3]), "b": ("x", [1]), "y": [2]})
+
+    def expected(self):
+        anchors = np.r_[0:47, 0:47]
+        return {
+            "a": X[anchors[:, None] + [0, 3]],
+            "b": X[anchors[:, None] + [1]],
+            "y": Y[anchors[:, None] + [2]],
+        }
+
+
+class TestPatches(SourceContract):
+    def make_source(self):
+        return zip_sources({"x": MemorySource(X), "y": MemorySource(Y)}).patches((3,), stride=(1,))
+
+    def expected(self):
+        return {"x": np.stack([X[:, :3], X[:, 1:]], 1).reshape(-1, 3), "y": np.repeat(Y, 2)}
+
+
 def test_a_view_within_one_source_needs_no_copy():
-    both = ConcatenatedSource([MemorySource(X), MemorySource(X.copy())])
+    both = concatenate([MemorySource(X), MemorySource(X.copy())])
     assert np.shares_memory(both.view(10, 20)[""], X)
     assert both.view(290, 310) is None
 
 
-def test_fingerprints_know_order_names_and_range():
+def test_fingerprints_name_what_the_verbs_did():
     a, b = MemorySource(X), MemorySource(-X)
-    prints = {
-        ConcatenatedSource([a, b]).fingerprint(),
-        ConcatenatedSource([b, a]).fingerprint(),
-        ZippedSource({"p": a, "q": b}).fingerprint(),
-        ZippedSource({"q": a, "p": b}).fingerprint(),
-        RangeSource(a, 0, 10).fingerprint(),
-        RangeSource(a, 10, 20).fingerprint(),
-    }
-    assert len(prints) == 6
+    made = [
+        concatenate([a, b]),
+        concatenate([b, a]),
+        zip_sources({"p": a, "q": b}),
+        zip_sources({"q": a, "p": b}),
+        zip_sources({"p": a, "q": b.select(range(150))}, rates={"q": 0.5}),
+        *(
+            a.select(range(10)),
+            a.select(range(10, 20)),
+            a.select([0, 2, 4]),
+            a.select([0, 2, 5]),
+        ),
+        *(a.windows(2), a.windows(3), a.windows(2, stride=2), a.windows(offsets=[0, 2])),
+        *(a.patches((2,)), a.patches((2,), random=True), a.patches((2,), stride=(1,))),
+        *a.split({"train": 0.5, "val": 0.5}).values(),
+    ]
+    assert len({source.fingerprint() for source in made}) == len(made)
+    for source in made:
+        again = pickle.loads(pickle.dumps(source))
+        assert (again.fingerprint(), len(again)) == (source.fingerprint(), len(source))
+
+
+def test_fingerprints_of_the_first_edition_stay():
+    """A state of 0.1.0 over a list or a dict of sources still resumes."""
+    a, b = MemorySource(np.arange(6)), MemorySource(np.arange(6, 12))
+    assert concatenate([a, b]).fingerprint() == "88374fa3f83362a9b05098ed741060ad"
+    assert zip_sources({"a": a, "b": b}).fingerprint() == "09cfb8900c6d1c321d182a79f27262f3"
+    assert a.select(range(2, 5)).fingerprint() == "2ca938717d68a34625faa088ae9e152d"
 
 
 def test_what_does_not_belong_together_is_refused():
+    x, y = MemorySource(X), MemorySource(Y)
     with pytest.raises(SourceError, match="at least one"):
-        ConcatenatedSource([])
+        concatenate([])
     with pytest.raises(SourceError, match="source 1 has fields"):
-        ConcatenatedSource([MemorySource(X), MemorySource(Y)])
-    with pytest.raises(SourceError, match="same length"):
-        ZippedSource({"x": MemorySource(X), "y": MemorySource(Y[:10])})
+        concatenate([x, y])
+    with pytest.raises(SourceError, match="open_source"):
+        concatenate([X])
+    with pytest.raises(SourceError, match=r"equally long.*300.*10"):
+        zip_sources({"x": x, "y": y.select(range(10))})
     with pytest.raises(SourceError, match="field 'x'"):
-        ZippedSource({"x": MemorySource(X), "other": MemorySource({"x": X})})
+        zip_sources({"x": x, "other": MemorySource({"x": X})})
+    with pytest.raises(SourceError, match=r"rates\['y'\] must be n, 1/n or 0"):
+        zip_sources({"x": x, "y": y}, rates={"y": 2 / 3})
+    with pytest.raises(SourceError, match="no source 'yy'"):
+        zip_sources({"x": x, "y": y}, rates={"yy": 2})
+    with pytest.raises(SourceError, match="rate 0 must have one sample"):
+        zip_sources({"x": x, "y": y}, rates={"y": 0})
+    with pytest.raises(SourceError, match="seam inside of a sample, after 3 rows"):
+        parts = concatenate([y.select(range(3)), y.select(range(3))])
+        zip_sources({"x": x.select(range(3)), "y": parts}, rates={"y": 2})
     with pytest.raises(PlanError, match="300"):
-        RangeSource(MemorySource(X), 0, 301)
+        x.select(range(301))

@@ -18,7 +18,7 @@ from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming import planner
-from penstock.streaming.budget import Demand
+from penstock.streaming.budget import BlockCost, Demand, HeldDemand
 from penstock.streaming.buffers import BatchBuffers, allocate, with_lifetime_token
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.prefetch import Prefetched
@@ -205,17 +205,20 @@ def test_sizes_for_people():
     st.integers(1, 500),
     st.integers(1, 6),
     st.integers(0, 10**8),
+    st.sampled_from([Demand, HeldDemand]),
 )
 def test_the_largest_window_fits_and_one_more_does_not(
-    row, steps, batch, world, block, lanes, over
+    row, steps, batch, world, block, lanes, over, kind
 ):
-    demand = Demand(row, steps, batch, batch * world, 2, block * row)
+    demand = kind(
+        row * steps, batch, batch * world, 2, lambda n: BlockCost((n + steps) * row, 0, 0), row
+    )
     size = 100_000
     window = demand.largest_window(over, size=size, block=block, lanes=lanes)
 
     def needed(blocks):
         samples = min(size, lanes * (blocks + 1) * block)
-        return demand.nbytes(block=block, round_samples=samples)
+        return demand.nbytes(block=block, round_samples=samples, lanes=lanes)
 
     assert window == 0 or needed(window) <= over
     assert window == max(1, size // block // lanes) or needed(window + 1) > over

@@ -13,24 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import StreamLoader
-from penstock.streaming import placement
+from penstock.streaming import copies
 from penstock.streaming.buffers import allocate
-from penstock.streaming.placement import (
+from penstock.streaming.copies import (
     CACHE_BYTES,
     LINE_BYTES,
     as_items,
     bypasses_cache,
+    copy_past_cache,
     scatter,
-    scatter_past_cache,
 )
 
 KIND = sys.platform == "linux" and platform.machine() == "x86_64"
-compiled = pytest.mark.skipif(not placement.COMPILED, reason="no C compiler at installation")
+compiled = pytest.mark.skipif(not copies.COMPILED, reason="no C compiler at installation")
 
 
 @pytest.mark.skipif(not KIND or shutil.which("cc") is None, reason="nothing to compile with")
 def test_it_is_compiled_where_there_is_a_compiler():
-    assert placement.COMPILED
+    assert copies.COMPILED
 
 
 @compiled
@@ -48,7 +48,7 @@ def test_rows_are_written_as_numpy_writes_them(rows, steps, width, shift, data):
     targets = np.array(data.draw(st.permutations(range(40)))[:rows], np.int64)
     memory = np.full(shift + 40 * item.itemsize + LINE_BYTES, 7, np.uint8)
     expected = memory.copy()
-    for where, how in ((memory, scatter_past_cache), (expected, by_numpy)):
+    for where, how in ((memory, copy_past_cache), (expected, by_numpy)):
         how(items, where[shift : shift + 40 * item.itemsize].view(item), targets)
     assert memory.tobytes() == expected.tobytes()  # and nothing around them is touched
 
@@ -63,7 +63,7 @@ def test_a_target_out_of_range_is_refused(target):
     items = np.frombuffer(bytes(range(192)), "V64")
     rows = np.zeros(4, "V64")
     with pytest.raises(IndexError, match=f"row {target} is out of range: there are 4"):
-        scatter_past_cache(items, rows, np.array([2, target, 0]))
+        copy_past_cache(items, rows, np.array([2, target, 0]))
     assert rows[2] == items[0] and not np.delete(rows, 2).view(np.uint8).any()
 
 
@@ -78,18 +78,18 @@ def test_a_target_out_of_range_is_refused(target):
 )
 def test_the_cache_is_bypassed_for_much_memory_in_whole_lines(size, nbytes, worth):
     rows = allocate(-(-nbytes // size) * size).view(f"V{size}")
-    assert bypasses_cache(rows) == (worth and placement.COMPILED)
+    assert bypasses_cache(rows) == (worth and copies.COMPILED)
 
 
 @pytest.mark.parametrize("way", [pytest.param("past the cache", marks=compiled), "numpy"])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("width", [1, 16, 75, 1024])
 def test_streams_are_the_same_either_way(way, steps, width, monkeypatch, tmp_path):
-    monkeypatch.setattr(placement, "COMPILED", way != "numpy")
+    monkeypatch.setattr(copies, "COMPILED", way != "numpy")
     for bound in ("CACHE_BYTES", "LONG_ROW_BYTES"):
-        monkeypatch.setattr(placement, bound, 0)
-    real, calls = placement._scatter, []
-    monkeypatch.setattr(placement, "_scatter", lambda *args: calls.append(args) or real(*args))
+        monkeypatch.setattr(copies, bound, 0)
+    real, calls = copies.copy_past_cache, []
+    monkeypatch.setattr(copies, "copy_past_cache", lambda *a, **k: calls.append(a) or real(*a, **k))
     array = np.random.default_rng(1).standard_normal((300 + steps - 1, width), np.float32)
     np.save(tmp_path / "rows.npy", array)
     for rank in range(2):
@@ -130,9 +130,9 @@ def test_few_large_items_are_scattered_like_many_small_ones(rows, steps, width, 
     assert not untouched.view(np.uint8).any()
 
 
-@pytest.mark.parametrize("compiled", [placement.COMPILED, False])
+@pytest.mark.parametrize("compiled", [copies.COMPILED, False])
 def test_others_go_on_while_a_few_large_rows_are_scattered(compiled, monkeypatch):
-    monkeypatch.setattr(placement, "COMPILED", compiled)
+    monkeypatch.setattr(copies, "COMPILED", compiled)
     items = np.zeros(2, np.dtype((np.void, 48 << 20)))
     places, seen, spans = np.zeros_like(items), [], []
 

@@ -11,7 +11,7 @@ from penstock.arguments import real_number
 from penstock.datamodules.inputs import chosen, is_source
 from penstock.errors import ConfigError
 from penstock.order import Indices, Permutation, derive_key
-from penstock.sources.combine import SelectedRanges, split_ranges
+from penstock.sources.base import composed
 
 
 def split_sizes(samples: int, val_split: float) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class KeyedIndices(Sequence[int]):
         return np.asarray(self._shuffle(positions), dtype)
 
 
-def split(data: Any, val_split: float, seed: int) -> tuple[Any, Any]:
+def split(data: Any, val_split: float, seed: int, *, steps: int = 1) -> tuple[Any, Any]:
     """Return the training and the validation part of ``data``, of the same type as ``data``.
 
     The same seed gives the same parts. A source is cut along the blocks of its storage, so that
@@ -75,12 +75,15 @@ def split(data: Any, val_split: float, seed: int) -> tuple[Any, Any]:
         data: Anything with a length.
         val_split: Fraction of the samples to validate on.
         seed: Seed of the shuffle.
+        steps: Consecutive rows in a sample of a stream. Windows do not cross the gaps of a random
+            split, so with more than one the last rows of a source are the validation part.
     """
-    train, _ = split_sizes(len(data), val_split)
-    key = derive_key(seed, "split")
+    train, validated = split_sizes(len(data), val_split)
     if is_source(data):
-        ranges = split_ranges(len(data), train, data.block_samples, key)
-        return SelectedRanges(data, ranges[0]), SelectedRanges(data, ranges[1])
+        by = "random" if steps == 1 else "time"
+        sizes = {"train": train, "val": validated}
+        return tuple(composed(data).split(sizes, by=by, seed=seed).values())  # type: ignore[return-value]
+    key = derive_key(seed, "split")
     parts = (0, train), (train, len(data))
     first, second = (KeyedIndices(len(data), key=key, start=a, stop=b) for a, b in parts)
     return chosen(data, first), chosen(data, second)

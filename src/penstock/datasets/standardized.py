@@ -18,10 +18,11 @@ from penstock.datasets.gather import (
     transform_batch,
     transform_samples,
 )
-from penstock.datasets.progress import progress_bar
 from penstock.errors import BatchError, PlanError
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
+from penstock.progress import progress_bar
+from penstock.sources.statistics import Moments
 from penstock.transforms.standardize import Standardize, Statistic
 
 
@@ -166,39 +167,6 @@ def compute_standardization(
     if per_channel:
         return moments.mean, moments.std
     return float(moments.mean[0]), float(moments.std[0])
-
-
-class Moments:
-    """Mean and standard deviation of each row of values that arrive in parts.
-
-    Parts are merged by Chan's formula, so a mean far from 0 costs no precision.
-
-    >>> moments = Moments()
-    >>> moments.add(np.array([[1.0, 2.0]]))
-    >>> moments.add(np.array([[3.0]]))
-    >>> moments.mean.tolist(), moments.std.round(4).tolist()
-    ([2.0], [0.8165])
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean: _Array = np.zeros(1)
-        self._squares: _Array = np.zeros(1)  # of distances from the mean, summed
-
-    def add(self, values: _Array) -> None:
-        """Add ``values``, a part of each row."""
-        count, mean = values.shape[1], values.mean(axis=1)
-        distances = values - mean[:, None]
-        squares = np.einsum("ij,ij->i", distances, distances)
-        both, apart = self.count + count, mean - self.mean
-        self.mean = self.mean + apart * (count / both)
-        self._squares = self._squares + squares + np.square(apart) * (self.count * count / both)
-        self.count = both
-
-    @property
-    def std(self) -> _Array:
-        """The standard deviation of each row (``ddof=0``)."""
-        return np.sqrt(self._squares / self.count)
 
 
 def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.Tensor]]:

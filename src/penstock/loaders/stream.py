@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,15 +20,14 @@ from penstock.loaders.stream_settings import (
     bad_blocks,
     brief,
     check_fields,
-    check_samples,
     check_transform,
     one_of,
     opened,
     optional_number,
-    paces_of,
     page,
     refuse_arguments,
     warnings_of,
+    with_steps,
 )
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
@@ -38,16 +36,16 @@ from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
-from penstock.sources.base import Field
-from penstock.streaming.budget import LENT_BATCHES, Geometry, Resolved
+from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
-from penstock.streaming.held import HeldReader, HeldTable
+from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
+from penstock.streaming.held_rows import ComposedReader, HeldRows
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
 from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
-from penstock.streaming.ragged import RaggedBlocks, most_reads
+from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
 from penstock.streaming.readers import BatchMemory, BlockReader
-from penstock.streaming.resident import ResidentSource
+from penstock.streaming.stream_input import StreamInput
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -72,7 +70,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         shuffle: False reads the samples as they are stored.
         seed: Of the shuffle and of ``transform``; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
-        steps: Consecutive rows a sample is made of (rollouts); none is lost at block borders.
+        steps: Consecutive rows a sample is made of (rollouts): ``source.windows(steps)``.
         device: Where batches go; a copy overlaps the step before. None leaves them on the CPU.
         memory_budget: Hard bound on the buffers and their bookkeeping: bytes, or a text such as
             ``"1GB"``.
@@ -145,19 +143,21 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
         self.source = opened(source, fields)
-        self.samples = check_samples(self.source, self.steps)
-        check_fields(self.source.fields)
-        check_transform(transform, self.source.fields)
+        samples = with_steps(self.source, self.steps)
+        self.samples = len(samples)
+        check_fields(samples.fields)
+        check_transform(transform, samples.fields)
+        self.stream_input = stream_input(samples, self.memory_budget)
         self._slots: BatchBuffers | None = None
+        self._held: HeldRows | None = None
         self._orders = StreamOrders(
-            source=self.source,
+            source=self.stream_input,
             samples=self.samples,
-            steps=self.steps,
             shuffle=self.shuffle,
+            drop_last=self.drop_last,
             memory_budget=self.memory_budget,
             asked=asked,
             given_threads=threads,
-            paces=paces_of(self.source),
             adopted=Geometry(),
         )
         self._position = Position(
@@ -241,7 +241,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def chunk_rows(self) -> int:
         """Rows that a read decodes together, of the widest field; 0 where none are decoded."""
-        return max(self._orders.paces.values(), key=lambda pace: pace.row_bytes).chunk_rows
+        return self.stream_input.chunk_rows
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether rows are held once, and batches are gathered from them."""
+        return isinstance(self._resolver.demand, HeldDemand)
 
     @property
     def collate(self) -> Callable[[Any], Any] | None:
@@ -251,8 +256,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def buffer_bytes(self) -> int:
         """Memory of all buffers and their bookkeeping, within ``memory_budget``."""
-        resolver = self._orders.resolver(self.batch_size, self.world_size)
-        return resolver.needed(self.geometry)
+        return self._resolver.needed(self.geometry)
+
+    @property
+    def _resolver(self) -> Resolver:
+        return self._orders.resolver(self.batch_size, self.world_size)
 
     # -- state
 
@@ -305,30 +313,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
-        bad, block = self._bad_blocks, min(order.block, order.size)
+        bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
         replacement = None if bad is None else BlockReplacement(order, bad)
-        reader: Callable[[], BlockReader]
-        memory: BatchMemory
-        if self._orders.sizes is not None:
-            places, pin = most_reads(order.window, order.lanes), transfer is not None
-            blocks = RaggedBlocks(self._orders.source, block=block, places=places, pin=pin)
-            memory, reader = (
-                HeldTable(blocks, plan.steps.batch),
-                partial(HeldReader, blocks, replacement),
-            )
-        else:
-            slots = self._reserve(plan, pin=transfer is not None)
-            memory, reader = (
-                SlotTable(slots),
-                partial(
-                    SlotReader,
-                    self._orders.source,
-                    slots,
-                    block=block,
-                    steps=self.steps,
-                    replacement=replacement,
-                ),
-            )
+        memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             memory,
@@ -339,25 +326,54 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, self.source.fields, transfer),
+            *(plan, segments, pipeline, source.source.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
 
-    def _reserve(self, plan: Plan, *, pin: bool) -> BatchBuffers:
+    def _memory(
+        self, plan: Plan, block: int, replacement: BlockReplacement | None, *, pin: bool
+    ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
+        """Return the memory of blocks and batches, and what makes the reader of a thread."""
+        order, source = plan.order, self.stream_input
+        assert isinstance(order, BlockOrder | StoredOrder)
+        demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
+        held: HeldBlocks
+        if isinstance(demand, HeldDemand):
+            places = demand.places(block, round_samples(order), order.lanes)
+            if isinstance(demand, RaggedDemand):
+                held = RaggedBlocks(source.source, block=block, places=places, pin=pin)
+            else:
+                held = self._hold(self._reserve(plan, demand, pin=pin), block, places, order.seed)
+            return HeldTable(held, plan.steps.batch), partial(HeldReader, held, replacement)
+        slots = self._reserve(plan, demand, pin=pin)
+        if source.composed is None:
+            read = partial(SlotReader, source.source, slots, block=block, replacement=replacement)
+            return SlotTable(slots), read
+        scratch = partial(held_rows, source, slots, block=block, places=1, seed=order.seed)
+        return SlotTable(slots), partial(_composed_reader, scratch, replacement)
+
+    def _reserve(self, plan: Plan, demand: Demand, *, pin: bool) -> BatchBuffers:
         """Return memory for the batches: that of the last stream if it fits."""
         batch, slots = plan.steps.batch, self._slots
-        demand = self._orders.demand(batch, plan.steps.world)
         count = demand.slots(round_samples(plan.order))
         if slots is None or not slots.is_reusable or (slots.batch, slots.count) != (batch, count):
-            self._slots = slots = None  # freed before new memory is allocated
-            fields = {
-                name: stacked(field, self.steps) for name, field in self.source.fields.items()
-            }
+            self._slots = self._held = slots = None  # freed before new memory is allocated
             self._slots = slots = BatchBuffers(
-                fields, batch=batch, count=count, lent=LENT_BATCHES, pin=pin
+                self.stream_input.source.fields, batch=batch, count=count, lent=demand.lent, pin=pin
             )
         return slots
+
+    def _hold(self, slots: BatchBuffers, block: int, places: int, seed: int) -> HeldRows:
+        """Return memory for the rows of blocks: that of the last stream if it fits."""
+        held = self._held
+        wanted = (slots, block, places, seed)
+        if held is None or not held.is_reusable or held.made_for != wanted:
+            self._held = held = None
+            self._held = held = held_rows(
+                self.stream_input, slots, block=block, places=places, seed=seed
+            )
+        return held
 
     def peek(self) -> Any:
         """Return the batch the next ``iter()`` begins with; what was read ahead is read again."""
@@ -367,11 +383,10 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     def close(self) -> None:
         """End all threads and free the buffers; batches stay valid. It may be iterated again."""
         super().close()
-        slots, self._slots = self._slots, None
+        slots, self._slots, self._held = self._slots, None, None
         if slots is not None:
             slots.release_pages()
-        if isinstance(self._orders.source, ResidentSource):
-            self._orders.source.drop()
+        self.stream_input.drop()
 
     def describe(self) -> str:
         """Return one readable page: order, quality of the shuffle, memory, and the reasons."""
@@ -390,9 +405,21 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
         cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
 
 
-def stacked(field: Field, steps: int) -> Field:
-    """Return the field of a sample of ``steps`` consecutive rows."""
-    return field if steps == 1 else replace(field, shape=(steps, *field.shape))
+def held_rows(
+    source: StreamInput, slots: BatchBuffers, *, block: int, places: int, seed: int
+) -> HeldRows:
+    """Return memory for the rows of ``places`` blocks of a composed source."""
+    assert source.composed is not None
+    needs = source.needs(block)
+    return HeldRows(
+        *(source.composed, source.leaves, needs, slots), block=block, places=places, seed=seed
+    )
+
+
+def _composed_reader(
+    scratch: Callable[[], HeldRows], replacement: BlockReplacement | None
+) -> ComposedReader:
+    return ComposedReader(scratch(), replacement)
 
 
 def round_samples(order: Order) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,26 +19,27 @@ from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import Field, Source, chunk_samples_of
-from penstock.sources.combine import seams_of
-from penstock.sources.ragged_rows import offsets_of, ragged_fields
+from penstock.sources.base import Field, Source, composed, seams_of
 from penstock.streaming.budget import (
+    LENT_BATCHES,
     Demand,
     Geometry,
-    Pace,
+    HeldDemand,
     Resolved,
     Resolver,
-    resident_bytes,
-    resident_fields,
     usable_cores,
 )
 from penstock.streaming.placement import BadBlocks
-from penstock.streaming.ragged import BlockSizes, RaggedDemand
-from penstock.streaming.resident import ResidentSource
+from penstock.streaming.ragged import RaggedDemand, RaggedInput
+from penstock.streaming.stream_input import StreamInput
 from penstock.transforms.base import Transform
 
 if TYPE_CHECKING:
     from penstock.loaders.stream import StreamLoader
+
+HELD_EXPANSION = 2  # bytes delivered per byte of rows from which on rows are held once
+ENOUGH_BLOCKS = 64  # mixed blocks, with which a shuffle hardly becomes better
+FEWEST_LENT = 2  # the batch in use, and the one that replaces it
 
 ON_ERROR: Final = ("raise", "replace")
 _ORDER: Final = (
@@ -126,24 +127,14 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     return open_source(source) if fields is None else open_source(source, fields=fields)
 
 
-def check_samples(source: Source, steps: int) -> int:
-    """Return the number of samples of ``steps`` rows; refuse a source without any."""
-    seams = seams_of(source) if steps > 1 else []
-    if seams:
+def with_steps(source: Source, steps: int) -> Source:
+    """Return the samples: windows of ``steps`` rows, or the rows themselves."""
+    samples = source if steps == 1 else composed(source).windows(steps)
+    if not len(samples):
         raise PlanError(
-            f"steps={steps} needs rows that follow each other, and this source is joined from "
-            f"{len(seams) + 1} pieces (the first ends after {seams[0]:,} rows): use one "
-            "StreamLoader for each piece, or steps=1"
+            f"no {steps} consecutive rows in {brief(source)}, which has {len(source)} rows in "
+            f"{len(seams_of(source)) + 1} pieces: pass a smaller steps"
         )
-    ragged = ragged_fields(source, source.fields)
-    if ragged and steps > 1:
-        raise PlanError(
-            f"steps={steps} needs samples of one size, and field {ragged[0]!r} is ragged: leave it "
-            "out with fields=[...], or use steps=1"
-        )
-    samples = len(source) - steps + 1
-    if samples < 1:
-        raise PlanError(f"{len(source)} rows hold no sample of {steps} consecutive rows")
     return samples
 
 
@@ -192,44 +183,32 @@ class StreamOrders:
     a cycle, so that a dropped loader would keep its threads until garbage is collected.
 
     Args:
-        source: The source.
-        samples: Samples of the source, each of ``steps`` rows.
-        steps: Consecutive rows of a sample.
+        source: What is read.
+        samples: Number of samples.
         shuffle: Whether blocks and samples are shuffled.
+        drop_last: Whether incomplete batches are dropped.
         memory_budget: Bytes of all buffers together.
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
-        paces: How each field is stored.
         adopted: The geometry of a state that was loaded.
     """
 
-    source: Source
+    source: StreamInput
     samples: int
-    steps: int
     shuffle: bool
+    drop_last: bool
     memory_budget: int
     asked: Geometry
     given_threads: int | None
-    paces: Mapping[str, Pace]
     adopted: Geometry
-    resident: Collection[str] = ()
-    sizes: BlockSizes | None = None
-
-    def __post_init__(self) -> None:
-        ragged = ragged_fields(self.source, self.paces)
-        self.sizes = BlockSizes(self.source) if ragged else None
-        self.resident = [
-            n for n in resident_fields(self.paces, self.memory_budget) if n not in ragged
-        ]
-        if self.resident:
-            self.source = ResidentSource(self.source, self.resident)
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
         resolver = self.resolver(request.batch_size, request.world_size)
-        if self.sizes is not None:
+        if isinstance(self.source, RaggedInput):
             found = resolver.resolve(self.asked, self.adopted, ranks=request.world_size)
-            self.sizes.check(self.memory_budget, found.block.value, resolver.needed(found))
+            needed = resolver.needed(found)
+            self.source.sizes.check(self.memory_budget, found.block.value, needed)
         resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
         if self.shuffle:
@@ -239,64 +218,72 @@ class StreamOrders:
     @property
     def threads(self) -> int:
         """Reader threads: those passed in, or what the storage needs, or the usable cores."""
-        found = getattr(self.source, "in_flight", None) or usable_cores()
+        found = getattr(self.source.source, "in_flight", None) or usable_cores()
         return self.given_threads or max(2, found)
 
-    def demand(self, batch: int, world: int) -> Demand:
-        """Return what the stream holds in memory."""
-        if self.sizes is not None:
-            return self._ragged_demand(self.sizes, batch, world)
-        return Demand(
-            sum(field.nbytes for field in self.source.fields.values()),
-            self.steps,
-            batch,
-            batch * world,
-            self.threads,
-            max(pace.chunk_bytes for pace in self._paced()),
-            resident_bytes([self.paces[name] for name in self.resident]),
-        )
-
-    def _ragged_demand(self, sizes: BlockSizes, batch: int, world: int) -> Demand:
-        chunk = max(pace.chunk_rows for pace in self._paced())
-        return RaggedDemand(
-            sizes.mean,
-            self.steps,
-            batch,
-            batch * world,
-            self.threads,
-            sizes.largest(chunk, 1) if chunk else 0,
-            resident_bytes([self.paces[name] for name in self.resident]),
-            sizes=sizes,
-            table_bytes=16 * len(ragged_fields(self.source, self.paces)),
-        )
-
-    def _paced(self) -> list[Pace]:
-        """Return how the fields are stored that are read block by block."""
-        return [pace for name, pace in self.paces.items() if name not in self.resident]
-
     def resolver(self, batch: int, world: int) -> Resolver:
-        """Return what chooses the geometry."""
+        """Return what chooses the geometry, with the demand of the way that samples are held.
+
+        Samples that overlap at least `HELD_EXPANSION` times are gathered from rows that are held
+        once. It takes a second copy, so they are written straight to their batches if that mixes
+        all blocks, or `ENOUGH_BLOCKS`, within the budget.
+        """
+        if isinstance(self.source, RaggedInput):
+            numbers, sizes = self.source.numbers_per_sample, self.source.sizes
+            options = {"numbers": numbers, "drop_last": self.drop_last, "sizes": sizes}
+            return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
+        slots = self._resolver(Demand(**self._demand(batch, world)), world)
+        if self.source.composed is None:
+            return slots
+        room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
+        rows = self._resolver(
+            HeldDemand(
+                **self._demand(batch, world),
+                lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
+                numbers=self.source.numbers(min(self.samples, self.source.source.block_samples)),
+                drop_last=self.drop_last,
+            ),
+            world,
+        )
+        block = min(self.samples, rows.resolve(self.asked, self.adopted, ranks=world).block.value)
+        if block * self.source.sample_bytes < HELD_EXPANSION * self.source.cost(block).nbytes:
+            return slots
+        found = slots.resolve(self.asked, self.adopted, ranks=world)
+        whole = self.samples // min(self.samples, found.block.value) // found.lanes.value
+        enough = found.window.value >= min(ENOUGH_BLOCKS, max(1, whole))
+        return slots if enough and slots.needed(found) <= self.memory_budget else rows
+
+    def _demand(self, batch: int, world: int) -> dict[str, Any]:
+        source = self.source
+        return {
+            "sample_bytes": source.sample_bytes,
+            "batch": batch,
+            "whole": batch * world,
+            "threads": self.threads,
+            "cost": source.cost,
+            "chunk_bytes": source.chunk_bytes,
+            "resident_bytes": source.resident_bytes,
+        }
+
+    def _resolver(self, demand: Demand, world: int) -> Resolver:
+        def again(budget: int, asked: Geometry, batch: int) -> Resolver:
+            source = self.source.with_budget(budget)
+            other = replace(self, source=source, memory_budget=budget, asked=asked)
+            return other.resolver(batch, world)
+
         return Resolver(
-            self.demand(batch, world),
+            demand,
             self.samples,
-            self.source.block_samples,
-            self._paced(),
+            self.source.source.block_samples,
+            self.source.decodes,
             self.memory_budget,
+            again,
             in_order=not self.shuffle,
         )
 
     def resolve(self, batch: int, world: int) -> Resolved:
         """Return blocks, windows and lanes, each with its reason."""
         return self.resolver(batch, world).resolve(self.asked, self.adopted, ranks=world)
-
-
-def paces_of(source: Source) -> dict[str, Pace]:
-    """Return how each field of a source is stored."""
-    chunks, rows, found = chunk_samples_of(source), len(source), {}
-    for name, field in source.fields.items():
-        items = int(offsets_of(source, name)[-1]) if field.ragged else rows
-        found[name] = Pace(rows, -(-field.nbytes * items // max(1, rows)), chunks[name])
-    return found
 
 
 # -- description
@@ -306,7 +293,6 @@ def page(loader: StreamLoader) -> str:
     """Return the page of `StreamLoader.describe`."""
     plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
     steps = plan.steps
-    used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
     lines = [
         f"StreamLoader over {loader.samples:,} samples of {loader.source!r}",
         f"  order     {plan.order.kind}, seed {loader.seed}",
@@ -316,9 +302,9 @@ def page(loader: StreamLoader) -> str:
         f"  shuffle   {_shuffle(loader)}",
         f"  batches   {steps.count:,} an epoch of {steps.batch} on each of {steps.world} ranks, "
         f"{'the rest dropped' if steps.drop_last else 'the last ones short'}",
-        *_rollouts(loader),
         f"  executor  {loader.threads} reader threads",
-        f"  memory    {used} of buffers, of a budget of {budget}",
+        f"  decoding  {_decoding(loader)}",
+        f"  memory    {_memory(loader)}",
         f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
         f"{loader.remaining:,} batches to come",
         *(f"  warning   {warning}" for warning in warnings_of(loader)),
@@ -350,18 +336,26 @@ def _shuffle(loader: StreamLoader) -> str:
     )
 
 
-def _rollouts(loader: StreamLoader) -> Iterator[str]:
-    if loader.steps == 1:
-        return
-    block, after = min(loader.block_samples, loader.samples), loader.steps - 1
-    text = f"{loader.steps} rows a sample: a block of {block:,} reads {after:,} more, "
-    chunk = loader.source.block_samples
-    if loader.chunk_rows and block % chunk == 0:
-        again = -(-after // chunk)
-        text += f"{again / (block // chunk):.3g} of the storage's chunks are decoded twice"
-    else:
-        text += f"{after / block:.3g} of the rows are read twice"
-    yield f"  rollouts  {text}"
+def _memory(loader: StreamLoader) -> str:
+    used, budget = format_bytes(loader.buffer_bytes), format_bytes(loader.memory_budget)
+    text = f"{used} of buffers, of a budget of {budget}"
+    if loader.holds_rows:
+        text += ": rows are held once, batches are gathered from them"
+    return text
+
+
+def _decoding(loader: StreamLoader) -> str:
+    """Return how many bytes are decoded per byte delivered, and why."""
+    source, block = loader.stream_input, min(loader.block_samples, loader.samples)
+    if not source.decodes:
+        return "none: storage is mapped"
+    cost = source.cost(block)
+    again = cost.decoded_bytes / cost.own_bytes
+    text = f"{cost.decoded_bytes / (block * source.sample_bytes):.3g} bytes per byte delivered"
+    text += f", {again:.3g} per byte of different rows: "
+    if again < 1.01:
+        return text + "every chunk once"
+    return text + f"a block of {block:,} samples has parts of chunks that other blocks need too"
 
 
 def warnings_of(loader: StreamLoader) -> list[str]:

@@ -1,24 +1,26 @@
 """Where samples are read from: memory, files, Zarr, tables, object storage."""
 
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.base import Arrays, Field, MappedSource, Source
-from penstock.sources.combine import ConcatenatedSource, RangeSource, ZippedSource
+from penstock.sources.base import Arrays, ComposedSource, Field, MappedSource, Source
+from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.detection import open_source
 from penstock.sources.memory import MemorySource
 from penstock.sources.npy import NpySource
+from penstock.sources.statistics import Statistics
 from penstock.sources.zarr import ZarrSource
 
 __all__ = [
     "ArrowSource",
     "Arrays",
-    "ConcatenatedSource",
+    "ComposedSource",
     "Field",
     "MappedSource",
     "MemorySource",
     "NpySource",
-    "RangeSource",
     "Source",
+    "Statistics",
     "ZarrSource",
-    "ZippedSource",
+    "concatenate",
     "open_source",
+    "zip_sources",
 ]

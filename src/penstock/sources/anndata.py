@@ -164,14 +164,14 @@ class AnnDataSource(BaseSource):
         return max(1, min(found, len(self)))
 
     @property
-    def chunk_samples(self) -> Mapping[str, int]:
-        """Cells that are decoded together, by field."""
+    def chunks(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape that is decoded together, by field: cells first."""
         found = {}
         for name, array in self._arrays.items():
             chunk = array.block_samples
             if name in self._offsets:
                 chunk = chunk * len(self) // max(1, int(self._offsets[name][-1]))
-            found[name] = max(1, min(chunk, len(self)))
+            found[name] = (max(1, min(chunk, len(self))), *self._fields[name].shape)
         return found
 
     def offsets(self, name: str) -> Indices:

@@ -68,16 +68,6 @@ class ArraySource(BaseSource):
         widest = max(self._readers.values(), key=lambda reader: reader.field.nbytes)
         return max(1, min(widest.chunk_samples, self._length))
 
-    @property
-    def chunk_samples(self) -> Mapping[str, int]:
-        """Samples of each array that are decoded together; 0 for one that is mapped."""
-        found = {}
-        for name, reader in self._readers.items():
-            chunk = max(1, min(reader.chunk_samples, self._length))
-            few = min(self._length, 2 * chunk + 1)
-            found[name] = 0 if reader.view(0, few) is not None else chunk
-        return found
-
     def fingerprint(self) -> str:
         """Return an identity of the data: that of each array."""
         return digest({name: reader.fingerprint() for name, reader in self._readers.items()}, [])

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.sources.boxes import Borders, Indices, Leaf, Located, Output, Places, Span
-
-if TYPE_CHECKING:
-    from penstock.sources.base import Arrays, Source
-
-Rows: TypeAlias = npt.NDArray[np.generic]
+from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.contract import Arrays, Indices, Rows, Source, view_of
 
 PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
 
@@ -63,7 +57,7 @@ def _join(spans: list[Span], new: Span) -> None:
     for number, span in enumerate(spans):
         low = tuple(map(min, span.low, new.low))
         high = tuple(map(max, span.high, new.high))
-        hull = span._replace(low=low, high=high)
+        hull = Span(span.leaf, span.start, span.stop, low, high)
         if prod(hull.shape) <= prod(span.shape) + prod(new.shape):
             spans[number] = hull
             return
@@ -136,7 +130,7 @@ def row_places(found: Located, spans: Sequence[Span]) -> Indices:
         most = int(max(start.max() + lengths.max(), found.rows.max())) + 1
         key = found.leaf.reshape(-1, *[1] * (found.rows.ndim - 1)) * most + found.rows
         at = np.searchsorted(leaf * most + start, key, side="right") - 1
-    return found.rows + (begin - start)[at]
+    return np.asarray(found.rows + (begin - start)[at])
 
 
 def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
@@ -198,7 +192,7 @@ def fill(
     """Read samples into ``out``; each storage chunk is decoded once."""
     if not len(samples):
         return
-    reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
+    reads = Reads()
     rest: dict[int, list[tuple[Rows, slice | Indices, Indices]]] = {}
     for name, rows in out.items():
         output, found = outputs[name], located[name]
@@ -216,15 +210,33 @@ def fill(
             inorder = last - first + 1 == wanted.size and (np.diff(wanted.ravel()) == 1).all()
             direct = isinstance(here, slice) and (not output.steps or target.flags.c_contiguous)
             if inorder and direct:  # straight into the output, with other fields of the source
-                at = (id(leaf.source), first, last + 1)
-                _, together = reads.setdefault(at, (leaf.source, {}))
-                if leaf.field not in together:
-                    together[leaf.field] = target.reshape(wanted.size, *output.inner)
-                    continue
-            rest.setdefault(number, []).append((rows, here, wanted))
-    for (_, start, stop), (source, together) in reads.items():
-        source.read(start, stop, together)
+                reads.add(leaf, first, last + 1, target.reshape(wanted.size, *output.inner))
+            else:
+                rest.setdefault(number, []).append((rows, here, wanted))
+    reads.run()
     _read_once(leaves, rest)
+
+
+class Reads:
+    """Ranges of rows to read; the fields of a source with the same range are read together."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[int, int, int], list[tuple[Source, dict[str, Rows]]]] = {}
+
+    def add(self, leaf: Leaf, start: int, stop: int, out: Rows) -> None:
+        """Read rows ``start:stop`` of a leaf into ``out``."""
+        calls = self._asked.setdefault((id(leaf.source), start, stop), [])
+        for _, together in calls:
+            if leaf.field not in together:
+                together[leaf.field] = out
+                return
+        calls.append((leaf.source, {leaf.field: out}))
+
+    def run(self) -> None:
+        """Read all of them."""
+        for (_, start, stop), calls in self._asked.items():
+            for source, out in calls:
+                source.read(start, stop, out)
 
 
 def by_leaf(leaf: Indices) -> Iterator[tuple[int, slice | Indices]]:
@@ -269,10 +281,3 @@ def _read_once(
                     np.take(held[leaves[number].field], index, axis=0, out=out[here], mode="clip")
                 else:
                     out[here] = held[leaves[number].field][index]
-
-
-def view_of(source: Source, start: int, stop: int) -> Arrays | None:
-    """Return samples ``start:stop`` of any source in place, or None if impossible."""
-    # not isinstance(source, MappedSource): a protocol check costs more than most views
-    view = getattr(source, "view", None)
-    return None if view is None else view(start, stop)

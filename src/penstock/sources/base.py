@@ -1,9 +1,8 @@
-"""The contract of a source, the base class of Penstock's own sources, and composed sources.
+"""The base class of Penstock's own sources, and what its verbs return.
 
-A source has a length, named fields, and reads ranges or single samples into memory that the
-caller provides. A class of your own needs only the members of `Source`; the sources of this
-package derive from `BaseSource`, which checks every request before a subclass sees it and has the
-verbs (`select`, `windows`, `patches`, `split`, `statistics`). Verbs return a `ComposedSource`.
+`BaseSource` checks every request before a subclass sees it, and has the verbs: `select`,
+`windows`, `patches`, `split`, `statistics`. Verbs return a `ComposedSource`. A class of your own
+needs only the members of `Source`; `open_source` gives it the verbs.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +20,26 @@ from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.sources.assembly import (
+    Reads,
     canvas_places,
     canvas_spans,
     fill,
     row_places,
     row_spans,
-    view_of,
 )
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.contract import Arrays as Arrays
+from penstock.sources.contract import Field as Field
+from penstock.sources.contract import Indices as Indices
+from penstock.sources.contract import MappedSource as MappedSource
+from penstock.sources.contract import Rows as Rows
+from penstock.sources.contract import Source as Source
+from penstock.sources.contract import Sparse as Sparse
+from penstock.sources.contract import check_range as check_range
+from penstock.sources.contract import checked_buffers as checked_buffers
+from penstock.sources.contract import checked_indices as checked_indices
+from penstock.sources.contract import checked_names as checked_names
+from penstock.sources.contract import checked_offsets, checked_sizes, selected_ranges, view_of
 from penstock.sources.ragged_rows import (
     items_of,
     lengths_of,
@@ -39,129 +48,12 @@ from penstock.sources.ragged_rows import (
     ragged_fields,
     take_located,
 )
-from penstock.sources.requests import check_range as check_range
-from penstock.sources.requests import checked_buffers as checked_buffers
-from penstock.sources.requests import checked_indices as checked_indices
-from penstock.sources.requests import checked_names as checked_names
-from penstock.sources.requests import checked_offsets, checked_sizes, selected_ranges
+from penstock.sources.split import group_labels, part_sizes, split_key, split_samples
+from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
-
-Rows: TypeAlias = npt.NDArray[np.generic]
-Arrays: TypeAlias = Mapping[str, Rows]
-Indices: TypeAlias = npt.NDArray[np.int64]
 
 SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
 BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
-
-
-class Sparse(NamedTuple):
-    """A matrix whose rows are stored as values and their columns (CSR).
-
-    Attributes:
-        columns: The ragged field with the column of each value.
-        width: The number of columns of the matrix.
-        dense: Whether batches have the zeros too.
-    """
-
-    columns: str
-    width: int
-    dense: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Shape and dtype of one sample, without the leading axis of samples.
-
-    Args:
-        shape: The shape of one sample; ``()`` for a single number.
-        dtype: The numpy dtype of its items.
-        ragged: A sample is any number of items, and ``shape`` and ``dtype`` are those of one item.
-        sparse: The ragged field has the values of a sparse matrix.
-
-    >>> Field((3, 4), np.dtype("float32")).nbytes
-    48
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    ragged: bool = False
-    sparse: Sparse | None = None
-
-    def __repr__(self) -> str:
-        shown = f"shape={self.shape!r}, dtype={self.dtype!r}" + ", ragged=True" * self.ragged
-        return f"Field({shown}{f', sparse={self.sparse}' if self.sparse else ''})"
-
-    @property
-    def nbytes(self) -> int:
-        """The size of one sample in bytes; of one item if it is ragged."""
-        return prod(self.shape) * self.dtype.itemsize
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Storage that samples are read from.
-
-    A source is cheap to create, can be pickled (a pickle holds the address, not the data) and
-    opens its files once per process. All methods may be called from several threads at once. A
-    source with one unnamed array has the single field ``""``; named arrays are fields of those
-    names, all with the same number of samples.
-
-    These attributes are optional:
-
-    - ``offsets(name)``, for a field that is ragged (a sample has any number of items): where each
-      sample's items begin, counted through all samples, and the end of the last one: int64, one
-      more than samples, always the same array. In ``read`` and ``take`` the buffer of a ragged
-      field is as long as the items of the samples, which are written one after the other.
-    - ``seams``: the positions where a sample does not continue the one before it, such as the
-      border between two files; windows of consecutive rows never cross one.
-    - ``in_flight``: the number of simultaneous reads that remote storage needs for its full speed.
-    - ``dims``: the names of the axes of a sample, by field (``{"t2m": ("lat", "lon")}``), "" for an
-      axis without a name; a field that is missing has no names.
-    - ``chunks``: the shape that storage decodes together, by field: samples first, then the axes
-      of a sample. A field that is missing has ``block_samples`` whole samples.
-    - ``read_box(field, start, stop, low, high, out)``: fill ``out`` with part ``low:high`` (one
-      number for each axis of a sample) of samples ``start:stop``, without decoding other chunks.
-    - ``chunk_samples``: the samples that are decoded together, by field, 0 where none are.
-    """
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Shape and dtype of one sample, by field name."""
-        ...
-
-    @property
-    def block_samples(self) -> int:
-        """Samples that are cheapest to read together: the chunk length of the storage."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data: from shapes, dtypes and a few stored bytes, no path."""
-        ...
-
-    def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
-        ...
-
-    def take(self, indices: Indices, out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
-        ...
-
-
-@runtime_checkable
-class MappedSource(Source, Protocol):
-    """A source that can also return samples in place, without a copy."""
-
-    def view(self, start: int, stop: int) -> Arrays | None:
-        """Return samples ``start:stop`` as arrays over mapped memory, or None if impossible.
-
-        The arrays are read-only, their rows may be strided, and they stay valid as long as they
-        are referenced.
-        """
-        ...
 
 
 class BaseSource(ABC):
@@ -238,20 +130,20 @@ class BaseSource(ABC):
 
     # -- verbs
 
-    def select(self, chosen: npt.ArrayLike | range | slice) -> ComposedSource:
+    def select(self, indices_or_mask: npt.ArrayLike | range | slice) -> ComposedSource:
         """Return some of the samples, in storage order; a gap between them is a seam.
 
         Args:
-            chosen: Indices (each once, in any order), a mask with one bool for each sample, a
-                range or a slice.
+            indices_or_mask: Indices (each once, in any order), a mask with one bool for each
+                sample, a range or a slice.
 
         >>> from penstock.sources.memory import MemorySource
         >>> part = MemorySource(np.arange(10)).select([7, 2, 3])
         >>> part.view(0, 2)[""].tolist(), part.seams
         ([2, 3], [2])
         """
-        layout = layout_of(self)
-        return ComposedSource(Selected(layout, *selected_ranges(chosen, len(self))))
+        ranges = selected_ranges("indices_or_mask", indices_or_mask, len(self))
+        return ComposedSource(Selected(layout_of(self), *ranges))
 
     def windows(
         self,
@@ -302,6 +194,57 @@ class BaseSource(ABC):
         layout, sizes = layout_of(self), checked_sizes("sizes", sizes)
         stride = None if stride is None else checked_sizes("stride", stride)
         return ComposedSource(layout.patches(sizes, stride, flag("random", random)))
+
+    def split(
+        self,
+        parts: Mapping[str, float],
+        *,
+        by: str = "random",
+        groups: npt.ArrayLike | str | None = None,
+        seed: int = 42,
+    ) -> dict[str, ComposedSource]:
+        """Return disjoint parts that together have all samples, each in storage order.
+
+        Split before `windows`: windows that are made first share rows with those of other parts.
+
+        Args:
+            parts: Shares that add up to 1 (``{"train": 0.8, "val": 0.2}``), or numbers of samples.
+            by: "random": whole storage chunks are shuffled, so that each part still streams
+                well; "time": the first samples are the first part; "group": no group is in two
+                parts, and sizes are as close as whole groups allow.
+            groups: The group of each sample, or the field that has it; by default every stretch
+                between two seams (a file, a session) is a group.
+            seed: Of the shuffle.
+
+        >>> from penstock.sources.memory import MemorySource
+        >>> parts = MemorySource(np.arange(10)).split({"train": 0.8, "val": 0.2}, by="time")
+        >>> {name: len(part) for name, part in parts.items()}
+        {'train': 8, 'val': 2}
+        """
+        layout, sizes = layout_of(self), part_sizes(parts, len(self))
+        labels = group_labels(self, by, groups, layout.runs)
+        ranges = split_samples(layout.cells, sizes, by, labels, split_key(seed))
+        return {name: ComposedSource(Selected(layout, *each)) for name, each in ranges.items()}
+
+    def statistics(
+        self, *, per: int | str | None = None, progress: bool = True
+    ) -> dict[str, Statistics]:
+        """Return mean, deviation, extremes and counts of each numeric field, in one pass.
+
+        NaN is counted and left out. Sums are in float64, and exact to its rounding also where the
+        mean is far from 0.
+
+        Args:
+            per: An axis of a sample, by number or dimension name, to get arrays with one item
+                for each index of it; fields without that axis get single numbers.
+            progress: Show a progress bar if standard error is a terminal.
+
+        >>> from penstock.sources.memory import MemorySource
+        >>> found = MemorySource(np.array([1.0, np.nan, 3.0])).statistics()[""]
+        >>> found.mean, found.std, found.count, found.nans
+        (2.0, 1.0, 2, 1)
+        """
+        return statistics_of(self, self.dims, per, progress)
 
     # -- what subclasses implement
 
@@ -469,19 +412,12 @@ class ComposedSource(BaseSource):
         if pieces is None:
             self._take(np.arange(start, stop), out)
             return
-        for first, last in pieces:
-            reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
-            for name, rows in out.items():
+        reads = Reads()
+        for name, rows in out.items():
+            for first, last in pieces:
                 leaf, row = self._row(name, first)
-                part, again = rows[first - start : last - start], 0
-                while (
-                    leaf.field
-                    in reads.setdefault((id(leaf.source), row, again), (leaf.source, {}))[1]
-                ):  # two outputs are the same field
-                    again += 1
-                reads[id(leaf.source), row, again][1][leaf.field] = part
-            for (_, row, _), (source, together) in reads.items():
-                source.read(row, row + last - first, together)
+                reads.add(leaf, row, row + last - first, rows[first - start : last - start])
+        reads.run()
 
     def _take(self, indices: Indices, out: Arrays) -> None:
         located = {name: self.layout.locate(name, indices, self._draw) for name in out}
@@ -569,25 +505,6 @@ def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: in
     sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
     sample_bytes += -(-ragged_bytes // max(1, length))
     return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
-
-
-def sample_bytes(source: Source) -> int:
-    """Return the bytes of one sample, all fields together."""
-    return sum(field.nbytes for field in source.fields.values())
-
-
-def chunk_samples_of(source: Source) -> Mapping[str, int]:
-    """Return, for each field, the samples that storage decodes together; 0 if none are decoded.
-
-    A source without the attribute ``chunk_samples`` decodes a block of all fields together.
-    """
-    found: Mapping[str, int] | None = getattr(source, "chunk_samples", None)
-    if found is not None:
-        return found
-    few = min(len(source), 2 * source.block_samples + 1)
-    in_place = isinstance(source, MappedSource) and source.view(0, few) is not None
-    block = 0 if in_place else min(source.block_samples, len(source))
-    return dict.fromkeys(source.fields, block)
 
 
 def sampled_rows(

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from penstock.sources.base import Source, Sparse
-
-Indices: TypeAlias = npt.NDArray[np.int64]
+from penstock.sources.contract import Indices, Source, Sparse
 
 MOST_BORDERS = 1 << 24  # that are listed one by one, 8 bytes each; more are made regular
 
@@ -168,7 +165,8 @@ class Span(NamedTuple):
         return (self.stop - self.start, *canvas)
 
 
-class Places(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Places:
     """Where one output of n samples is in the held spans of its store.
 
     Args:

@@ -1,390 +1,264 @@
-"""Sources made of other sources: concatenated, zipped, or selected by ranges of samples."""
+"""Sources made of several sources: one after the other, or side by side."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
-from penstock.arguments import whole_number
-from penstock.errors import PlanError, SourceError
+from penstock.arguments import real_number
+from penstock.errors import SourceError
 from penstock.fingerprints import digest
-from penstock.order import Permutation
-from penstock.sources.base import (
-    Arrays,
-    BaseSource,
-    Indices,
-    Rows,
-    Source,
-    chunk_samples_of,
-    sample_bytes,
-)
-
-Ranges: TypeAlias = list[tuple[int, int]]
-
-SMALLEST_PART_GROUPS = 16  # of a split: fewer would hardly be a shuffle
+from penstock.order.keys import derive_key
+from penstock.registry import did_you_mean
+from penstock.sources.base import ComposedSource, Source, layout_of
+from penstock.sources.boxes import Borders, Located, Output
+from penstock.sources.contract import Indices
+from penstock.sources.verbs import Draw, Layout, Offsets, Stored, refuse_ragged, zeros
 
 
-class ConcatenatedSource(BaseSource):
-    """The samples of several sources with the same fields, one source after the other.
+def concatenate(sources: Sequence[Source]) -> ComposedSource:
+    """Return the samples of several sources with the same fields, one source after the other.
+
+    There is a seam between each two: no window crosses it. Images of different shapes have the
+    same fields as patches: ``concatenate([image.patches((256, 256)) for image in images])``.
 
     Args:
-        sources: A list of at least one source.
+        sources: A list of at least one source, also of classes of your own.
 
     >>> from penstock.sources.memory import MemorySource
-    >>> both = ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))])
+    >>> both = concatenate([MemorySource(np.arange(3)), MemorySource(np.arange(5))])
     >>> out = {"": np.zeros(4, np.int64)}
     >>> both.read(2, 6, out)
-    >>> len(both), out[""].tolist()
-    (8, [2, 0, 1, 2])
+    >>> len(both), both.seams, out[""].tolist()
+    (8, [3], [2, 0, 1, 2])
     """
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        if not isinstance(sources, list | tuple) or not sources:
-            raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
-        for number, source in enumerate(sources):
-            check_source(source)
-            if dict(source.fields) != dict(sources[0].fields):
-                raise SourceError(
-                    f"source {number} has fields {dict(source.fields)}, the first "
-                    f"{dict(sources[0].fields)}: only sources with the same fields can be "
-                    "concatenated"
-                )
-        self._sources: list[Source] = list(sources)
-        self._ends = list(accumulate(len(source) for source in sources))
-        super().__init__(self._ends[-1], sources[0].fields)
-        self.in_flight = most_in_flight(self._sources)
-
-    @property
-    def block_samples(self) -> int:
-        """The longest block of the sources."""
-        return max(source.block_samples for source in self._sources)
-
-    @property
-    def chunk_samples(self) -> Mapping[str, int]:
-        """The longest of the sources, for each field."""
-        chunks = [chunk_samples_of(source) for source in self._sources]
-        return {name: max(each[name] for each in chunks) for name in self._fields}
-
-    def __repr__(self) -> str:
-        return f"ConcatenatedSource({self._sources})"
-
-    @property
-    def seams(self) -> list[int]:
-        """Where one source ends and the next begins, and the seams within each of them."""
-        found = set(self._ends[:-1])
-        for number, source in enumerate(self._sources):
-            found |= {self._begin(number) + seam for seam in seams_of(source)}
-        return sorted(found - {0, len(self)})
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data: those of the sources, in order."""
-        return digest(["concatenated", *(source.fingerprint() for source in self._sources)], [])
-
-    def _read(self, start: int, stop: int, out: Arrays) -> None:
-        for number, first, last in self._parts(start, stop):
-            begin = self._begin(number)
-            part = {name: rows[first - start : last - start] for name, rows in out.items()}
-            self._sources[number].read(first - begin, last - begin, part)
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        owners = np.searchsorted(self._ends, indices, side="right")
-        for number in np.unique(owners).tolist():
-            positions = np.flatnonzero(owners == number)
-            part = {n: np.empty((len(positions), *a.shape[1:]), a.dtype) for n, a in out.items()}
-            self._sources[number].take(indices[positions] - self._begin(number), part)
-            for name, taken in part.items():
-                out[name][positions] = taken
-
-    def _view(self, start: int, stop: int) -> Arrays | None:
-        parts = list(self._parts(start, stop))
-        if len(parts) != 1:
-            return None
-        number, begin = parts[0][0], self._begin(parts[0][0])
-        return view_of(self._sources[number], start - begin, stop - begin)
-
-    def _begin(self, number: int) -> int:
-        return self._ends[number - 1] if number else 0
-
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the number of each source and its part of ``start:stop``."""
-        while start < stop:
-            number = bisect_right(self._ends, start)
-            last = min(stop, self._ends[number])
-            yield number, start, last
-            start = last
+    if not isinstance(sources, list | tuple) or not sources:
+        raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
+    return ComposedSource(Concatenated([layout_of(source) for source in sources]))
 
 
-class ZippedSource(BaseSource):
-    """The fields of several sources of the same length, side by side.
+def zip_sources(
+    sources: Mapping[str, Source], rates: Mapping[str, float] | None = None
+) -> ComposedSource:
+    """Return the fields of several sources, side by side.
 
     Args:
         sources: Sources by name. The name becomes that of a source's unnamed field; named
             fields keep their names.
+        rates: Rows of a source for one sample, by name; 1 where nothing is given. 2 gives two
+            rows a sample; 0.5 gives one row to two samples, so that ``windows(8)`` has 4 rows of
+            it; 0 gives its only row to every sample.
 
     >>> from penstock.sources.memory import MemorySource
-    >>> pairs = ZippedSource({"x": MemorySource(np.zeros((3, 2))), "y": MemorySource(np.ones(3))})
-    >>> list(pairs.fields), len(pairs)
-    (['x', 'y'], 3)
+    >>> sources = {"x": MemorySource(np.zeros((4, 2))), "video": MemorySource(np.ones(2))}
+    >>> pairs = zip_sources(sources, rates={"video": 0.5})
+    >>> list(pairs.fields), len(pairs), pairs.windows(2).fields["video"].shape
+    (['x', 'video'], 4, (1,))
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
+    wrong = [name for name in sources if not isinstance(name, str)]
+    if wrong:
+        raise SourceError(f"names of sources must be strings, got {wrong[0]!r}")
+    if rates is not None and not isinstance(rates, Mapping):
+        raise SourceError(f"rates must be a dict of numbers by source, got {rates!r}")
+    for name in rates or {}:
+        if name not in sources:
+            raise SourceError(f"rates: there is no source {name!r}{did_you_mean(name, sources)}")
+    each = {name: checked_rate(name, (rates or {}).get(name, 1)) for name in sources}
+    return ComposedSource(Zipped({name: layout_of(s) for name, s in sources.items()}, each))
+
+
+def checked_rate(name: str, rate: float) -> Fraction:
+    """Return a rate as n, 1/n or 0."""
+    given = real_number(f"rates[{name!r}]", rate, minimum=0)
+    found = Fraction(given).limit_denominator(10_000)
+    if found.numerator != 1 and found.denominator != 1:
+        raise SourceError(f"rates[{name!r}] must be n, 1/n or 0 for a whole number n, got {rate!r}")
+    return found
+
+
+class Concatenated(Layout):
+    """One layout after the other, with a seam between each two.
+
+    Args:
+        parts: Layouts with the same outputs.
     """
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
-        if not isinstance(sources, Mapping) or not sources:
-            raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
-        for name, source in sources.items():
-            check_source(source)
-            if not isinstance(name, str):
-                raise SourceError(f"names of sources must be strings, got {name!r}")
-        lengths = {name: len(source) for name, source in sources.items()}
-        if len(set(lengths.values())) != 1:
-            raise SourceError(f"only sources of the same length can be zipped, got {lengths}")
-        self._sources = dict(sources)
-        self._owners: dict[str, tuple[str, str]] = {}  # the source and its field, by our name
-        for given, source in sources.items():
-            for field in source.fields:
+    def __init__(self, parts: Sequence[Layout]) -> None:
+        self.parts = list(parts)
+        self.tiled = any(part.tiled for part in parts)
+        for number, part in enumerate(parts):
+            if described(part) != described(parts[0]):
+                raise SourceError(
+                    f"source {number} has fields {described(part)}, the first "
+                    f"{described(parts[0])}: only sources with the same fields can be concatenated"
+                )
+        self._begins = np.append(0, np.cumsum([len(part) for part in parts]))
+        self._leaf = np.append(0, np.cumsum([len(part.leaves) for part in parts])).tolist()
+        self.leaves = tuple(leaf for part in parts for leaf in part.leaves)
+        self.outputs, self._first_leaf = {}, {}
+        for name, output in parts[0].outputs.items():
+            each = [
+                [first + leaf for leaf in part.outputs[name].leaves]
+                for first, part in zip(self._leaf, parts, strict=False)
+            ]
+            pitches = {part.outputs[name].pitch for part in parts}
+            pitch = pitches.pop() if len(pitches) == 1 else None
+            numbers = tuple(number for leaves in each for number in leaves)
+            self.outputs[name] = replace(output, leaves=numbers, pitch=pitch)
+            self._first_leaf[name] = np.array([leaves[0] for leaves in each])
+        begins = self._begins[:-1].tolist()
+        self._plain = all(isinstance(part, Stored) for part in parts)
+        runs = [begin + part.runs for begin, part in zip(begins, parts, strict=True)]
+        self.runs = Borders.at(np.concatenate(runs), int(self._begins[-1])).array()
+        self.cells = Borders.join(part.cells for part in parts)
+
+    def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
+        """Return where output ``name`` of these samples is stored."""
+        part = np.searchsorted(self._begins, samples, side="right") - 1
+        mine, output, n = samples - self._begins[part], self.outputs[name], len(samples)
+        if self._plain:  # each part is one leaf: no need to ask it
+            return Located(self._first_leaf[name][part], mine, zeros(n, len(output.inner)))
+        leaf, rows, corner = zeros(n), zeros(n, *output.steps), zeros(n, len(output.inner))
+        for number in np.unique(part).tolist():
+            here = np.flatnonzero(part == number)
+            # samples of every part begin at 0: the key of a draw needs the part too
+            own = Draw(derive_key(draw.seed, "part", number), draw.epoch)
+            found = self.parts[number].locate(name, mine[here], own)
+            leaf[here] = found.leaf + self._leaf[number]
+            rows[here], corner[here] = found.rows, found.corner
+        return Located(leaf, rows, corner)
+
+    def windows(self, offsets: Offsets, stride: int) -> Layout:
+        """Return the windows of each part, if patches are to be made of them."""
+        if not self.tiled:
+            return super().windows(offsets, stride)
+        return Concatenated([part.windows(offsets, stride) for part in self.parts])
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data and of what the verbs did."""
+        return digest(["concatenated", *(part.fingerprint() for part in self.parts)], [])
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.parts[:3])) + (", ..." if len(self.parts) > 3 else "")
+        return f"concatenate({len(self.parts)} sources: [{shown}])"
+
+
+class Zipped(Layout):
+    """Outputs of several layouts side by side, each at its own rate.
+
+    Rate 1/2: one of its rows for two samples. Rate 2: two rows a sample. Rate 0: always one row.
+
+    Args:
+        parts: Layouts by name, which becomes that of an unnamed field.
+        rates: Rows for one sample, by the same names.
+    """
+
+    def __init__(self, parts: Mapping[str, Layout], rates: Mapping[str, Fraction]) -> None:
+        self.parts, self.rates, self.leaves = dict(parts), dict(rates), ()
+        self.tiled = any(part.tiled for part in parts.values())
+        size = common_length({name: len(part) for name, part in parts.items()}, rates)
+        self._owner: dict[str, tuple[str, str, int]] = {}  # the part, its field, its first leaf
+        self.outputs, self.cells, widest = {}, Borders.every(size, size), Fraction(-1)
+        runs = [np.array([0, size])]
+        for given, part in parts.items():
+            rate, first = rates[given], len(self.leaves)
+            if rate != 1:
+                refuse_ragged(part.outputs, "other rates")
+            self.leaves += part.leaves
+            for field, output in part.outputs.items():
                 name = field or given
-                if name in self._owners:
+                if name in self._owner:
                     raise SourceError(f"two zipped sources have a field {name!r}: rename one")
-                self._owners[name] = (given, field)
-        fields = {name: sources[s].fields[f] for name, (s, f) in self._owners.items()}
-        super().__init__(next(iter(lengths.values())), fields)
-        self.in_flight = most_in_flight(self._sources.values())
+                self._owner[name] = given, field, first
+                self.outputs[name] = at_rate(output, rate, first)
+            if not rate:
+                continue
+            times, over = rate.denominator, rate.numerator
+            if (part.runs % over).any():
+                raise SourceError(
+                    f"source {given!r} with rate {rate} has a seam inside of a sample, after "
+                    f"{int(part.runs[part.runs % over > 0][0])} rows: zip the pieces on both sides "
+                    "of it, then concatenate them"
+                )
+            runs.append(part.runs * times // over)
+            weight = sum(output.nbytes for output in part.outputs.values()) * rate
+            if weight > widest:
+                widest = weight
+                self.cells = part.cells.mapped(
+                    lambda at, times=times, over=over: -(-at * times // over),  # type: ignore[misc]
+                    size, times=times, over=over,
+                )  # fmt: skip
+        self.runs = Borders.at(np.concatenate(runs), size).array()
 
-    @property
-    def block_samples(self) -> int:
-        """The block of the widest source: coarse chunks of labels do not enlarge it."""
-        return max(self._sources.values(), key=sample_bytes).block_samples
-
-    @property
-    def chunk_samples(self) -> Mapping[str, int]:
-        """Samples of each field that are decoded together; 0 for one that is read in place."""
-        chunks = {given: chunk_samples_of(source) for given, source in self._sources.items()}
-        return {name: chunks[given][field] for name, (given, field) in self._owners.items()}
-
-    def __repr__(self) -> str:
-        return f"ZippedSource({self._sources})"
-
-    @property
-    def seams(self) -> list[int]:
-        """The seams of all sources."""
-        return sorted({seam for source in self._sources.values() for seam in seams_of(source)})
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data: those of the sources and their names."""
-        return digest(["zipped", {name: s.fingerprint() for name, s in self._sources.items()}], [])
-
-    def _read(self, start: int, stop: int, out: Arrays) -> None:
-        for name, part in self._by_source(out).items():
-            self._sources[name].read(start, stop, part)
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        for name, part in self._by_source(out).items():
-            self._sources[name].take(indices, part)
-
-    def _view(self, start: int, stop: int) -> Arrays | None:
-        views = {}
-        for name, source in self._sources.items():
-            view = view_of(source, start, stop)
-            if view is None:
-                return None
-            views[name] = view
-        return {name: views[s][f] for name, (s, f) in self._owners.items()}
-
-    def _by_source(self, out: Arrays) -> dict[str, dict[str, Rows]]:
-        """Return the buffers of each source that has a field in ``out``, by its own names."""
-        shares: dict[str, dict[str, Rows]] = {}
-        for name, rows in out.items():
-            source, field = self._owners[name]
-            shares.setdefault(source, {})[field] = rows
-        return shares
-
-
-class SelectedRanges(BaseSource):
-    """The samples of a source that are in given ranges, one range after the other.
-
-    Args:
-        source: Any source.
-        ranges: Pairs ``(start, stop)`` within the source; at least one.
-
-    >>> from penstock.sources import MemorySource
-    >>> part = SelectedRanges(MemorySource(np.arange(10)), [(6, 9), (0, 2)])
-    >>> out = np.empty(5, np.int64)
-    >>> part.read(0, 5, {"": out})
-    >>> out.tolist()
-    [6, 7, 8, 0, 1]
-    """
-
-    def __init__(self, source: Source, ranges: Ranges) -> None:
-        check_source(source)
-        self._source, self._ranges = source, ranges
-        lengths = np.array([stop - start for start, stop in ranges], np.int64)
-        self._ends = np.cumsum(lengths)
-        # added to a position here, gives the position in the source
-        self._shifts = np.array([start for start, _ in ranges], np.int64) - (self._ends - lengths)
-        super().__init__(int(self._ends[-1]), source.fields)
-        self.in_flight = most_in_flight([source])
-
-    @property
-    def block_samples(self) -> int:
-        """That of the source."""
-        return self._source.block_samples
-
-    @property
-    def chunk_samples(self) -> Mapping[str, int]:
-        """Those of the source."""
-        return chunk_samples_of(self._source)
-
-    def __repr__(self) -> str:
-        return f"SelectedRanges({len(self)} samples of {self._source!r})"
-
-    @property
-    def seams(self) -> list[int]:
-        """Where a range does not continue the one before it, and the source's own seams."""
-        gaps = np.flatnonzero(np.diff(self._shifts))
-        found = {int(end) for end in self._ends[gaps]}
-        inner, begin = np.array(seams_of(self._source), np.int64), 0
-        for end, shift in zip(self._ends.tolist(), self._shifts.tolist(), strict=True):
-            here = inner - shift
-            found |= set(here[(here >= begin) & (here < end)].tolist())
-            begin = end
-        return sorted(found - {0})
+    def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
+        """Return where output ``name`` of these samples is stored."""
+        given, field, first = self._owner[name]
+        rate, output = self.rates[given], self.outputs[name]
+        theirs = samples * rate.numerator // rate.denominator
+        each = max(1, rate.numerator if rate.denominator == 1 else 1)
+        if each > 1:
+            theirs = (theirs[:, None] + np.arange(each)).ravel()
+        found = self.parts[given].locate(field, theirs, draw)
+        rows = found.rows.reshape(len(samples), *output.steps)
+        return Located(found.leaf[::each] + first, rows, found.corner[::each])
 
     def fingerprint(self) -> str:
-        """Return an identity of the data: the source's, and the ranges."""
-        return digest([self._source.fingerprint(), self._ranges], [])
-
-    def _read(self, start: int, stop: int, out: Arrays) -> None:
-        for first, last, shift in self._pieces(start, stop):
-            rows = {name: array[first - start : last - start] for name, array in out.items()}
-            self._source.read(first + shift, last + shift, rows)
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        which = np.searchsorted(self._ends, indices, side="right")
-        self._source.take(indices + self._shifts[which], out)
-
-    def _view(self, start: int, stop: int) -> Arrays | None:
-        pieces = self._pieces(start, stop)
-        if len(pieces) != 1:
-            return None
-        return view_of(self._source, start + pieces[0][2], stop + pieces[0][2])
-
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return first, last and shift of each part of ``start:stop`` that storage has together.
-
-        Ranges that continue each other in the source are one piece.
-        """
-        pieces: list[tuple[int, int, int]] = []
-        number = int(np.searchsorted(self._ends, start, side="right"))
-        while start < stop:
-            end, shift = min(stop, int(self._ends[number])), int(self._shifts[number])
-            if pieces and pieces[-1][2] == shift:
-                pieces[-1] = (pieces[-1][0], end, shift)
-            else:
-                pieces.append((start, end, shift))
-            start, number = end, number + 1
-        return pieces
-
-
-class RangeSource(SelectedRanges):
-    """Samples ``start:stop`` of a source, counted from 0.
-
-    Args:
-        source: Any source.
-        start: The first sample. A multiple of the source's ``block_samples`` keeps blocks on
-            the chunks of the storage; with any other, each block touches two chunks.
-        stop: One past the last sample.
-
-    >>> from penstock.sources.memory import MemorySource
-    >>> part = RangeSource(MemorySource(np.arange(10)), 4, 8)
-    >>> len(part), part.view(1, 3)[""].tolist()
-    (4, [5, 6])
-    """
-
-    def __init__(self, source: Source, start: int, stop: int) -> None:
-        check_source(source)
-        start, stop = whole_number("start", start), whole_number("stop", stop)
-        if not 0 <= start <= stop <= len(source):
-            raise PlanError(
-                f"samples start={start} to stop={stop} are not within the {len(source)} samples "
-                f"of {source!r}"
-            )
-        super().__init__(source, [(start, stop)])
-        self._start = start
-
-    @property
-    def block_samples(self) -> int:
-        """That of the source, at most the length of the range."""
-        return max(1, min(self._source.block_samples, self._length))
+        """Return an identity of the data and of what the verbs did."""
+        prints = {name: part.fingerprint() for name, part in self.parts.items()}
+        rates = {name: str(rate) for name, rate in self.rates.items() if rate != 1}
+        return digest(["zipped", prints, rates] if rates else ["zipped", prints], [])
 
     def __repr__(self) -> str:
-        return f"RangeSource({self._source!r}, {self._start}, {self._start + self._length})"
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data: that of the source, and the range."""
-        return digest(["range", self._start, self._length, self._source.fingerprint()], [])
+        rates = {name: float(rate) for name, rate in self.rates.items() if rate != 1}
+        return f"zip_sources({self.parts}" + (f", rates={rates})" if rates else ")")
 
 
-def split_ranges(samples: int, train: int, block: int, key: int) -> tuple[Ranges, Ranges]:
-    """Return the ranges of ``train`` samples, and those of all others, chosen by a keyed shuffle.
-
-    Groups of samples are shuffled, not single samples. A group is a block of the storage,
-    unless that leaves a part with fewer than 16 groups. One group is cut in two, so that the
-    sizes are exact.
-
-    Args:
-        samples: The number of samples to split.
-        train: The size of the first part.
-        block: The ``block_samples`` of the source.
-        key: Of the shuffle.
-
-    >>> split_ranges(10, 7, block=1, key=3)
-    ([(0, 1), (1, 2), (2, 3), (6, 7), (7, 8), (8, 9), (9, 10)], [(3, 4), (4, 5), (5, 6)])
-    """
-    group = max(1, min(block, min(train, samples - train) // SMALLEST_PART_GROUPS))
-    count = -(-samples // group)
-    shuffle, left = Permutation(count, key), train
-    parts: tuple[Ranges, Ranges] = ([], [])
-    for position in range(count):
-        start = shuffle[position] * group
-        stop = min(start + group, samples)
-        cut = start + min(stop - start, max(0, left))
-        left -= cut - start
-        for part, (a, b) in zip(parts, ((start, cut), (cut, stop)), strict=True):
-            if a < b:
-                part.append((a, b))
-    # in storage order; short ranges last, so that the others stay aligned to blocks
-    for part in parts:
-        part.sort(key=lambda each: (each[1] - each[0] != group, each))
-    return parts
+def described(layout: Layout) -> dict[str, tuple[object, ...]]:
+    """Return what the outputs of concatenated layouts must have in common."""
+    return {
+        name: (each.steps, each.inner, str(each.dtype), each.static, each.rate, each.ragged)
+        for name, each in layout.outputs.items()
+    }
 
 
-def check_source(source: object) -> None:
-    """Raise ``SourceError`` unless this is a source."""
-    if not isinstance(source, Source):
-        raise SourceError(f"{type(source).__name__} is not a source: convert it with open_source")
+def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> int:
+    """Return the number of samples of zipped sources, which must last equally long."""
+    asked = {name: Fraction(lengths[name]) / rate for name, rate in rates.items() if rate}
+    found = set(asked.values())
+    if not asked:
+        raise SourceError("zip_sources needs a source with a rate other than 0")
+    static = {name: length for name, length in lengths.items() if not rates[name] and length != 1}
+    if static:
+        raise SourceError(f"sources with rate 0 must have one sample, got {static}")
+    if len(found) > 1 or (length := found.pop()).denominator > 1:
+        raise SourceError(
+            f"zipped sources must last equally long, got samples {dict(lengths)} with rates "
+            f"{ {name: float(rate) for name, rate in rates.items()} }: pass other rates, or "
+            "select(range(n)) of the longer ones"
+        )
+    return int(length)
 
 
-def view_of(source: Source, start: int, stop: int) -> Arrays | None:
-    """Return samples ``start:stop`` of any source in place, or None if impossible."""
-    # not isinstance(source, MappedSource): a protocol check costs more than most views
-    view = getattr(source, "view", None)
-    return None if view is None else view(start, stop)
-
-
-def most_in_flight(sources: Iterable[Source]) -> int | None:
-    """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
-    found = [getattr(source, "in_flight", None) for source in sources]
-    return max((count for count in found if count is not None), default=None)
-
-
-def seams_of(source: Source) -> list[int]:
-    """Return the seams of any source; one without the attribute ``seams`` has none.
-
-    >>> from penstock.sources.memory import MemorySource
-    >>> seams_of(ConcatenatedSource([MemorySource(np.arange(3)), MemorySource(np.arange(5))]))
-    [3]
-    """
-    return list(getattr(source, "seams", ()))
+def at_rate(output: Output, rate: Fraction, first: int) -> Output:
+    """Return an output of a zipped source; its leaves are counted from ``first``."""
+    steps, pitch = output.steps, output.pitch
+    if not rate:
+        pitch = 0
+    elif rate < 1:
+        pitch = None
+    elif rate > 1:
+        steps = (int(rate), *steps)
+        pitch = None if pitch is None else pitch * int(rate)
+    return replace(
+        output,
+        leaves=tuple(first + leaf for leaf in output.leaves),
+        steps=steps,
+        static=output.static or not rate,
+        rate=output.rate * min(rate or Fraction(1), Fraction(1)),
+        pitch=pitch,
+    )

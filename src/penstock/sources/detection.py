@@ -20,7 +20,7 @@ from penstock.registry import did_you_mean
 from penstock.sources.anndata import AnnDataSource, is_anndata
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Source, checked_names
-from penstock.sources.combine import ConcatenatedSource, ZippedSource
+from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.jsonl import JsonLinesSource
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import BinarySource, NpySource
@@ -197,7 +197,7 @@ def _open(where: Any, request: Request) -> Source:
         return _open_mapping(where, request)
     is_list = isinstance(where, list | tuple) and len(where) > 0
     if is_list and not isinstance(where[0], int | float | complex | np.generic):
-        return ConcatenatedSource([_open(each, request) for each in where])
+        return concatenate([_open(each, request) for each in where])
     raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
 
 
@@ -213,7 +213,7 @@ def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
     in_memory, _ = OBJECTS[0]
     if all(in_memory(each) for each in chosen.values()):
         return Opener(MemorySource)(chosen, inner)
-    return ZippedSource({name: _open(each, inner) for name, each in chosen.items()})
+    return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
 def _open_path(where: str | bytes, request: Request) -> Source:
@@ -247,7 +247,7 @@ def _open_pattern(where: str, request: Request) -> Source:
         raise SourceError(f"no file matches {redacted(where)}")
     if all(path.lower().endswith(SUFFIXES) for path in found):
         return Opener(FolderSource)(where, request)
-    return ConcatenatedSource([_open_path(path, request) for path in found])
+    return concatenate([_open_path(path, request) for path in found])
 
 
 def _opener_of(path: Path) -> Opener | None:

@@ -7,7 +7,6 @@ begin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,7 @@ import numpy.typing as npt
 from penstock.errors import SourceError
 from penstock.sources.assembly import by_leaf
 from penstock.sources.boxes import Leaf, Located
-
-if TYPE_CHECKING:
-    from penstock.sources.base import Arrays, Indices, Rows, Source
+from penstock.sources.contract import Arrays, Indices, Rows, Source
 
 
 def ragged_fields(source: Source, names: Iterable[str]) -> list[str]:

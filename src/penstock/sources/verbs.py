@@ -12,24 +12,21 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.errors import PlanError, SourceError
+from penstock.errors import PlanError
 from penstock.fingerprints import digest
 from penstock.order.keys import derive_key
 from penstock.sources.boxes import (
     MOST_BORDERS,
     Borders,
-    Indices,
     Leaf,
     Located,
     Output,
 )
-
-if TYPE_CHECKING:
-    from penstock.sources.base import Source
+from penstock.sources.contract import Indices, Source
 
 Offsets: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 Sizes: TypeAlias = Mapping[str, int] | Sequence[int]
@@ -113,15 +110,8 @@ class Stored(Layout):
             leaves.append(Leaf(source, name, chunks.get(name, whole)))
             names = dims.get(name) or ("",) * len(field.shape)
             number = (len(leaves) - 1,)
-            self.outputs[name] = Output(
-                number,
-                (),
-                field.shape,
-                field.dtype,
-                names,
-                ragged=field.ragged,
-                sparse=field.sparse,
-            )
+            output = Output(number, (), field.shape, field.dtype, names)
+            self.outputs[name] = replace(output, ragged=field.ragged, sparse=field.sparse)
         self.leaves = tuple(leaves)
         self.runs = Borders.at(seams, size).array()
         widest = max(self.leaves, key=lambda leaf: leaf.row_bytes)
@@ -248,7 +238,7 @@ class Windows(Layout):
         run = np.searchsorted(self.parent.runs, positions, side="right") - 1
         run = np.minimum(run, len(self._begins) - 2)
         inside = -(-(positions - self.parent.runs[run]) // self._stride)
-        return np.minimum(self._begins[run] + inside, self._begins[run + 1])
+        return np.asarray(np.minimum(self._begins[run] + inside, self._begins[run + 1]))
 
     def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
         """Return where output ``name`` of these samples is stored."""
@@ -260,8 +250,8 @@ class Windows(Layout):
             return self.parent.locate(of, anchors, draw)
         if pitch is not None:  # rows of a run are regular: look up one of them
             found = self.parent.locate(of, anchors, draw)
-            rows = found.rows.reshape(len(samples), 1, -1) + (offsets * pitch)[:, None]
-            return replace(found, rows=rows.reshape(len(samples), *output.steps))
+            apart = (offsets * pitch).reshape(-1, *[1] * (found.rows.ndim - 1))
+            return replace(found, rows=found.rows[:, None] + apart)
         wanted = (anchors[:, None] + offsets).ravel()
         found, each = self.parent.locate(of, wanted, draw), len(offsets)
         rows = found.rows.reshape(len(samples), *output.steps)
@@ -389,7 +379,7 @@ class Patches(Layout):
         low = tile * corners // count
         wide = np.maximum(1, (tile + 1) * corners // count - low).astype(np.uint64)
         keys = np.asarray(derive_key(draw.seed, "patch", draw.epoch, number, samples))
-        return low + (keys % wide).astype(np.int64)
+        return np.asarray(low + (keys % wide).astype(np.int64))
 
     def fingerprint(self) -> str:
         """Return an identity of the data and of what the verbs did."""
@@ -408,157 +398,12 @@ class Patches(Layout):
         return list(zip(self.extent, self.counts, self.step, self.size, strict=True))
 
 
-class Concatenated(Layout):
-    """One layout after the other, with a seam between each two.
-
-    Args:
-        parts: Layouts with the same outputs.
-    """
-
-    def __init__(self, parts: Sequence[Layout]) -> None:
-        self.parts = list(parts)
-        self.tiled = any(part.tiled for part in parts)
-        for number, part in enumerate(parts):
-            if described(part) != described(parts[0]):
-                raise SourceError(
-                    f"source {number} has fields {described(part)}, the first "
-                    f"{described(parts[0])}: only sources with the same fields can be concatenated"
-                )
-        self._begins = np.append(0, np.cumsum([len(part) for part in parts]))
-        self._leaf = np.append(0, np.cumsum([len(part.leaves) for part in parts])).tolist()
-        self.leaves = tuple(leaf for part in parts for leaf in part.leaves)
-        self.outputs, self._first_leaf = {}, {}
-        for name, output in parts[0].outputs.items():
-            each = [
-                [first + leaf for leaf in part.outputs[name].leaves]
-                for first, part in zip(self._leaf, parts, strict=False)
-            ]
-            pitches = {part.outputs[name].pitch for part in parts}
-            pitch = pitches.pop() if len(pitches) == 1 else None
-            numbers = tuple(number for leaves in each for number in leaves)
-            self.outputs[name] = replace(output, leaves=numbers, pitch=pitch)
-            self._first_leaf[name] = np.array([leaves[0] for leaves in each])
-        begins = self._begins[:-1].tolist()
-        self._plain = all(isinstance(part, Stored) for part in parts)
-        runs = [begin + part.runs for begin, part in zip(begins, parts, strict=True)]
-        self.runs = Borders.at(np.concatenate(runs), int(self._begins[-1])).array()
-        self.cells = Borders.join(part.cells for part in parts)
-
-    def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
-        """Return where output ``name`` of these samples is stored."""
-        part = np.searchsorted(self._begins, samples, side="right") - 1
-        mine, output, n = samples - self._begins[part], self.outputs[name], len(samples)
-        if self._plain:  # each part is one leaf: no need to ask it
-            return Located(self._first_leaf[name][part], mine, zeros(n, len(output.inner)))
-        leaf, rows, corner = zeros(n), zeros(n, *output.steps), zeros(n, len(output.inner))
-        for number in np.unique(part).tolist():
-            here = np.flatnonzero(part == number)
-            # samples of every part begin at 0: the key of a draw needs the part too
-            own = draw._replace(seed=derive_key(draw.seed, "part", number))
-            found = self.parts[number].locate(name, mine[here], own)
-            leaf[here] = found.leaf + self._leaf[number]
-            rows[here], corner[here] = found.rows, found.corner
-        return Located(leaf, rows, corner)
-
-    def windows(self, offsets: Offsets, stride: int) -> Layout:
-        """Return the windows of each part, if patches are to be made of them."""
-        if not self.tiled:
-            return super().windows(offsets, stride)
-        return Concatenated([part.windows(offsets, stride) for part in self.parts])
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data and of what the verbs did."""
-        return digest(["concatenated", *(part.fingerprint() for part in self.parts)], [])
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self.parts[:3])) + (", ..." if len(self.parts) > 3 else "")
-        return f"concatenate({len(self.parts)} sources: [{shown}])"
-
-
-class Zipped(Layout):
-    """Outputs of several layouts side by side, each at its own rate.
-
-    Rate 1/2: one of its rows for two samples. Rate 2: two rows a sample. Rate 0: always one row.
-
-    Args:
-        parts: Layouts by name, which becomes that of an unnamed field.
-        rates: Rows for one sample, by the same names.
-    """
-
-    def __init__(self, parts: Mapping[str, Layout], rates: Mapping[str, Fraction]) -> None:
-        self.parts, self.rates, self.leaves = dict(parts), dict(rates), ()
-        self.tiled = any(part.tiled for part in parts.values())
-        size = common_length({name: len(part) for name, part in parts.items()}, rates)
-        self._owner: dict[str, tuple[str, str, int]] = {}  # the part, its field, its first leaf
-        self.outputs, self.cells, widest = {}, Borders.every(size, size), Fraction(-1)
-        runs = [np.array([0, size])]
-        for given, part in parts.items():
-            rate, first = rates[given], len(self.leaves)
-            if rate != 1:
-                refuse_ragged(part.outputs, "other rates")
-            self.leaves += part.leaves
-            for field, output in part.outputs.items():
-                name = field or given
-                if name in self._owner:
-                    raise SourceError(f"two zipped sources have a field {name!r}: rename one")
-                self._owner[name] = given, field, first
-                self.outputs[name] = at_rate(output, rate, first)
-            if not rate:
-                continue
-            times, over = rate.denominator, rate.numerator
-            if (part.runs % over).any():
-                raise SourceError(
-                    f"source {given!r} with rate {rate} has a seam inside of a sample, after "
-                    f"{int(part.runs[part.runs % over > 0][0])} rows: zip the pieces on both sides "
-                    "of it, then concatenate them"
-                )
-            runs.append(part.runs * times // over)
-            weight = sum(output.nbytes for output in part.outputs.values()) * rate
-            if weight > widest:
-                widest = weight
-                self.cells = part.cells.mapped(
-                    lambda at, times=times, over=over: -(-at * times // over),  # type: ignore[misc]
-                    size, times=times, over=over,
-                )  # fmt: skip
-        self.runs = Borders.at(np.concatenate(runs), size).array()
-
-    def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
-        """Return where output ``name`` of these samples is stored."""
-        given, field, first = self._owner[name]
-        rate, output = self.rates[given], self.outputs[name]
-        theirs = samples * rate.numerator // rate.denominator
-        each = max(1, rate.numerator if rate.denominator == 1 else 1)
-        if each > 1:
-            theirs = (theirs[:, None] + np.arange(each)).ravel()
-        found = self.parts[given].locate(field, theirs, draw)
-        rows = found.rows.reshape(len(samples), *output.steps)
-        return Located(found.leaf[::each] + first, rows, found.corner[::each])
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data and of what the verbs did."""
-        prints = {name: part.fingerprint() for name, part in self.parts.items()}
-        rates = {name: str(rate) for name, rate in self.rates.items() if rate != 1}
-        return digest(["zipped", prints, rates] if rates else ["zipped", prints], [])
-
-    def __repr__(self) -> str:
-        rates = {name: float(rate) for name, rate in self.rates.items() if rate != 1}
-        return f"zip_sources({self.parts}" + (f", rates={rates})" if rates else ")")
-
-
 # -- small arithmetic
 
 
 def zeros(*shape: int) -> Indices:
     """Return zeros of this shape."""
     return np.zeros(shape, np.int64)
-
-
-def described(layout: Layout) -> dict[str, tuple[object, ...]]:
-    """Return what the outputs of concatenated layouts must have in common."""
-    return {
-        name: (each.steps, each.inner, str(each.dtype), each.static, each.rate, each.ragged)
-        for name, each in layout.outputs.items()
-    }
 
 
 def refuse_ragged(outputs: Mapping[str, Output], what: str) -> None:
@@ -568,44 +413,6 @@ def refuse_ragged(outputs: Mapping[str, Output], what: str) -> None:
             f"field {name!r} is ragged, its samples have no common size: {what} need fields of one "
             "size; leave it out with open_source(..., fields=[...]), or use pack for tokens"
         )
-
-
-def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> int:
-    """Return the number of samples of zipped sources, which must last equally long."""
-    asked = {name: Fraction(lengths[name]) / rate for name, rate in rates.items() if rate}
-    found = set(asked.values())
-    if not asked:
-        raise SourceError("zip_sources needs a source with a rate other than 0")
-    static = {name: length for name, length in lengths.items() if not rates[name] and length != 1}
-    if static:
-        raise SourceError(f"sources with rate 0 must have one sample, got {static}")
-    if len(found) > 1 or (length := found.pop()).denominator > 1:
-        raise SourceError(
-            f"zipped sources must last equally long, got samples {dict(lengths)} with rates "
-            f"{ {name: float(rate) for name, rate in rates.items()} }: pass other rates, or "
-            "select(range(n)) of the longer ones"
-        )
-    return int(length)
-
-
-def at_rate(output: Output, rate: Fraction, first: int) -> Output:
-    """Return an output of a zipped source; its leaves are counted from ``first``."""
-    steps, pitch = output.steps, output.pitch
-    if not rate:
-        pitch = 0
-    elif rate < 1:
-        pitch = None
-    elif rate > 1:
-        steps = (int(rate), *steps)
-        pitch = None if pitch is None else pitch * int(rate)
-    return replace(
-        output,
-        leaves=tuple(first + leaf for leaf in output.leaves),
-        steps=steps,
-        static=output.static or not rate,
-        rate=output.rate * min(rate or Fraction(1), Fraction(1)),
-        pitch=pitch,
-    )
 
 
 def slower_offsets(offsets: Indices, every: int, name: str) -> Indices:
@@ -622,7 +429,8 @@ def slower_offsets(offsets: Indices, every: int, name: str) -> Indices:
 
 def cut_axes(outputs: Mapping[str, Output], sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return the axes of ``inner`` that are cut, for each output that has them."""
-    found, order = {}, []  # the named dimensions, in the order of the first field that has them
+    found = {}
+    order: list[str] = []  # the named dimensions, as the first field that has them orders them
     for name, output in outputs.items():
         if isinstance(sizes, Mapping):
             has = [dim for dim in output.dims if dim in sizes]
@@ -641,7 +449,7 @@ def cut_axes(outputs: Mapping[str, Output], sizes: Sizes) -> dict[str, tuple[int
     if not found:
         dims = {name: list(output.dims) for name, output in outputs.items()}
         raise PlanError(
-            f"no field has the axes of patches {sizes!r}: samples have shapes {shapes} and "
+            f"no field has the axes of sizes={sizes!r}: samples have shapes {shapes} and "
             f"dimensions {dims}; name dimensions, or pass a tuple for the last axes"
         )
     extents = {tuple(outputs[name].inner[axis] for axis in axes) for name, axes in found.items()}

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order import BlockOrder
 from penstock.sizes import format_bytes, parse_bytes, size_text
+
+Name = TypeVar("Name")
 
 log = logging.getLogger("penstock")
 
@@ -25,9 +27,10 @@ BLOCK_OBJECT_BYTES = 160  # Python objects that describe one planned read
 TARGET_BYTES = 8  # destination of one row of a block
 UNCOUNTED = 64  # bookkeeping below 1/64 of the buffers is within the tolerance of the budget
 
-MOST_DECODED = 1.25  # bytes decoded per byte needed; above it blocks become larger if possible
+MOST_DECODED = 1.27  # bytes decoded per byte needed; above it blocks become larger if possible
 RESIDENT_SHARE = 16  # fields that take this part of the budget may be kept in memory whole
-MIXED_BLOCKS = 8  # a window should mix this many blocks before blocks may become larger
+MIXED_BLOCKS = 16  # a window should mix this many blocks before blocks may become larger
+FEWEST_BLOCKS = 32  # a lane should have this many blocks in an epoch, for the same reason
 NARROW_BYTES = 64  # a sample smaller than this takes longer to shuffle than to read
 MIXED_NARROW = 1 << 24  # most narrow samples in a window: the first batch waits for all of them
 ARGUMENTS = {"block": "block_samples", "window": "window_blocks", "lanes": "lanes"}
@@ -38,61 +41,73 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class BlockCost(NamedTuple):
+    """What a block of samples takes.
+
+    Args:
+        nbytes: Most bytes of the rows that it needs.
+        own_bytes: Bytes of rows that it needs and the block before it does not.
+        decoded_bytes: Bytes that are decoded for it.
+    """
+
+    nbytes: int
+    own_bytes: float
+    decoded_bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The memory that a stream needs: buffers for rows, and bookkeeping of their destinations.
+    """The memory that a stream needs: buffers for samples, and bookkeeping of their destinations.
 
     Bookkeeping is negligible for wide rows, but larger than the data for rows of a few bytes.
     Temporary arrays of constant size (about 30 MB at most) are not counted.
 
     Args:
-        row_bytes: Bytes of one stored row, all fields together.
-        steps: Consecutive rows in a sample.
+        sample_bytes: Bytes of one sample, all fields together.
         batch: Samples in one rank's batch.
         whole: Samples in a step over all ranks.
         threads: Reader threads; each has its own scratch block.
+        cost: Returns what a block takes.
         chunk_bytes: Most bytes that a thread decodes together, of any one field; 0 if storage is
             memory-mapped.
         resident_bytes: Bytes of fields that are kept in memory whole, and to decode them.
+        lent: Batches that the user can hold without a copy.
     """
 
-    row_bytes: int
-    steps: int
+    sample_bytes: int
     batch: int
     whole: int
     threads: int
-    chunk_bytes: int
+    cost: Callable[[int], BlockCost]
+    chunk_bytes: int = 0
     resident_bytes: int = 0
+    lent: int = LENT_BATCHES
 
     def slots(self, round_samples: int) -> int:
         """Return the number of batches in memory for rounds of ``round_samples`` samples.
 
         A round can touch one extra batch at each end, and one that ends an epoch early.
         """
-        return ROUNDS_HELD * (-(-round_samples // self.whole) + 3) + LENT_BATCHES
+        return ROUNDS_HELD * (-(-round_samples // self.whole) + 3) + self.lent
 
-    def nbytes(self, *, block: int, round_samples: int) -> int:
+    def nbytes(self, *, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of buffers and bookkeeping together."""
-        slots, buffers = self.slots(round_samples), self.buffers(block, round_samples)
-        blocks = -(-round_samples * self.batch // self.whole // block)
-        bookkeeping = slots * SLOT_OBJECT_BYTES + blocks * BLOCK_OBJECT_BYTES
-        bookkeeping += (self.threads + 2) * block * TARGET_BYTES  # in reads, and planned ahead
-        return buffers + max(0, bookkeeping - buffers // UNCOUNTED)
+        buffers = self.buffers(block, round_samples, lanes)
+        return buffers + max(0, self._bookkeeping(block, round_samples) - buffers // UNCOUNTED)
 
-    def buffers(self, block: int, round_samples: int) -> int:
+    def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of all batches and of each thread's scratch memory."""
         batches = self.slots(round_samples) * self.batch * self.sample_bytes
-        return batches + self.threads * self._thread_bytes(block) + self.resident_bytes
+        return batches + self.threads * self.cost(block).nbytes + self._fixed()
 
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample, all fields together."""
-        return self.steps * self.row_bytes
-
-    def _thread_bytes(self, block: int) -> int:
+    def _fixed(self) -> int:
         # A source needs two chunks of its own: one as stored, one decoded only in part.
-        scratch = (block + self.steps - 1) * self.row_bytes
-        return scratch + 2 * decoding_bytes(self.chunk_bytes)
+        return self.resident_bytes + self.threads * 2 * decoding_bytes(self.chunk_bytes)
+
+    def _bookkeeping(self, block: int, round_samples: int) -> int:
+        blocks = -(-round_samples * self.batch // self.whole // block)
+        objects = self.slots(round_samples) * SLOT_OBJECT_BYTES + blocks * BLOCK_OBJECT_BYTES
+        return objects + (self.threads + 2) * block * TARGET_BYTES  # in reads, and planned ahead
 
     def largest_window(self, budget: int, *, size: int, block: int, lanes: int) -> int:
         """Return the most blocks a lane's window can have in ``budget`` bytes; 0 if none fits."""
@@ -100,9 +115,48 @@ class Demand:
         while low < high:
             middle = (low + high + 1) // 2
             samples = min(size, lanes * (middle + 1) * block)
-            fits = self.nbytes(block=block, round_samples=samples) <= budget
+            fits = self.nbytes(block=block, round_samples=samples, lanes=lanes) <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDemand(Demand):
+    """The memory of a stream that holds blocks, and gathers each batch when it is handed out.
+
+    Args:
+        numbers: Integers for each sample that say where it is.
+        drop_last: Whether incomplete batches are dropped.
+    """
+
+    numbers: int = 1
+    drop_last: bool = False
+
+    def slots(self, round_samples: int) -> int:
+        """Return the number of batches in memory: the lent ones, and one to gather the next."""
+        return self.lent + 1
+
+    def places(self, block: int, round_samples: int, lanes: int) -> int:
+        """Return the number of blocks in memory.
+
+        A rank reads its own lanes only, if every step has an equal number of samples of each lane.
+        A lane's window can have a part of two leftover blocks.
+        """
+        world = self.whole // self.batch
+        regular = self.drop_last and self.whole % lanes == 0 and lanes % world == 0
+        mine = lanes // world if regular else lanes
+        return ROUNDS_HELD * mine * (-(-round_samples // lanes // block) + 2)
+
+    def buffers(self, block: int, round_samples: int, lanes: int) -> int:
+        """Return the bytes of all blocks and batches."""
+        block_bytes = self.cost(block).nbytes + 8 * self.numbers * block
+        batches = self.slots(round_samples) * self.batch * self.sample_bytes
+        return self.places(block, round_samples, lanes) * block_bytes + batches + self._fixed()
+
+    def _bookkeeping(self, block: int, round_samples: int) -> int:
+        index = ROUNDS_HELD * 4 * (round_samples + 3 * self.whole) * self.batch // self.whole
+        # explicit: super() is not available in dataclasses with slots
+        return Demand._bookkeeping(self, block, round_samples) + index
 
 
 def decoding_bytes(chunk_bytes: int) -> int:
@@ -124,16 +178,14 @@ class Pace(NamedTuple):
         rows: Number of its rows.
         row_bytes: Bytes of a row.
         chunk_rows: Rows that are decoded together; 0 if none are decoded.
+        chunk_bytes: Bytes that are decoded together: fewer than of whole rows if a row has several
+            chunks.
     """
 
     rows: int
     row_bytes: int
     chunk_rows: int
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes that are decoded together."""
-        return self.chunk_rows * self.row_bytes
+    chunk_bytes: int
 
     def decoded(self, rows: int) -> int:
         """Return the bytes decoded for ``rows`` rows that begin where a chunk begins."""
@@ -141,14 +193,14 @@ class Pace(NamedTuple):
         return -(-rows // chunk) * chunk * self.row_bytes
 
 
-def resident_fields(paces: Mapping[str, Pace], budget: int) -> list[str]:
+def resident_fields(paces: Mapping[Name, Pace], budget: int) -> list[Name]:
     """Return the fields to keep in memory whole, so that they are decoded once.
 
     These are fields with longer chunks than the widest one, such as labels in a single chunk,
     which would be decoded again for every block. All of them together have `RESIDENT_SHARE` of
     the budget.
 
-    >>> x, y = Pace(40_000, 8_000, 512), Pace(40_000, 8, 40_000)
+    >>> x, y = Pace(40_000, 8_000, 512, 4_096_000), Pace(40_000, 8, 40_000, 320_000)
     >>> resident_fields({"x": x, "y": y}, budget=10**9), resident_fields({"x": x, "y": y}, 10**6)
     (['y'], [])
     """
@@ -205,16 +257,18 @@ class Resolver:
         demand: The memory that a geometry needs.
         samples: Samples in the dataset.
         natural: Samples in a chunk of the storage, of the widest field.
-        paces: How the fields are stored that are read block by block.
+        decodes: Whether chunks of the storage are decoded; else it is memory-mapped.
         budget: Bytes for all buffers together.
+        again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
     """
 
     demand: Demand
     samples: int
     natural: int
-    paces: Collection[Pace]
+    decodes: bool
     budget: int
+    again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
 
     def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
@@ -236,7 +290,10 @@ class Resolver:
     def needed(self, resolved: Resolved) -> int:
         """Return the bytes of memory for a geometry."""
         block = min(resolved.block.value, self.samples)
-        return self.demand.nbytes(block=block, round_samples=self.round_samples(resolved))
+        lanes = resolved.lanes.value
+        return self.demand.nbytes(
+            block=block, round_samples=self.round_samples(resolved), lanes=lanes
+        )
 
     def check(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
         """Return what `resolve` returns, if it fits into the budget.
@@ -249,7 +306,8 @@ class Resolver:
         if needed <= self.budget:
             return resolved
         block, samples = min(resolved.block.value, self.samples), self.round_samples(resolved)
-        if adopted != Geometry() and self.demand.buffers(block, samples) <= self.budget:
+        buffers = self.demand.buffers(block, samples, resolved.lanes.value)
+        if adopted != Geometry() and buffers <= self.budget:
             log.warning(
                 "the geometry of this state needs %s, more than memory_budget=%s: it was saved "
                 "when bookkeeping was not counted",
@@ -270,26 +328,24 @@ class Resolver:
     ) -> list[str]:
         """Return arguments of which each one alone would fit into the budget."""
 
-        def needs(resolver: Resolver, asked: Geometry) -> int:
+        def needs(budget: int, asked: Geometry, batch: int = self.demand.batch) -> int:
+            resolver = self.again(budget, asked, batch)
             return resolver.needed(resolver.resolve(asked, adopted, ranks=ranks))
 
-        def fits(resolver: Resolver, asked: Geometry) -> bool:
-            return needs(resolver, asked) <= self.budget
-
-        while (more := needs(replace(self, budget=parse_bytes(size_text(needed))), asked)) > needed:
-            needed = more  # a larger budget may choose larger blocks, which need more memory again
-        advice = [f'memory_budget="{size_text(needed)}"']
+        enough = parse_bytes(size_text(needed))
+        while (more := needs(enough, asked)) > enough:
+            enough = parse_bytes(size_text(more))  # a larger budget may choose larger blocks
+        advice = [f'memory_budget="{size_text(enough)}"']
         if adopted.window is None and asked.window is not None:
             for window in _halves(asked.window):
-                if fits(self, replace(asked, window=window)):
+                if needs(self.budget, replace(asked, window=window)) <= self.budget:
                     return [*advice, f"window_blocks={window}"]
         if adopted.block is None:
             for block in _halves(min(found.block.value, self.samples)):
-                if fits(self, replace(asked, block=block)):
+                if needs(self.budget, replace(asked, block=block)) <= self.budget:
                     return [*advice, f"block_samples={block}"]
         for batch in _halves(self.demand.batch):
-            demand = replace(self.demand, batch=batch, whole=batch * ranks)
-            if fits(replace(self, demand=demand), asked):
+            if needs(self.budget, asked, batch) <= self.budget:
                 return [*advice, f"batch_size={batch}"]
         return advice
 
@@ -301,10 +357,10 @@ class Resolver:
     def _block(self, lanes: int) -> ExplainedValue:
         """Return the block size: a storage chunk, or several if parts of them are needed again."""
         natural = block = min(self.natural, self.samples)
-        if any(pace.chunk_rows for pace in self.paces):
+        if self.decodes:
             while (
                 self.decoded_per_byte(block) > MOST_DECODED
-                and 2 * block <= self.samples
+                and self.samples // (2 * block) >= FEWEST_BLOCKS * lanes
                 and self._mixes(2 * block, lanes)
             ):
                 block *= 2
@@ -318,10 +374,9 @@ class Resolver:
         return ExplainedValue(block, why)
 
     def decoded_per_byte(self, block: int) -> float:
-        """Return the bytes that are decoded per byte of the rows that a block needs."""
-        rows = block + self.demand.steps - 1
-        needed = block * sum(pace.row_bytes for pace in self.paces)
-        return sum(pace.decoded(rows) for pace in self.paces) / needed
+        """Return the bytes that are decoded per byte of the rows that a block adds."""
+        cost = self.demand.cost(block)
+        return cost.decoded_bytes / max(1, cost.own_bytes)
 
     def _mixes(self, block: int, lanes: int) -> bool:
         """Return whether a window can mix several blocks of this size, or all there are."""

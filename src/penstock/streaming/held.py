@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,8 @@ class HeldBlocks(Protocol):
         ...
 
 
-class HeldTarget(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeldTarget:
     """Where a read goes.
 
     Attributes:

@@ -1,4 +1,4 @@
-/* Copy rows to their targets past the processor's cache.
+/* Copy rows to their targets, past the processor's cache if wanted.
  *
  * An ordinary store first reads the line it is about to overwrite, and keeps it in the cache.
  * Batches are written once, far more of them than a cache holds, and read much later: neither
@@ -33,15 +33,72 @@ static void copy_row(char *to, const char *from, size_t size)
     memcpy(to, from, size);
 }
 
-/* rows[targets[i]] = items[i] for each i < count; items are stride bytes apart, each of size bytes.
- * Returns how many were copied: fewer than count where the next target is none of the rows. */
-int64_t penstock_scatter(char *rows, int64_t row_count, const int64_t *targets, const char *items,
-                         int64_t stride, int64_t count, int64_t size)
+/* rows[targets[i]] = items[index[i]] for each i < count, without an array of either: i itself.
+ * Items are stride bytes apart, each of size bytes, and may overlap.
+ * Returns how many were copied: fewer than count where the next target or index is out of range. */
+int64_t penstock_copy(char *rows, int64_t row_count, const int64_t *targets, const char *items,
+                      int64_t item_count, const int64_t *index, int64_t stride, int64_t count,
+                      int64_t size, int64_t past)
 {
     int64_t i = 0;
-    for (; i < count && targets[i] >= 0 && targets[i] < row_count; i++)
-        copy_row(rows + targets[i] * size, items + i * stride, (size_t)size);
+    for (; i < count; i++) {
+        int64_t to = targets ? targets[i] : i, from = index ? index[i] : i;
+        if (to < 0 || to >= row_count || from < 0 || from >= item_count)
+            break;
+        if (index && i + 6 < count) { /* the first lines of a later item; hardware does the rest */
+            int64_t later = index[i + 6];
+            for (int64_t b = 0; b < size && b < 512 && later >= 0 && later < item_count; b += LINE)
+                __builtin_prefetch(items + later * stride + b);
+        }
+        if (past)
+            copy_row(rows + to * size, items + from * stride, (size_t)size);
+        else
+            memcpy(rows + to * size, items + from * stride, (size_t)size);
+    }
     _mm_sfence(); /* other threads must see the rows before the count */
+    return i;
+}
+
+static char *copy_box(char *to, const char *from, int64_t axes, const int64_t *shape,
+                      const int64_t *strides, int64_t item)
+{
+    if (axes == 1) {
+        memcpy(to, from, (size_t)(shape[0] * item));
+        return to + shape[0] * item;
+    }
+    for (int64_t i = 0; i < shape[0]; i++)
+        to = copy_box(to, from + i * strides[0], axes - 1, shape + 1, strides + 1, item);
+    return to;
+}
+
+/* rows[targets[i]] = steps boxes of one shape, for each i < count. table[i] has the first byte of
+ * each of them in held, then the strides of each in bytes; along the last axis items are adjacent.
+ * Returns how many were copied: fewer than count where the next one is out of range. */
+int64_t penstock_copy_boxes(char *rows, int64_t row_count, const int64_t *targets,
+                            const char *held, int64_t held_bytes, const int64_t *table,
+                            int64_t count, int64_t steps, int64_t axes, const int64_t *shape,
+                            int64_t item)
+{
+    int64_t i = 0, box = item;
+    for (int64_t a = 0; a < axes; a++)
+        box *= shape[a];
+    for (; i < count; i++, table += steps * (1 + axes)) {
+        if (targets[i] < 0 || targets[i] >= row_count)
+            break;
+        char *to = rows + targets[i] * box * steps;
+        int64_t j = 0;
+        for (; j < steps; j++) {
+            const int64_t *strides = table + steps + j * axes;
+            int64_t end = table[j] + item;
+            for (int64_t a = 0; a < axes; a++)
+                end += (shape[a] - 1) * strides[a];
+            if (table[j] < 0 || end > held_bytes)
+                break;
+            to = copy_box(to, held + table[j], axes, shape, strides, item);
+        }
+        if (j < steps)
+            break;
+    }
     return i;
 }
 

@@ -5,11 +5,11 @@ A block that cannot be read may be replaced by another one, see `BlockReplacemen
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,13 @@ from penstock.order.blocks import StoredOrder
 from penstock.quarantine import append_entry, read_entries
 from penstock.sources.base import Arrays, MappedSource, Source
 from penstock.streaming.buffers import BatchBuffers, allocate
+from penstock.streaming.copies import PIECE_BYTES, as_items, scatter
 from penstock.streaming.planner import BlockRead
+
+Found = TypeVar("Found")
 
 log = logging.getLogger("penstock")
 
-GIL_ITEMS = 500  # numpy keeps the interpreter's lock while it copies up to this many items
-LONG_BYTES = 1 << 16  # a copy of this size should not be made under the interpreter's lock
-SELECTED_BYTES = 1 << 20  # samples selected from a block are copied in pieces of this size
-LINE_BYTES = 64  # of the processor's cache
-LONG_ROW_BYTES = 512  # for longer rows, cache lines shared by two rows do not matter
-CACHE_BYTES = 16 << 20  # larger memory is not in the cache any more when it is read
 REPLACEMENTS = 3  # blocks to try for one that cannot be read
 
 
@@ -43,7 +40,6 @@ class SlotReader:
         source: Where samples are read.
         buffers: Memory of the batches.
         block: Samples in the largest block.
-        steps: Consecutive rows in a sample.
         replacement: Replaces blocks that cannot be read; None raises the source's error.
     """
 
@@ -53,13 +49,11 @@ class SlotReader:
         buffers: BatchBuffers,
         *,
         block: int,
-        steps: int,
         replacement: BlockReplacement | None = None,
     ) -> None:
-        self._source, self._rows, self._steps = source, buffers.rows, steps
+        self._source, self._rows, self._block = source, buffers.rows, block
         self._replacement = replacement
         self._mapped = source if isinstance(source, MappedSource) else None
-        self._scratch_rows = block + steps - 1
         self._scratch: dict[str, npt.NDArray[np.generic]] | None = None
 
     def read(self, read: BlockRead, target: Indices) -> None:
@@ -82,94 +76,23 @@ class SlotReader:
                 scatter(samples, rows, target)
                 continue
             selected = np.flatnonzero(read.keep)
-            step = max(1, SELECTED_BYTES // rows.itemsize)
+            step = max(1, PIECE_BYTES // rows.itemsize)
             for at in range(0, len(selected), step):  # the selection is a copy: bound its size
                 some = samples[selected[at : at + step]]
                 scatter(some, rows, target[at : at + len(some)])
 
     def _samples(self, start: int, stop: int) -> Arrays:
-        stop += self._steps - 1
         view = None if self._mapped is None else self._mapped.view(start, stop)
         if view is not None:
             return view
         if self._scratch is None:
-            count = self._scratch_rows
+            count = self._block
             self._scratch = {
                 name: allocate(count * each.nbytes).view(each.dtype).reshape(count, *each.shape)
                 for name, each in self._source.fields.items()
             }
         self._source.read(start, stop, self._scratch)
         return {name: array[: stop - start] for name, array in self._scratch.items()}
-
-
-# -- copying rows
-
-
-def as_items(
-    array: npt.NDArray[np.generic], count: int, item: np.dtype[np.void]
-) -> npt.NDArray[np.void]:
-    r"""Return ``count`` overlapping items: item i has as many rows as fit into it, from row i on.
-
-    >>> as_items(np.arange(4, dtype=np.int8), count=3, item=np.dtype("V2")).tolist()
-    [b'\x00\x01', b'\x01\x02', b'\x02\x03']
-    """
-    stored = np.ascontiguousarray(array)
-    return np.ndarray((count,), item, stored, 0, (array.nbytes // len(array),))
-
-
-def scatter(items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: Indices) -> None:
-    """Do ``rows[targets] = items``, without the interpreter's lock if it takes long."""
-    if bypasses_cache(rows):
-        scatter_past_cache(items, rows, targets)
-    elif len(items) > GIL_ITEMS or items.nbytes < LONG_BYTES:
-        rows[targets] = items
-    else:  # few large items: numpy releases the lock for rows of bytes
-        rows[:, None].view(np.uint8)[targets] = items[:, None].view(np.uint8)
-
-
-def _load_compiled() -> Callable[..., int] | None:
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("libpast_cache.so")))
-    except OSError:
-        return None
-    function = library.penstock_scatter
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = [address, number, address, address, number, number, number]
-    function.restype = number
-    return function
-
-
-_scatter = _load_compiled()
-COMPILED = _scatter is not None  # by hatch_build.py, if there was a C compiler
-
-
-def bypasses_cache(rows: npt.NDArray[np.void]) -> bool:
-    """Return whether writing past the cache is faster: much memory, in rows of whole lines."""
-    size = rows.itemsize
-    return (
-        COMPILED
-        and rows.nbytes >= CACHE_BYTES
-        and (size % LINE_BYTES == 0 or size >= LONG_ROW_BYTES)
-    )
-
-
-def scatter_past_cache(
-    items: npt.NDArray[np.void], rows: npt.NDArray[np.void], targets: Indices
-) -> None:
-    """Do ``rows[targets] = items`` in C, without the interpreter's lock and past the cache.
-
-    Raises:
-        IndexError: A target is not a row; the items before it are written.
-    """
-    assert _scatter is not None and rows.flags.c_contiguous
-    assert items.dtype == rows.dtype and items.shape == targets.shape
-    targets = np.ascontiguousarray(targets, np.int64)
-    done = _scatter(
-        rows.ctypes.data, len(rows), targets.ctypes.data, items.ctypes.data,
-        items.strides[0], len(items), rows.itemsize,
-    )  # fmt: skip
-    if done < len(items):
-        raise IndexError(f"row {targets[done]} is out of range: there are {len(rows)} rows")
 
 
 # -- blocks that cannot be read
@@ -241,9 +164,9 @@ class BlockReplacement:
         return [(own + each) % blocks * block for each in ahead]
 
     def read(
-        self, read: BlockRead, error: SourceError, samples: Callable[[int, int], Arrays]
-    ) -> Arrays:
-        """Return the samples of another block.
+        self, read: BlockRead, error: SourceError, samples: Callable[[int, int], Found]
+    ) -> Found:
+        """Return what ``samples`` returns for another block.
 
         Args:
             read: The block that cannot be read.

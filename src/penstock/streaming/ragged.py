@@ -22,9 +22,18 @@ from penstock.order import Indices
 from penstock.ragged import Ragged, csr_tensor, dense_tensor
 from penstock.sizes import format_bytes, size_text
 from penstock.sources.base import Field, Rows, Source
+from penstock.sources.contract import view_of
 from penstock.sources.ragged_rows import offsets_of, ragged_fields, ragged_index
-from penstock.streaming.budget import ROUNDS_HELD, Demand, decoding_bytes
+from penstock.streaming.budget import (
+    ROUNDS_HELD,
+    BlockCost,
+    HeldDemand,
+    Pace,
+    resident_bytes,
+    resident_fields,
+)
 from penstock.streaming.buffers import allocate
+from penstock.streaming.stream_input import ResidentSource, StreamInput
 
 BATCHES = 2  # batches in memory: the one in use and the one being gathered
 OFFSETS = "\0offsets"  # after a field's name: its offsets, in a batch that is not assembled yet
@@ -99,29 +108,74 @@ class BlockSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedDemand(Demand):
+class RaggedDemand(HeldDemand):
     """The memory that a stream of ragged rows needs.
 
     Args:
         sizes: The bytes of blocks.
-        table_bytes: Bytes that note where one sample is.
     """
 
     sizes: BlockSizes = field(kw_only=True)
-    table_bytes: int = field(kw_only=True)
 
-    def buffers(self, block: int, round_samples: int) -> int:
+    def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of the largest blocks held together, and of the largest batches."""
         blocks = ROUNDS_HELD * (-(-round_samples * self.batch // self.whole // block) + 1)
         held = self.sizes.largest(block, blocks)
         batches = BATCHES * min(held, self.sizes.longest(self.batch))
-        tables = blocks * block * self.table_bytes
-        return held + batches + tables + self.threads * 2 * decoding_bytes(self.chunk_bytes)
+        return held + batches + blocks * block * 8 * self.numbers + self._fixed()
 
 
-def most_reads(window: int, lanes: int) -> int:
-    """Return the most blocks of a round of windows, and of the round that is read meanwhile."""
-    return ROUNDS_HELD * lanes * (window + 2)  # a slice of the leftover has parts of two blocks
+class RaggedInput(StreamInput):
+    """A ragged source as a stream reads it.
+
+    Args:
+        source: A source with ragged fields.
+        budget: Bytes for all buffers together.
+    """
+
+    def __init__(self, source: Source, budget: int) -> None:
+        self._given, self.sizes = source, BlockSizes(source)
+        chunks = getattr(source, "chunks", {})
+        in_place = view_of(source, 0, min(len(source), 2 * source.block_samples + 1)) is not None
+        paces = {}
+        for name, each in source.fields.items():
+            items = int(offsets_of(source, name)[-1]) if each.ragged else len(source)
+            mean = -(-each.nbytes * items // max(1, len(source)))
+            rows = 0 if in_place else chunks.get(name, (source.block_samples,))[0]
+            paces[name] = Pace(len(source), mean, rows, rows * mean)
+        ragged = ragged_fields(source, source.fields)
+        names = [name for name in resident_fields(paces, budget) if name not in ragged]
+        kept = ResidentSource(source, names) if names else None
+        self.resident = {} if kept is None else {id(source): kept}
+        self.resident_bytes = resident_bytes([paces[name] for name in names])
+        self.paces = [pace for name, pace in paces.items() if name not in names]
+        self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
+        self.sample_bytes = self.sizes.mean
+        self.source = kept or source
+        self.composed = None
+        self.numbers_per_sample = 2 * len(ragged)
+
+    def with_budget(self, budget: int) -> RaggedInput:
+        """Return the same source with another budget."""
+        other = RaggedInput(self._given, budget)
+        other.sizes = self.sizes
+        return other
+
+    def cost(self, block: int) -> BlockCost:
+        """Return what a block of this many samples takes."""
+        decoded = sum(pace.decoded(block) for pace in self.paces)
+        return BlockCost(self.sizes.largest(block, 1), block * self.sample_bytes, decoded)
+
+
+def stream_input(source: Source, budget: int) -> StreamInput:
+    """Return a source as a stream reads it.
+
+    Args:
+        source: Any source.
+        budget: Bytes for all buffers together.
+    """
+    kind = RaggedInput if ragged_fields(source, source.fields) else StreamInput
+    return kind(source, budget)
 
 
 # -- blocks

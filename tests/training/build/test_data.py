@@ -132,29 +132,23 @@ ROLLOUTS = """
 """
 
 
-def test_a_random_split_of_rollouts_is_refused_with_what_works(tmp_path):
+@pytest.mark.parametrize(
+    "dataset", ["{{path: {path}, val_split: 0.25}}", "{{train: {path}, val: {path}}}"]
+)
+@pytest.mark.parametrize("chunk", [(), ("train.val_chunk_size=2",)])
+def test_no_rollout_jumps_in_time(dataset, chunk, tmp_path):
     np.save(tmp_path / "data.npy", np.arange(64))
-    path = f"{tmp_path}/data.npy"
-    with pytest.raises(ConfigError, match=r"val_split=0\.25 .*loader.steps=3.*a path each"):
-        job(tmp_path, ROLLOUTS.format(dataset=f"{{path: {path}, val_split: 0.25}}"))
-    parts = f"{{train: {path}, val: {path}}}"
-    data = job(tmp_path, ROLLOUTS.format(dataset=parts)).data
+    dataset = dataset.format(path=f"{tmp_path}/data.npy")
+    data = job(tmp_path, ROLLOUTS.format(dataset=dataset), *chunk).data
     with data.train_dataloader() as train, data.val_dataloader() as val:
-        for loader in (train, val):
-            for batch in loader:
-                assert bool((batch[:, 1:] - batch[:, :-1] == 1).all())
-
-
-def test_a_fixed_part_of_rollouts_to_validate_on_is_refused_with_what_works(tmp_path):
-    np.save(tmp_path / "data.npy", np.arange(64))
-    text = ROLLOUTS.format(dataset=f"{{train: {tmp_path}/data.npy, val: {tmp_path}/data.npy}}")
-    with pytest.raises(ConfigError, match=r"val_chunk_size with loader.steps=3.*val_cycle=true"):
-        job(tmp_path, text, "train.val_chunk_size=2").data.val_dataloader()
-    with job(
-        tmp_path, text, "train.val_chunk_size=2", "train.val_cycle=true"
-    ).data.val_dataloader() as val:
-        for batch in val:
-            assert bool((batch[:, 1:] - batch[:, :-1] == 1).all())
+        found = [torch.cat(list(loader)) for loader in (train, val)]
+    for windows in found:
+        assert bool((windows[:, 1:] - windows[:, :-1] == 1).all())
+        assert len(windows.unique(dim=0)) == len(windows)
+    rows = [set(windows.flatten().tolist()) for windows in found]
+    if "val_split" in dataset:
+        assert not rows[0] & rows[1] and rows[0] == set(range(48))
+    assert len(found[1]) == (8 if chunk else 14 if "val_split" in dataset else 62)
 
 
 def test_data_modules_are_used_as_they_are(tmp_path, caplog):

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from penstock.arguments import real_number, shown, whole_number
-from penstock.datasets.progress import progress_bar
 from penstock.domains.folds.data import seek_epoch
 from penstock.domains.folds.scores import Scores, confusion, score
 from penstock.errors import BatchError
 from penstock.order import derive_key
+from penstock.progress import progress_bar
 
 log = logging.getLogger("penstock")
 

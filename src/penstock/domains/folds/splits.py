@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import array_of, real_number, whole_number
-from penstock.datasets.progress import progress_bar
 from penstock.errors import PlanError
 from penstock.extras import optional
 from penstock.order import Indices
+from penstock.progress import progress_bar
 
 log = logging.getLogger("penstock")
 

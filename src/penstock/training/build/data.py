@@ -23,8 +23,7 @@ from penstock.order import derive_key
 from penstock.ranks import ranks
 from penstock.seeds import Seed
 from penstock.sources import open_source
-from penstock.sources.base import Source
-from penstock.sources.combine import SelectedRanges, split_ranges
+from penstock.sources.base import Source, composed
 from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
@@ -87,13 +86,9 @@ def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
         return loaded({"train": made}, loaders)
     check_share(share)
     steps = loaders.options.get("steps", 1)
+    train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
     if is_source(made) and steps > 1:
-        raise ConfigError(
-            f"dataset.val_split={share!r} ({settings.where('dataset.val_split')}) with "
-            f"loader.steps={steps}: a random split leaves gaps, and samples of {steps} consecutive "
-            "rows would reach over them; give dataset.train and dataset.val a path each"
-        )
-    train, val = split(made, share, loaders.chunks.seed or 0)
+        log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
     return loaded({"train": train, "val": val}, loaders)
 
 
@@ -291,24 +286,18 @@ class PartLoaders:
             return self._stream(source, evaluation=True)
         if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
+        # a fixed part of the validation data has gaps: windows are made before it is chosen
+        windows, steps = composed(source), self.options.get("steps", 1)
+        windows = windows.windows(steps) if steps > 1 else windows
         samples = size * self.batch_size * ranks()
         seed = Seed.of(self.chunks.seed)
-        if samples < len(source):
-            source = self._chosen(source, samples, seed)
-            seed = seed.fixed("validation samples were chosen")
-        return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
-
-    def _chosen(self, source: Source, samples: int, seed: Seed) -> Source:
-        steps = self.options.get("steps", 1)
-        if steps > 1:
-            raise ConfigError(
-                f"train.val_chunk_size with loader.steps={steps}: a fixed part of the validation "
-                f"data has gaps, and samples of {steps} consecutive rows would reach over them; "
-                "set train.val_cycle=true, or leave out train.val_chunk_size"
-            )
+        if samples >= len(windows):
+            return self._stream(source, chunk_size=size, evaluation=True, seed=seed)
         key = derive_key(seed.for_ranks(ranks()), "validation")
-        ranges, _ = split_ranges(len(source), samples, source.block_samples, key)
-        return SelectedRanges(source, sorted(ranges))
+        parts = {"chosen": samples, "rest": len(windows) - samples}
+        chosen = windows.split(parts, seed=key)["chosen"]
+        seed = seed.fixed("validation samples were chosen")
+        return self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
 
     @property
     def _shuffle(self) -> dict[str, Any]:

@@ -1,10 +1,16 @@
-"""Checks of what a caller asks of a source: ranges, indices, buffers, names."""
+"""The contract of a source, and checks of what a caller asks of one.
+
+A source has a length, named fields, and reads ranges or single samples into memory that the
+caller provides. A class of your own needs only the members of `Source`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +19,128 @@ from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.registry import did_you_mean
 
-if TYPE_CHECKING:
-    from penstock.sources.base import Arrays, Field, Indices, Rows
-    from penstock.sources.boxes import Output
+Rows: TypeAlias = npt.NDArray[np.generic]
+Arrays: TypeAlias = Mapping[str, Rows]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class Sparse(NamedTuple):
+    """A matrix whose rows are stored as values and their columns (CSR).
+
+    Attributes:
+        columns: The ragged field with the column of each value.
+        width: The number of columns of the matrix.
+        dense: Whether batches have the zeros too.
+    """
+
+    columns: str
+    width: int
+    dense: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Shape and dtype of one sample, without the leading axis of samples.
+
+    Args:
+        shape: The shape of one sample; ``()`` for a single number.
+        dtype: The numpy dtype of its items.
+        ragged: A sample is any number of items, and ``shape`` and ``dtype`` are those of one item.
+        sparse: The ragged field has the values of a sparse matrix.
+
+    >>> Field((3, 4), np.dtype("float32")).nbytes
+    48
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    ragged: bool = False
+    sparse: Sparse | None = None
+
+    def __repr__(self) -> str:
+        shown = f"shape={self.shape!r}, dtype={self.dtype!r}" + ", ragged=True" * self.ragged
+        return f"Field({shown}{f', sparse={self.sparse}' if self.sparse else ''})"
+
+    @property
+    def nbytes(self) -> int:
+        """The size of one sample in bytes; of one item if it is ragged."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Storage that samples are read from.
+
+    A source is cheap to create, can be pickled (a pickle holds the address, not the data) and
+    opens its files once per process. All methods may be called from several threads at once. A
+    source with one unnamed array has the single field ``""``; named arrays are fields of those
+    names, all with the same number of samples.
+
+    These attributes are optional:
+
+    - ``offsets(name)``, for a field that is ragged (a sample has any number of items): where each
+      sample's items begin, counted through all samples, and the end of the last one: int64, one
+      more than samples, always the same array. In ``read`` and ``take`` the buffer of a ragged
+      field is as long as the items of the samples, which are written one after the other.
+    - ``seams``: the positions where a sample does not continue the one before it, such as the
+      border between two files; windows of consecutive rows never cross one.
+    - ``in_flight``: the number of simultaneous reads that remote storage needs for its full speed.
+    - ``dims``: the names of the axes of a sample, by field (``{"t2m": ("lat", "lon")}``), "" for an
+      axis without a name; a field that is missing has no names.
+    - ``chunks``: the shape that storage decodes together, by field: samples first, then the axes
+      of a sample. A field that is missing has ``block_samples`` whole samples.
+    - ``read_box(field, start, stop, low, high, out)``: fill ``out`` with part ``low:high`` (one
+      number for each axis of a sample) of samples ``start:stop``, without decoding other chunks.
+    """
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Shape and dtype of one sample, by field name."""
+        ...
+
+    @property
+    def block_samples(self) -> int:
+        """Samples that are cheapest to read together: the chunk length of the storage."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data: from shapes, dtypes and a few stored bytes, no path."""
+        ...
+
+    def read(self, start: int, stop: int, out: Arrays) -> None:
+        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
+        ...
+
+    def take(self, indices: Indices, out: Arrays) -> None:
+        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
+        ...
+
+
+@runtime_checkable
+class MappedSource(Source, Protocol):
+    """A source that can also return samples in place, without a copy."""
+
+    def view(self, start: int, stop: int) -> Arrays | None:
+        """Return samples ``start:stop`` as arrays over mapped memory, or None if impossible.
+
+        The arrays are read-only, their rows may be strided, and they stay valid as long as they
+        are referenced.
+        """
+        ...
+
+
+def view_of(source: Source, start: int, stop: int) -> Arrays | None:
+    """Return samples ``start:stop`` of any source in place, or None if impossible."""
+    # not isinstance(source, MappedSource): a protocol check costs more than most views
+    view = getattr(source, "view", None)
+    return None if view is None else view(start, stop)
+
+
+# -- checks of what a caller asks for
 
 
 def check_range(length: int, start: int, stop: int) -> None:
@@ -108,44 +233,45 @@ def checked_names(name: str, value: object, kinds: type | UnionType = str) -> li
     return names
 
 
-def selected_ranges(chosen: Any, samples: int) -> tuple[Indices, Indices]:
+def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indices]:
     """Return starts and stops of the ranges that indices, a mask, a range or a slice select.
 
-    >>> [each.tolist() for each in selected_ranges([7, 2, 3], 10)]
+    >>> [each.tolist() for each in selected_ranges("chosen", [7, 2, 3], 10)]
     [[2, 7], [4, 8]]
     """
     if isinstance(chosen, slice):
         chosen = range(samples)[chosen]
-    if isinstance(chosen, range) and abs(chosen.step) == 1:  # of any size, without a list
-        if chosen and not (
-            0 <= min(chosen[0], chosen[-1]) and max(chosen[0], chosen[-1]) < samples
-        ):
-            raise PlanError(f"cannot select {chosen} of {samples} samples")
-        ends = (
-            [[min(chosen[0], chosen[-1])], [max(chosen[0], chosen[-1]) + 1]] if chosen else [[], []]
-        )
-        return np.array(ends[0], np.int64), np.array(ends[1], np.int64)
+    if isinstance(chosen, range) and chosen and abs(chosen.step) == 1:  # of any size: no list
+        low, high = sorted((chosen[0], chosen[-1]))
+        if low < 0 or high >= samples:
+            raise PlanError(f"{name} must be within the {samples} samples, got {chosen}")
+        return np.array([low], np.int64), np.array([high + 1], np.int64)
     given = np.asarray(chosen)
     if given.dtype == bool:
         if given.shape != (samples,):
-            raise PlanError(f"a mask of shape {given.shape} cannot select of {samples} samples")
+            raise PlanError(
+                f"{name} is a mask of shape {given.shape}, and there are {samples} samples: pass "
+                "one bool for each"
+            )
         indices = np.flatnonzero(given)
     else:
-        indices = np.sort(checked_indices(samples, given))
+        try:
+            indices = np.sort(checked_indices(samples, given))
+        except PlanError as error:
+            raise PlanError(f"{name}: {error}") from error
         repeated = np.flatnonzero(np.diff(indices) == 0)
         if len(repeated):
             raise PlanError(
-                f"cannot select sample {int(indices[repeated[0]])} twice: a source has each sample "
+                f"{name} has sample {int(indices[repeated[0]])} twice: a source has each sample "
                 "once; use a Mixture or weights to repeat samples"
             )
     gaps = np.flatnonzero(np.diff(indices) != 1)
-    first = np.concatenate([indices[:1], indices[gaps + 1]]).astype(np.int64)
-    last = np.concatenate([indices[gaps], indices[-1:]]).astype(np.int64)
-    return first, last + 1
+    first = np.append(indices[:1], indices[gaps + 1]).astype(np.int64)
+    return first, np.append(indices[gaps], indices[-1:]).astype(np.int64) + 1
 
 
 def checked_offsets(
-    outputs: Mapping[str, Output], length: object, offsets: Any
+    outputs: Collection[str], length: object, offsets: Any
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the output that each new output is made of, and its offsets."""
     if (length is None) == (offsets is None):

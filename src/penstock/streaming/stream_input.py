@@ -1,0 +1,178 @@
+"""A source as a stream reads it: its fields' storage, what a block takes, and what is resident."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.sources.base import (
+    Arrays,
+    BaseSource,
+    ComposedSource,
+    Indices,
+    Rows,
+    Source,
+    composed,
+)
+from penstock.sources.boxes import Leaf
+from penstock.sources.ragged_rows import offsets_of
+from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
+from penstock.streaming.held_rows import BlockNeeds, block_needs, table_columns
+
+MAPPED_LEAVES = 64  # more stored arrays are not opened to see whether they can be mapped
+
+
+class StreamInput:
+    """A source with small fields of long chunks in memory, and what a block of it takes.
+
+    Args:
+        source: The source.
+        budget: Bytes for all buffers together.
+    """
+
+    def __init__(self, source: Source, budget: int) -> None:
+        self._given, stored = source, composed(source)
+        paces = {number: _pace(leaf, number) for number, leaf in enumerate(stored.leaves)}
+        names = resident_fields(paces, budget)
+        kept = {id(each): each for each in (stored.leaves[number].source for number in names)}
+        fields = {
+            key: [stored.leaves[n].field for n in names if id(stored.leaves[n].source) == key]
+            for key in kept
+        }
+        self.resident = {key: ResidentSource(kept[key], fields[key]) for key in kept}
+        self.resident_bytes = resident_bytes([paces[number] for number in names])
+        self.paces = [paces[n] for n in paces if n not in names]  # that are read block by block
+        self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
+        self.sample_bytes = sum(field.nbytes for field in source.fields.values())
+        self.source: Source = self.resident.get(id(source), source)
+        self.composed: ComposedSource | None = None
+        few = min(len(source), 2 * source.block_samples + 1)
+        if isinstance(source, ComposedSource) and source.view(0, few) is None:
+            self.composed = source
+        self.leaves = [
+            replace(
+                leaf,
+                source=self.resident.get(id(leaf.source), leaf.source),
+                # rows in memory cost nothing beyond themselves
+                chunks=leaf.chunks if paces[n].chunk_rows and n not in names else (1, *leaf.shape),
+            )
+            for n, leaf in enumerate(stored.leaves)
+        ]
+        self._needs: dict[int, BlockNeeds] = {}
+
+    def with_budget(self, budget: int) -> StreamInput:
+        """Return the same source with another budget."""
+        other = StreamInput(self._given, budget)
+        other._needs = self._needs  # the same rows, so the same blocks
+        return other
+
+    @property
+    def decodes(self) -> bool:
+        """Whether chunks of the storage are decoded; else it is memory-mapped."""
+        return self.chunk_bytes > 0
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that a read decodes together, of the widest field; 0 if none are decoded."""
+        return max(self.paces, key=lambda pace: pace.row_bytes).chunk_rows if self.paces else 0
+
+    def cost(self, block: int) -> BlockCost:
+        """Return what a block of this many samples takes."""
+        if self.composed is not None:
+            needs = self.needs(block)
+            return BlockCost(needs.nbytes, needs.own_bytes, needs.decoded_bytes)
+        nbytes = block * self.sample_bytes
+        own = block * sum(pace.row_bytes for pace in self.paces)
+        return BlockCost(nbytes, own, sum(pace.decoded(block) for pace in self.paces))
+
+    def needs(self, block: int) -> BlockNeeds:
+        """Return what a block of a composed source needs, by store."""
+        assert self.composed is not None
+        found = self._needs.get(block)
+        if found is None:
+            found = self._needs[block] = block_needs(self.composed, self.leaves, block)
+        return found
+
+    def numbers(self, block: int) -> int:
+        """Return the integers that say where a sample of a composed source is held."""
+        assert self.composed is not None
+        return sum(table_columns(self.composed, self.needs(block)).values())
+
+    def drop(self) -> None:
+        """Free resident fields; the next read loads them again."""
+        for each in self.resident.values():
+            each.drop()
+
+
+def _pace(leaf: Leaf, number: int) -> Pace:
+    mapped = number < MAPPED_LEAVES and leaf.in_place
+    rows, nbytes = (0, 0) if mapped else (leaf.chunks[0], leaf.chunk_bytes)
+    return Pace(leaf.rows, leaf.row_bytes, rows, nbytes)
+
+
+class ResidentSource(BaseSource):
+    """A source with some of its fields in memory: they are read once, with the first block.
+
+    Labels are often stored in one chunk, which would be decoded again for every block.
+
+    Args:
+        source: The source.
+        names: Fields to keep in memory.
+    """
+
+    def __init__(self, source: Source, names: Collection[str]) -> None:
+        super().__init__(len(source), source.fields)
+        self._source, self._names = source, frozenset(names)
+        self._kept: dict[str, Rows] | None = None
+        self._lock = threading.Lock()
+        self.in_flight = getattr(source, "in_flight", None)
+
+    @property
+    def block_samples(self) -> int:
+        """That of the source."""
+        return self._source.block_samples
+
+    def offsets(self, name: str) -> Indices:
+        """Return those of the source."""
+        return offsets_of(self._source, name)
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+    def fingerprint(self) -> str:
+        """Return that of the source."""
+        return self._source.fingerprint()
+
+    def drop(self) -> None:
+        """Free the memory; the next read loads the fields again."""
+        self._kept = None
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        kept = self._resident()
+        for name in self._names & out.keys():
+            np.copyto(out[name], kept[name][start:stop])
+        rest = {name: rows for name, rows in out.items() if name not in self._names}
+        if rest:
+            self._source.read(start, stop, rest)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        kept = self._resident()
+        for name in self._names & out.keys():
+            np.take(kept[name], indices, axis=0, out=out[name], mode="clip")
+        rest = {name: rows for name, rows in out.items() if name not in self._names}
+        if rest:
+            self._source.take(indices, rest)
+
+    def _resident(self) -> dict[str, Rows]:
+        with self._lock:
+            if self._kept is None:
+                kept: dict[str, Rows] = {}
+                for name in sorted(self._names):
+                    field = self._fields[name]
+                    kept[name] = np.empty((self._length, *field.shape), field.dtype)
+                self._source.read(0, self._length, kept)
+                self._kept = kept
+            return self._kept
