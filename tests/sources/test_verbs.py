@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import concatenate, zip_sources
+from penstock import concatenate, open_source, zip_sources
 from penstock.errors import PlanError
 from penstock.sources import MemorySource
 from penstock.sources.assembly import gather_patches, read_span
@@ -397,6 +397,12 @@ def test_cell_numbering_keeps_thick_chunks_together():
     assert set(store.decoded.values()) == {1}
 
 
+def test_random_patches_of_a_plane_decode_each_chunk_once():
+    store = Chunked(np.zeros((3, 64, 64), "i1"), (1, 16, 16))
+    everything(store.patches((8, 8), random=True).drawn(1, 2))
+    assert set(store.decoded.values()) == {1}
+
+
 def test_images_of_different_shapes_are_joined_as_patches():
     images = [
         np.arange(a * b).reshape(1, a, b) + 1000 * i
@@ -455,7 +461,7 @@ class Own:
         out["x"][: len(indices)] = indices[:, None] * [1, 10]
 
 
-@pytest.mark.parametrize("wrap", [lambda own: concatenate([own]), composed])
+@pytest.mark.parametrize("wrap", [lambda own: concatenate([own]), composed, open_source])
 def test_a_class_of_your_own_has_the_verbs(wrap):
     windows = wrap(Own()).windows(3).select([0, 5])
     assert everything(windows)["x"][1, :, 1].tolist() == [50, 60, 70]

@@ -124,7 +124,9 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
             "gives single samples: use ChunkedDataLoader(dataset, batch_size), or pass the path "
             "or the arrays that it reads"
         )
-    return open_source(source) if fields is None else open_source(source, fields=fields)
+    if fields is None and isinstance(source, Source):
+        return source
+    return open_source(source, fields=fields)
 
 
 def with_steps(source: Source, steps: int) -> Source:

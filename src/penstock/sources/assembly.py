@@ -12,6 +12,8 @@ from penstock.sources.contract import Arrays, Indices, Rows, Source, view_of
 
 PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
 
+COMPARED = 1 << 20  # rows of patches with canvases at a time
+
 
 # -- what to read
 
@@ -31,7 +33,7 @@ def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
 def canvas_spans(
     leaves: Sequence[Leaf], found: Located, output: Output, cell: Indices
 ) -> list[Span]:
-    """Return spans with the rows and the hull of the patches of each cell, joined where cheap.
+    """Return spans with the rows and the hull of the patches of each cell, joined where possible.
 
     Args:
         leaves: All leaves.
@@ -40,28 +42,46 @@ def canvas_spans(
         cell: The first sample of the cell of each patch.
     """
     order = np.lexsort((cell, found.leaf))
-    here = np.stack([found.leaf, cell])[:, order]
-    borders = np.flatnonzero((np.diff(here) != 0).any(axis=0)) + 1
+    leaf, rows = found.leaf[order], found.rows.reshape(len(cell), -1)[order]
+    begins = np.append(0, np.flatnonzero((np.diff(leaf) != 0) | (np.diff(cell[order]) != 0)) + 1)
+    low = np.minimum.reduceat(found.corner[order], begins).tolist()
+    high = (np.maximum.reduceat(found.corner[order], begins) + output.inner).tolist()
+    first = np.minimum.reduceat(rows.min(axis=1), begins).tolist()
+    last = np.maximum.reduceat(rows.max(axis=1), begins).tolist()
     spans: dict[tuple[int, int, int], list[Span]] = {}
-    for group in np.split(order, borders):
-        leaf, corner = int(found.leaf[group[0]]), found.corner[group]
-        low = tuple(corner.min(axis=0).tolist())
-        high = tuple((corner.max(axis=0) + output.inner).tolist())
-        for start, stop in row_ranges(distinct(found.rows[group].ravel()), leaves[leaf].chunks[0]):
-            _join(spans.setdefault((leaf, start, stop), []), Span(leaf, start, stop, low, high))
+    grids = {}  # where nothing is decoded, canvases are joined if that takes no more memory
+    for number in set(leaf[begins].tolist()):
+        row, *inner = leaves[number].chunks
+        grids[number] = row, [1] * len(inner) if leaves[number].in_place else inner
+    for group, (number, a, b) in enumerate(zip(leaf[begins].tolist(), first, last, strict=True)):
+        chunk, inner = grids[number]
+        ranges = [(a, b + 1)]
+        if a // chunk != b // chunk:  # of several chunks: perhaps not all rows between
+            stop = begins[group + 1] if group + 1 < len(begins) else len(rows)
+            ranges = row_ranges(distinct(rows[begins[group] : stop].ravel()), chunk)
+        for start, stop in ranges:
+            span = Span(number, start, stop, tuple(low[group]), tuple(high[group]))
+            _join(spans.setdefault((number, start, stop), []), span, inner)
     return [span for each in spans.values() for span in each]
 
 
-def _join(spans: list[Span], new: Span) -> None:
-    """Add a span of the same rows: to the canvas of another one if that takes no more memory."""
+def _join(spans: list[Span], new: Span, chunks: Sequence[int]) -> None:
+    """Add a span of the same rows: to the canvas of another one if no more chunks are decoded."""
+    size = _chunks_of(new, chunks)
     for number, span in enumerate(spans):
-        low = tuple(map(min, span.low, new.low))
-        high = tuple(map(max, span.high, new.high))
+        low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
         hull = Span(span.leaf, span.start, span.stop, low, high)
-        if prod(hull.shape) <= prod(span.shape) + prod(new.shape):
-            spans[number] = hull
+        if _chunks_of(hull, chunks) <= _chunks_of(span, chunks) + size:
+            del spans[number]
+            _join(spans, hull, chunks)  # which may now complete a larger one
             return
     spans.append(new)
+
+
+def _chunks_of(span: Span, chunks: Sequence[int]) -> int:
+    """Return the chunks of one row that have a part of a canvas."""
+    axes = zip(span.low, span.high, chunks, strict=True)
+    return prod(-(-high // chunk) - low // chunk for low, high, chunk in axes)
 
 
 def distinct(rows: Indices) -> Indices:
@@ -134,19 +154,23 @@ def row_places(found: Located, spans: Sequence[Span]) -> Indices:
 
 
 def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
-    """Return rows counted through canvases; of each patch all rows in canvases that hold it."""
-    index = np.full(found.rows.shape, -1, np.int64)
-    begin = 0
-    for span in spans:
-        inside = (found.leaf == span.leaf) & (found.corner >= span.low).all(axis=1)
-        inside &= (found.corner + output.inner <= span.high).all(axis=1)
-        rows = found.rows[inside]
-        here = np.where(
-            (rows >= span.start) & (rows < span.stop), rows - span.start + begin, index[inside]
-        )
-        index[inside] = here
-        begin += span.stop - span.start
-    return index
+    """Return rows counted through canvases, for each patch those of canvases that hold it."""
+    leaf, start, stop = np.array([span[:3] for span in spans]).T
+    low, high = np.array([span.low for span in spans]), np.array([span.high for span in spans])
+    begin = np.cumsum(stop - start) - (stop - start)
+    rows = found.rows.reshape(len(found.leaf), -1)
+    index = np.empty(rows.shape, np.int64)
+    most = max(1, COMPARED // (len(spans) * rows.shape[1]))
+    for first in range(0, len(rows), most):  # a few patches with all canvases at a time
+        here = slice(first, first + most)
+        holds = found.leaf[here, None] == leaf
+        for axis, size in enumerate(output.inner):
+            corner = found.corner[here, axis, None]
+            holds &= (corner >= low[:, axis]) & (corner + size <= high[:, axis])
+        row = rows[here, :, None]
+        at = (holds[:, None] & (row >= start) & (row < stop)).argmax(axis=2)
+        index[here] = rows[here] + (begin - start)[at]
+    return index.reshape(found.rows.shape)
 
 
 def gather_patches(

@@ -366,7 +366,7 @@ class ComposedSource(BaseSource):
         Needed rows of the same chunk, and neighbours, are one span, so that reading the spans one
         by one decodes no chunk twice. The spans of a store without patches are whole rows, in
         ascending order of (leaf, start). Those of patches are canvases: the rows and the hull of
-        the patches of one cell, joined where that takes no more memory.
+        the patches of one cell, joined where that decodes no more chunks.
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
@@ -465,6 +465,11 @@ def composed(source: Source) -> ComposedSource:
         source: Any source, also of a class of your own.
     """
     return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
+
+
+def with_verbs(source: Source) -> BaseSource:
+    """Return a source that has the verbs: the same one, or a `ComposedSource` of its samples."""
+    return source if isinstance(source, BaseSource) else composed(source)
 
 
 def layout_of(source: Source) -> Layout:

@@ -165,8 +165,7 @@ class Span(NamedTuple):
         return (self.stop - self.start, *canvas)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """Where one output of n samples is in the held spans of its store.
 
     Args:
@@ -174,7 +173,7 @@ class Places:
         corner: ``(n, axes)``: as in `Located`; in its span the part begins at ``corner - low``.
     """
 
-    index: Indices
+    index: Indices  # type: ignore[assignment]  # a tuple has a method of this name
     corner: Indices
 
 

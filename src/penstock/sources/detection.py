@@ -19,7 +19,7 @@ from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.anndata import AnnDataSource, is_anndata
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.base import Source, checked_names
+from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
 from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.jsonl import JsonLinesSource
 from penstock.sources.memory import MemorySource, is_tensor
@@ -46,10 +46,11 @@ def open_source(
     decode: bool = True,
     dtype: npt.DTypeLike | None = None,
     **options: Any,
-) -> Source:
+) -> BaseSource:
     """Return the source for a path, a URL, arrays, tensors, a dataset, or several of these.
 
-    A list is concatenated, a mapping is zipped, and a source is returned as it is.
+    A list is concatenated, a mapping is zipped, and a source is returned as it is. A source of a
+    class of your own gets the verbs (`select`, `windows`, ...) that Penstock's sources have.
 
     Args:
         where: What holds the samples.
@@ -79,7 +80,7 @@ def open_source(
     """
     axis = checked_along(options.pop("axis", None), along)
     names = checked_names("fields", fields)
-    return _open(where, Request(names, axis, flag("decode", decode), dtype, options))
+    return with_verbs(_open(where, Request(names, axis, flag("decode", decode), dtype, options)))
 
 
 # -- what opens which data
