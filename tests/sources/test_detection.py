@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pandas
 import pyarrow as pa
@@ -93,7 +92,7 @@ def test_refusals_say_what_was_found(place):
         open_source(place / "a.npy", colums=["x"])
     with pytest.raises(SourceError, match="first axis"):
         open_source(DATA, axis=1)
-    with pytest.raises(SourceError, match=r"unexpected keyword argument .columns"):
+    with pytest.raises(SourceError, match="unexpected keyword argument"):
         open_source(DATA, columns=["x"])
     with pytest.raises(SourceError, match="pass them where it is opened"):
         open_source(open_source(DATA), fields=["x"])
@@ -125,7 +124,7 @@ def test_fields_are_chosen_in_every_kind_of_source(place):
 
 def advised(error):
     """The Python expression in a message."""
-    return re.search(r"(open_source|np\.save)\(.*\)", str(error)).group()
+    return re.search(r"open_source\(.*\)", str(error)).group()
 
 
 def write_unread(folder, name):
@@ -135,9 +134,6 @@ def write_unread(folder, name):
         DATA.tofile(path)
     elif path.suffix.lower() == ".csv":
         path.write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(10)))
-    elif path.suffix in (".h5", ".hdf5"):
-        with h5py.File(path, "w") as file:
-            file["name"] = DATA
     elif path.suffix == ".npz":
         np.savez(path, x=DATA, y=DATA[:, 0])
     elif path.suffix == ".json":
@@ -147,7 +143,7 @@ def write_unread(folder, name):
     return path
 
 
-UNREAD = "a.dat a.raw a.csv A.CSV a.h5 a.hdf5 a.npz a.json a.pt a.pth"
+UNREAD = "a.dat a.raw a.csv A.CSV a.npz a.json a.pt a.pth"
 
 
 @pytest.mark.parametrize("name", UNREAD.split())
@@ -160,20 +156,21 @@ def test_the_way_that_a_refusal_names_works(tmp_path, monkeypatch, name):
     with pytest.raises(SourceError) as caught:
         open_source(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-    scope = {"dtype": "f4", "shape": DATA.shape, "pyarrow": pa, "h5py": h5py, "np": np}
+    scope = {"dtype": "f4", "shape": DATA.shape, "pyarrow": pa, "np": np}
     scope |= {"torch": torch, "open_source": open_source, "Path": Path}
     found = eval(advised(caught.value), scope)  # noqa: S307 - what the message says
-    assert len(open_source("x.npy") if found is None else found) == 10
+    assert len(found) == 10
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("a.nc", "xarray"),
+        ("a.nc", "neither HDF5 nor netCDF: it begins with b'123'"),
+        ("a.h5", "neither HDF5 nor netCDF"),
         ("a.tar", "not a readable archive"),
         ("a.bin", "pass its dtype"),
         ("a.jsonl", "not a JSON object"),
-        ("a.zip", "unpack"),
+        ("a.zip", "not a zip file"),
         ("a.mat", "loadmat"),
         ("a.txt", "ChunkedDataLoader"),
         ("a.xyz", "open_source reads"),

@@ -104,7 +104,7 @@ def token_rows(
 
 
 def _ragged_tokens(rows: Ragged, path: str, limit: int | None, side: Side) -> TokenRows:
-    if not are_token_rows(rows):
+    if not _is_token_row(rows.values):
         raise CollateError(
             f"{path!r} has rows of {rows.dtype}, expected rows of integers: token ids"
         )

@@ -232,7 +232,11 @@ class StreamOrders:
         """
         if isinstance(self.source, RaggedInput):
             numbers, sizes = self.source.numbers_per_sample, self.source.sizes
-            options = {"numbers": numbers, "drop_last": self.drop_last, "sizes": sizes}
+            options: dict[str, Any] = {
+                "numbers": numbers,
+                "drop_last": self.drop_last,
+                "sizes": sizes,
+            }
             return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
         if self.source.composed is None:

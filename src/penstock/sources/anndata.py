@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ from penstock.sources.base import (
     Sparse,
     checked_names,
 )
+from penstock.sources.hdf5 import LOCK, ArrayFile, open_hdf5
 from penstock.sources.ragged_rows import checked_offsets, new_buffers, take_by_blocks
+from penstock.sources.sliceable import library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import read_node
@@ -35,7 +38,6 @@ log = logging.getLogger(__name__)
 
 BLOCK_CHUNKS = 8  # a block of sparse rows begins and ends inside of a chunk: read at least these
 COLUMNS = ".indices"  # after the name of a sparse matrix: the field with its columns
-_H5_LOCK = threading.Lock()  # HDF5 has one lock of its own; waiting for ours releases the GIL
 
 
 class AnnDataSource(BaseSource):
@@ -213,12 +215,6 @@ class AnnDataSource(BaseSource):
         take_by_blocks(self, indices, out, self.block_samples)
 
 
-def is_anndata(store: ByteStore) -> bool:
-    """Return whether a Zarr store was written by anndata."""
-    node = read_node(store, "")
-    return node is not None and node.attributes.get("encoding-type") == "anndata"
-
-
 class _Unsuitable(Exception):
     """Why an element cannot be a field, as the end of a sentence."""
 
@@ -295,106 +291,39 @@ class _ZarrTree(_Tree):
 
     def strings(self, path: str) -> list[Any]:
         zarr = optional("zarr", extra="zarr")
-        found = zarr.open_array(self._store.zarr_store(), path=path, mode="r")[...]
+        store, prefix = self._store.zarr_store()
+        found = zarr.open_array(store, path=f"{prefix}{path}", mode="r")[...]
         return list(np.ravel(found))
 
 
 class _H5Tree(_Tree):
     def __init__(self, path: str) -> None:
-        self.name = path
-        self._opened: tuple[int, Any] | None = None
+        self.name, self._file = path, ArrayFile(Path(path), classic=False, opened=None)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def _file(self) -> Any:
-        """Return the open file of this process; the caller holds the lock."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            h5py = optional("h5py", extra="hdf5")
-            try:
-                self._opened = os.getpid(), h5py.File(self.name, "r")
-            except (OSError, RuntimeError, ValueError) as error:
-                why = " ".join(str(error).split())[:200]
-                raise SourceError(
-                    f"{self.name} is not a readable HDF5 file ({why}): write or copy it again"
-                ) from error
-        return self._opened[1]
+    @contextmanager
+    def _root(self) -> Iterator[Any]:
+        with library_lock(LOCK):
+            yield self._file.root()
 
     def attributes(self, path: str) -> Mapping[str, Any]:
-        with _H5_LOCK:
-            file = self._file()
-            return dict(file[path or "/"].attrs) if not path or path in file else {}
+        with self._root() as root:
+            return dict(root[path or "/"].attrs) if not path or path in root else {}
 
     def has(self, path: str) -> bool:
-        with _H5_LOCK:
-            return path in self._file()
+        with self._root() as root:
+            return path in root
 
     def children(self, path: str) -> list[str]:
-        with _H5_LOCK:
-            return list(self._file()[path or "/"])
+        with self._root() as root:
+            return list(root[path or "/"])
 
     def is_numeric(self, path: str) -> bool:
-        with _H5_LOCK:
-            found = self._file()[path]
-            return hasattr(found, "dtype") and found.dtype.kind in "biufc"
+        with self._root() as root:
+            return hasattr(root[path], "dtype") and root[path].dtype.kind in "biufc"
 
     def array(self, path: str) -> Source:
-        return _H5Array(self, path)
+        return open_hdf5(self.name, fields=[path], decode=False)
 
     def strings(self, path: str) -> list[Any]:
-        with _H5_LOCK:
-            return list(self._file()[path].asstr()[...])
-
-    def describe(self, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-        """Return shape, dtype and rows of a chunk of an array."""
-        with _H5_LOCK:
-            found = self._file().get(path)
-            if found is None or not hasattr(found, "shape") or not found.shape:
-                raise SourceError(f"there is no array {path!r} in {self.name}")
-            return found.shape, found.dtype, found.chunks[0] if found.chunks else 0
-
-    def fill(self, path: str, start: int, stop: int, out: Rows) -> None:
-        """Read rows of an array."""
-        if not out.size:
-            return
-        with _H5_LOCK:
-            try:
-                found = self._file()[path]
-                if out.flags.c_contiguous:
-                    found.read_direct(out, np.s_[start:stop])
-                else:
-                    out[...] = found[start:stop]
-            except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-                if isinstance(error, SourceError):
-                    raise
-                raise SourceError(
-                    f"cannot read rows {start}:{stop} of {path!r} in {self.name} "
-                    f"({' '.join(str(error).split())[:200]}): write or copy the file again"
-                ) from error
-
-
-class _H5Array(BaseSource):
-    """One array of an HDF5 file; its rows are samples."""
-
-    def __init__(self, tree: _H5Tree, path: str) -> None:
-        self._tree, self._path = tree, path
-        shape, dtype, self._chunk = tree.describe(path)
-        if dtype.kind not in "biufc":
-            raise SourceError(f"{path!r} in {tree.name} holds {dtype}, not numbers")
-        super().__init__(shape[0], {"": Field(tuple(shape[1:]), dtype.newbyteorder("="))})
-
-    @property
-    def block_samples(self) -> int:
-        """Rows of a chunk, or about a megabyte where there are none."""
-        return max(1, min(self._chunk or super().block_samples, len(self)))
-
-    def fingerprint(self) -> str:
-        """Return the path: `AnnDataSource` has an identity of the data."""
-        return self._path
-
-    def _read(self, start: int, stop: int, out: Arrays) -> None:
-        for rows in out.values():
-            self._tree.fill(self._path, start, stop, rows)
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        take_by_blocks(self, indices, out, self.block_samples)
+        with self._root() as root:
+            return list(root[path].asstr()[...])

@@ -1,15 +1,27 @@
-"""Sources made of arrays that are read by ranges: one reader for each field."""
+"""Sources made of arrays: which arrays of a store are fields, and one reader for each field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from penstock.errors import SourceError
+import numpy as np
+
+from penstock.arguments import whole_number
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
+from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.cf import Attributes, Decoding, decoding_of
 from penstock.sources.ragged_rows import block_runs
 from penstock.sources.thread_buffers import thread_array
+
+log = logging.getLogger(__name__)
+
+Box: TypeAlias = tuple[tuple[int, int], ...]  # first and last of each axis of a sample
 
 
 class ArrayReader(Protocol):
@@ -43,15 +55,202 @@ class ArrayReader(Protocol):
         ...
 
 
+@runtime_checkable
+class BoxReader(ArrayReader, Protocol):
+    """An array that is stored in chunks, of which parts of samples can be read."""
+
+    @property
+    def how(self) -> str:
+        """What reads it, and perhaps why: "direct", or the name of a library."""
+        ...
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The shape of a chunk: samples first, then the axes of a sample."""
+        ...
+
+    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
+        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        ...
+
+
+class DecodedArray:
+    """An array whose stored values are decoded where they are read, one chunk at a time.
+
+    Args:
+        stored: The reader of stored values.
+        decoding: How they become data.
+    """
+
+    def __init__(self, stored: BoxReader, decoding: Decoding) -> None:
+        self._stored, self._decoding = stored, decoding
+        self.field = Field(stored.field.shape, decoding.dtype)
+        self.samples, self.chunks = stored.samples, stored.chunks
+        self.chunk_samples, self.how = stored.chunk_samples, stored.how
+
+    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
+        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        first, chunk = start, max(1, self.chunk_samples)
+        while first < stop:
+            last = min(stop, (first // chunk + 1) * chunk)
+            part = out[first - start : last - start]
+            values = thread_array("values", part.shape, self._decoding.stored)
+            self._stored.read(first, last, values, box)
+            self._decoding.apply(values, part)
+            first = last
+
+    def view(self, start: int, stop: int) -> Rows | None:
+        """Return None: decoded values are not stored."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Return an identity of the stored data and of how it is decoded."""
+        return digest([self._stored.fingerprint(), repr(self._decoding)], [])
+
+
+# -- which arrays of a store are fields
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """One array of a store, before it is opened.
+
+    Attributes:
+        name: The name of the array for messages.
+        shape: Of the whole array.
+        dims: A name for each axis (None for an axis without), or None.
+        attributes: As CF has them; marks of missing data are numbers.
+        open: Returns the reader of stored values along an axis.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...] | None
+    attributes: Attributes
+    open: Callable[[int], BoxReader]
+
+    def axis(self, along: int | str | None) -> int:
+        """Return the number of the axis of samples, from a number or a dimension name."""
+        if not self.shape:
+            raise SourceError(f"array {self.name} is a scalar: it has no axis of samples")
+        if isinstance(along, str):
+            if self.dims is None or along not in self.dims:
+                known = [each for each in self.dims or () if each]
+                has = f"has dimensions {known}" if known else "has no dimension names"
+                raise SourceError(
+                    f"array {self.name} {has}, so along={along!r} is not one of them: choose the "
+                    f"axis of samples by number, from 0 to {len(self.shape) - 1}, or other arrays "
+                    "with open_source(..., fields=[...])"
+                )
+            return self.dims.index(along)
+        if not 0 <= (along or 0) < len(self.shape):
+            raise SourceError(
+                f"array {self.name} has shape {self.shape}: the axis of samples (along) must be "
+                f"from 0 to {len(self.shape) - 1}, got {along}"
+            )
+        return along or 0
+
+    def reader(self, axis: int, *, decode: bool) -> BoxReader:
+        """Return the reader along an axis, of decoded values unless they are stored so."""
+        opened = self.open(axis)
+        whole_number(f"the size of a sample of {self.name}", opened.field.nbytes, error=SourceError)
+        decoding = decoding_of(self.attributes, opened.field.dtype, self.name) if decode else None
+        return opened if decoding is None else DecodedArray(opened, decoding)
+
+    def sample_dims(self, axis: int) -> tuple[str, ...]:
+        """Return the names of the axes of a sample, "" for one without; () if none has."""
+        names = tuple(name or "" for name in self.dims or ())
+        return names[:axis] + names[axis + 1 :] if any(names) else ()
+
+
+def checked_along(axis: object, along: object) -> int | str | None:
+    """Return the axis of samples, which may be passed under either of two names.
+
+    >>> checked_along(None, "time"), checked_along(2, None)
+    ('time', 2)
+    """
+    name, given = ("axis", axis) if along is None else ("along", along)
+    if axis is not None and along not in (None, axis):
+        raise PlanError(f"axis={axis!r} and along={along!r} are the same argument: pass one")
+    if given is None or isinstance(given, str):
+        return given
+    return whole_number(name, given)
+
+
+def chosen_axes(
+    arrays: Mapping[str, StoredArray],
+    where: str,
+    *,
+    fields: Sequence[str] | None,
+    along: int | str | None,
+) -> dict[str, int]:
+    """Return the arrays to read, each with its axis of samples.
+
+    By default, these are all arrays that have the axis. If all arrays have dimension names,
+    coordinates are left out, and without ``along`` the axis is the first one of the largest
+    array. A line in the log names what is left out.
+
+    Args:
+        arrays: All arrays of the store, by field name.
+        where: The name of the store for messages.
+        fields: The arrays to read.
+        along: The axis of samples, by number or by dimension name.
+    """
+    for name in fields or ():
+        if name not in arrays:
+            raise SourceError(f"{name!r} of {where} is missing{did_you_mean(name, arrays)}")
+    if fields is not None or list(arrays) == [""]:
+        return {name: arrays[name].axis(along) for name in fields or arrays}
+    usable = {name: each for name, each in arrays.items() if each.shape}
+    if not usable:
+        raise SourceError(f"{where} has no arrays of samples")
+    if any(each.dims for each in usable.values()) or isinstance(along, str):
+        usable = _of_one_dimension(usable, along)
+    left_out = [name for name in arrays if name not in usable]
+    if left_out:
+        log.info("reading %s of %s; leaving out %s", _listed(usable), where, _listed(left_out))
+    return {name: each.axis(along) for name, each in usable.items()}
+
+
+def _of_one_dimension(
+    arrays: Mapping[str, StoredArray], along: int | str | None
+) -> dict[str, StoredArray]:
+    """Return the data variables that have the dimension of samples."""
+    coordinates = {name for name, each in arrays.items() if each.dims == (name.split("/")[-1],)}
+    for each in arrays.values():
+        for key in ("coordinates", "bounds"):
+            coordinates.update(str(each.attributes.get(key, "")).split())
+    data = {name: each for name, each in arrays.items() if name not in coordinates} or arrays
+    if isinstance(along, str):
+        found = {name: each for name, each in data.items() if along in (each.dims or ())}
+        return found or dict(data)  # none: refused with the names that there are
+    if along is None and all(each.dims and each.dims[0] for each in data.values()):
+        largest = max(data.values(), key=lambda each: prod(each.shape))
+        first = (largest.dims or ("",))[0]
+        return {name: each for name, each in data.items() if (each.dims or ("",))[0] == first}
+    return dict(data)
+
+
+def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    shown = ", ".join(list(names)[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
 class ArraySource(BaseSource):
     """Base class of sources over array readers; subclasses differ in how arrays are found.
 
     Args:
         readers: The reader of each field, by field name.
         name: The name of the source for messages.
+        dims: The names of the axes of a sample, by field name.
     """
 
-    def __init__(self, readers: Mapping[str, ArrayReader], name: str) -> None:
+    def __init__(
+        self,
+        readers: Mapping[str, ArrayReader],
+        name: str,
+        dims: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         lengths = {field: reader.samples for field, reader in readers.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(
@@ -60,7 +259,24 @@ class ArraySource(BaseSource):
             )
         fields = {field: reader.field for field, reader in readers.items()}
         super().__init__(next(iter(lengths.values())), fields)
-        self._readers = dict(readers)
+        self._readers, self._dims = dict(readers), dict(dims or {})
+
+    @property
+    def readers(self) -> Mapping[str, str]:
+        """What reads each field: "direct", or the name of a library and perhaps why."""
+        readers = self._readers.items()
+        return {name: each.how for name, each in readers if isinstance(each, BoxReader)}
+
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of the axes of a sample, by field; empty where they are not known."""
+        return self._dims
+
+    @property
+    def chunks(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape that is decoded together, by field: samples, then the axes of a sample."""
+        readers = self._readers.items()
+        return {name: each.chunks for name, each in readers if isinstance(each, BoxReader)}
 
     @property
     def block_samples(self) -> int:
@@ -75,6 +291,24 @@ class ArraySource(BaseSource):
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, rows in out.items():
             self._readers[name].read(start, stop, rows)
+
+    def read_box(
+        self,
+        field: str,
+        start: int,
+        stop: int,
+        low: Sequence[int],
+        high: Sequence[int],
+        out: Rows,
+    ) -> None:
+        """Fill ``out`` with part ``low:high`` of samples ``start:stop`` of one field."""
+        reader, box = self._readers[field], tuple(zip(map(int, low), map(int, high), strict=True))
+        if isinstance(reader, BoxReader):
+            reader.read(start, stop, out, box)
+            return
+        rows = thread_array("rows", (stop - start, *reader.field.shape), reader.field.dtype)
+        reader.read(start, stop, rows)
+        np.copyto(out, rows[(slice(None), *(slice(first, last) for first, last in box))])
 
     def _take(self, indices: Indices, out: Arrays) -> None:
         for name, rows in out.items():

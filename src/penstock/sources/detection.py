@@ -6,9 +6,10 @@ import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +18,17 @@ from penstock.arguments import flag
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
-from penstock.sources.anndata import AnnDataSource, is_anndata
+from penstock.sources.array_source import checked_along
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
 from penstock.sources.combine import concatenate, zip_sources
-from penstock.sources.jsonl import JsonLinesSource
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import BinarySource, NpySource
 from penstock.sources.remote import open_remote
-from penstock.sources.sample_files import (
-    SUFFIXES,
-    FolderSource,
-    TarSource,
-    has_samples,
-    is_pattern,
-)
+from penstock.sources.sample_files import SUFFIXES, has_samples, is_pattern
 from penstock.sources.storage import DirectoryStore, is_url, redacted
 from penstock.sources.zarr import ZarrSource
-from penstock.sources.zarr.hierarchy import is_zarr
-from penstock.sources.zarr.source import checked_along
+from penstock.sources.zarr.hierarchy import is_anndata, is_zarr
 
 
 def open_source(
@@ -108,12 +101,13 @@ class Opener:
     """A function that opens one kind of data, and which arguments of `open_source` it takes.
 
     Attributes:
-        make: Called with the data, those arguments, and the options that were passed.
+        make: Called with the data, those arguments, and the options that were passed. As text,
+            "module:function", it is imported when it is needed.
         takes: Of "fields", "along", "decode" and "dtype"; "columns" is "fields" by the name that
             tables have for it.
     """
 
-    make: Callable[..., Source]
+    make: Callable[..., Source] | str
     takes: tuple[str, ...] = ()
 
     def __call__(self, where: Any, request: Request) -> Source:
@@ -130,12 +124,34 @@ class Opener:
         twice = sorted(set(request.options) & set(arguments))
         if twice:
             raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
+        make = self.make
+        if isinstance(make, str):
+            module, _, function = make.partition(":")
+            make = cast(Callable[..., Source], getattr(import_module(module), function))
         try:
-            return self.make(where, **arguments, **request.options)
+            return make(where, **arguments, **request.options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             raise SourceError(f"{shown} cannot be opened with these options: {error}") from error
+
+
+def is_sliceable(where: Any) -> bool:
+    """Return whether an object has shape, dtype and slicing.
+
+    >>> is_sliceable(np.zeros((3, 2))), is_sliceable([1, 2])
+    (True, False)
+    """
+    return all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__"))
+
+
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of ``value``.
+
+    >>> package_of(np.zeros(3))
+    'numpy'
+    """
+    return type(value).__module__.partition(".")[0]
 
 
 _REFUSALS = {
@@ -147,37 +163,45 @@ _REFUSALS = {
     "dtype": "says its dtype itself: leave out dtype=",
 }
 ARRAYS = ("fields", "along", "decode")
-TABLE = Opener(ArrowSource, ("columns",))
+ONE_ARRAY = ("along", "decode")
+COLUMNS = ("columns",)
+TABLE = Opener(ArrowSource, COLUMNS)
+ANNDATA = Opener("penstock.sources.anndata:AnnDataSource", COLUMNS)
+JSON_LINES = Opener("penstock.sources.jsonl:JsonLinesSource", COLUMNS)
+FOLDER = Opener("penstock.sources.sample_files:FolderSource")
 ZARR = Opener(ZarrSource, ARRAYS)
+HDF5 = Opener("penstock.sources.hdf5:open_hdf5", ARRAYS)
+ZARR_OBJECT = Opener("penstock.sources.zarr.stores:open_zarr", ARRAYS)
+XARRAY = Opener("penstock.sources.sliceable:open_xarray", ARRAYS)
+TENSORSTORE = Opener("penstock.sources.sliceable:open_tensorstore", ONE_ARRAY)
+SLICEABLE = Opener("penstock.sources.sliceable:open_sliceable", ONE_ARRAY)
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
     ".npy": Opener(NpySource),
     ".bin": Opener(BinarySource, ("dtype",)),
-    ".h5ad": Opener(AnnDataSource, ("columns",)),
-    **dict.fromkeys((".jsonl", ".ndjson"), Opener(JsonLinesSource, ("columns",))),
-    ".tar": Opener(TarSource, ("columns",)),
+    ".h5ad": ANNDATA,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
+    ".tar": Opener("penstock.sources.sample_files:TarSource", COLUMNS),
+    **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), HDF5),
+    ".zip": Opener("penstock.sources.zarr.stores:open_zip", ARRAYS),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
-    (lambda path: is_anndata(DirectoryStore(path)), Opener(AnnDataSource, ("columns",))),
+    (lambda path: is_anndata(DirectoryStore(path)), ANNDATA),
     (lambda path: is_zarr(DirectoryStore(path)), ZARR),
     (lambda path: any(path.rglob("*.parquet")), TABLE),
-    (has_samples, Opener(FolderSource)),
+    (has_samples, FOLDER),
 ]
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
     (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
+    (lambda where: package_of(where) == "h5py", HDF5),
+    (lambda where: package_of(where) == "zarr", ZARR_OBJECT),
+    (lambda where: package_of(where) == "xarray", XARRAY),
+    (lambda where: package_of(where) == "tensorstore", TENSORSTORE),
+    (is_sliceable, SLICEABLE),
 ]
-
-
-def package_of(value: object) -> str:
-    """Return the name of the package that defines the type of ``value``.
-
-    >>> package_of(np.zeros(3))
-    'numpy'
-    """
-    return type(value).__module__.partition(".")[0]
 
 
 def _open(where: Any, request: Request) -> Source:
@@ -247,7 +271,7 @@ def _open_pattern(where: str, request: Request) -> Source:
     if not found:
         raise SourceError(f"no file matches {redacted(where)}")
     if all(path.lower().endswith(SUFFIXES) for path in found):
-        return Opener(FolderSource)(where, request)
+        return FOLDER(where, request)
     return concatenate([_open_path(path, request) for path in found])
 
 
@@ -261,7 +285,7 @@ def _opener_of(path: Path) -> Opener | None:
             return opener
     for extension in load_extensions("penstock.sources").values():
         if extension.accepts(path):
-            return Opener(extension, ("columns",))
+            return Opener(extension, COLUMNS)
     return next((opener for accepts, opener in folders[2:] if accepts(path)), None)
 
 
@@ -276,29 +300,25 @@ _DATASET = (
     "write a torch Dataset that loads one file for each sample, and pass it to ChunkedDataLoader"
 )
 _BINARY = "pass its dtype and shape: open_source(np.memmap({path!r}, dtype, 'r', shape=shape))"
-_HDF5 = "copy the arrays you need: np.save('x.npy', h5py.File({path!r})['name'][...])"
 _JSON = "read it as a table: open_source(pyarrow.json.read_json({path!r}))"
 _PICKLED = "load it, and pass the tensors: open_source(torch.load({path!r}, weights_only=True))"
-_ZIP = "unpack it, and open what is inside"
 
 ADVICE = {
     **dict.fromkeys((".dat", ".raw"), _BINARY),
-    **dict.fromkeys((".h5", ".hdf5"), _HDF5),
     ".json": _JSON,
     **dict.fromkeys((".pt", ".pth"), _PICKLED),
     ".tgz": "decompress it: a .tar without compression is read in place",
-    **dict.fromkeys((".zip", ".gz"), _ZIP),
+    ".gz": "unpack it, and open what is inside",
     ".csv": "read it as a table: open_source(pyarrow.csv.read_csv({path!r}))",
     ".tsv": "read it as a table: pyarrow.csv.read_csv, with delimiter='\\t' in its parse_options",
     ".mat": "load it with scipy.io.loadmat, and pass the arrays to open_source as a dict",
-    ".nc": "write it as Zarr, with xarray.open_dataset({path!r}).to_zarr('data.zarr')",
     ".npz": "load it, and pass the arrays: open_source(dict(np.load({path!r})))",
     ".txt": _DATASET,
 }
 ACCEPTED = (
-    "open_source reads .zarr, .npy, .parquet, .arrow, .h5ad, .bin, .jsonl and .tar paths, folders "
-    "and patterns of samples, URLs, Hugging Face datasets, pyarrow tables, arrays, tensors, and "
-    "dicts and lists of these"
+    "open_source reads .zarr, .zip, .h5, .h5ad, .nc, .npy, .bin, .parquet, .arrow, .jsonl and .tar "
+    "paths, folders and patterns of samples, URLs, objects of zarr, h5py, xarray and tensorstore, "
+    "Hugging Face datasets, pyarrow tables, arrays, tensors, and dicts and lists of these"
 )
 
 

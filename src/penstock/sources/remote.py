@@ -19,7 +19,7 @@ from penstock.arguments import real_number, whole_number
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest
-from penstock.sources.anndata import AnnDataSource, is_anndata
+from penstock.sources.anndata import AnnDataSource
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, Source, sampled_rows
 from penstock.sources.cache import BlockCache
@@ -27,6 +27,7 @@ from penstock.sources.npy import checked_header
 from penstock.sources.ragged_rows import take_by_blocks
 from penstock.sources.storage import Allocate, StoredFile, is_url, redacted
 from penstock.sources.thread_buffers import Bytes
+from penstock.sources.zarr.hierarchy import is_anndata
 from penstock.sources.zarr.source import ZarrSource
 
 Answer = TypeVar("Answer")
@@ -73,16 +74,17 @@ def open_remote(
     cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
     retry = RetryPolicy(retry_seconds=retry_seconds, timeout_seconds=timeout_seconds)
     of_source = {name: options.pop(name) for name in SOURCE_OPTIONS if name in options}
-    folder, _, file = url.partition("?")[0].rstrip("/").rpartition("/")
+    plain, asked, _ = str(url).partition("?")
+    folder, _, file = plain.rstrip("/").rpartition("/")
     suffix = file[file.rfind(".") :].lower()
     single = suffix in (".npy", ".parquet", ".pq")
-    store = ObjectStore(
-        folder if single else url,
-        concurrency=concurrency,
-        retry=retry,
-        cache=cache,
-        options=options,
-    )
+    if single and asked:
+        raise SourceError(
+            f"{redacted(url)} has a query, which ranges of a file cannot be read with: pass "
+            "credentials as options, such as access_key_id="
+        )
+    place = folder if single else url
+    store = ObjectStore(place, concurrency=concurrency, retry=retry, cache=cache, options=options)
     if single:
         return _open_file(ObjectFile(store, file), suffix, of_source)
     if is_anndata(store):
@@ -219,10 +221,10 @@ class ObjectStore:
         """Return the names one level below ``key``."""
         return self._client().children(key)
 
-    def zarr_store(self) -> Any:
+    def zarr_store(self) -> tuple[Any, str]:
         """Return a read-only store of zarr-python over the same objects."""
         storage = optional("zarr.storage", extra="remote")
-        return storage.ObjectStore(self._client().store, read_only=True)
+        return storage.ObjectStore(self._client().store, read_only=True), ""
 
     def _version(self, key: str) -> str:
         versions = [v for prefix, v in sorted(self._versions.items()) if key.startswith(prefix)]

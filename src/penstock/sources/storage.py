@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import lzma
 import mmap
 import os
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -21,6 +23,13 @@ Allocate: TypeAlias = Callable[[int], Bytes]
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "http", "https")
 _USER = re.compile(r"(\w+:/{1,2})[^/\s'\"]*@")
 _QUERY = re.compile(r"(\w+:/[^\s'\"?#]*)[?#][^\s'\"]*")
+
+
+# what codecs and libraries raise at bytes they did not write
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
+    *(OSError, RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
+)
 
 
 def is_url(where: str) -> bool:
@@ -43,6 +52,15 @@ def redacted(text: str) -> str:
     'cannot open s3://***@bucket/x.zarr?*** refused'
     """
     return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return what an error of another library says, in one line without credentials.
+
+    >>> one_line(ValueError("two\nlines"))
+    'two lines'
+    """
+    return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
 
 
 def new_memory(nbytes: int) -> Bytes:
@@ -188,8 +206,8 @@ class ByteStore(Protocol):
         """Return the names one level below ``key``."""
         ...
 
-    def zarr_store(self) -> Any:
-        """Return a read-only store of zarr-python over the same bytes."""
+    def zarr_store(self) -> tuple[Any, str]:
+        """Return a read-only store of zarr-python over the same bytes, and the prefix of keys."""
         ...
 
 
@@ -251,9 +269,9 @@ class DirectoryStore:
         except OSError as error:
             raise SourceError(f"cannot list {folder}: {error.strerror}") from error
 
-    def zarr_store(self) -> Any:
+    def zarr_store(self) -> tuple[Any, str]:
         """Return a read-only local store of zarr-python."""
-        return optional("zarr.storage", extra="zarr").LocalStore(self.path, read_only=True)
+        return optional("zarr.storage", extra="zarr").LocalStore(self.path, read_only=True), ""
 
     def _open(self, key: str) -> int | None:
         try:

@@ -118,6 +118,15 @@ def sample_shape(shape: tuple[int, ...], axis: int, crop: Crop | None) -> tuple[
     return sizes[:axis] + sizes[axis + 1 :]
 
 
+def samples_first(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return sizes of all axes with that of samples in front.
+
+    >>> samples_first((4, 5, 6), 1)
+    (5, 4, 6)
+    """
+    return (sizes[axis], *sizes[:axis], *sizes[axis + 1 :])
+
+
 class Grid:
     """A shape divided into chunks, with samples along one of its axes.
 
@@ -133,7 +142,7 @@ class Grid:
     ) -> None:
         self.samples_per_chunk = chunks[axis]
         self.chunk_counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
-        self._chunks, self._axis = chunks, axis
+        self._shape, self._chunks, self._axis = shape, chunks, axis
         self._wanted = crop or tuple((0, n) for n in shape)
         # the other axes are the same for every read: the first read lists their chunks, once.
         # Not here: opening an array must not cost more when it has more chunks.
@@ -159,6 +168,15 @@ class Grid:
             sizes = zip(inside, self._chunks, strict=True)
             whole = all(part.stop - part.start == chunk for part, chunk in sizes)
             yield ChunkRead(position, inside, target, whole)
+
+    def within(self, box: Crop) -> Grid:
+        """Return the grid with only the part ``box`` of each axis of a sample."""
+        wanted = [*self._wanted]
+        axes = [axis for axis in range(len(wanted)) if axis != self._axis]
+        for axis, (first, last) in zip(axes, box, strict=True):
+            begin = wanted[axis][0]
+            wanted[axis] = (begin + first, begin + last)
+        return Grid(self._shape, self._chunks, self._axis, tuple(wanted))
 
     def one_read(self, start: int, stop: int) -> ChunkRead | None:
         """Return the read of the one chunk that holds them all, or None if it takes several."""

@@ -26,6 +26,7 @@ from penstock.sources.zarr.chunks import (
     Location,
     Position,
     sample_shape,
+    samples_first,
 )
 from penstock.sources.zarr.codecs import BadChunk
 from penstock.sources.zarr.hierarchy import MissingChunks
@@ -45,8 +46,7 @@ class _Mapped(NamedTuple):
 class DirectArray:
     """An array with common codecs: decoded into the output, or viewed in place where it is raw."""
 
-    reader = "direct"
-    why = ""
+    how = "direct"
 
     def __init__(
         self,
@@ -63,13 +63,22 @@ class DirectArray:
         self.samples = layout.shape[axis]
         self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
         self.chunk_samples = self._grid.samples_per_chunk
+        self.chunks = samples_first(layout.chunks, axis)
         self._locate = ChunkLocator(store, prefix, layout)
         self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
 
-    def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with samples ``start:stop``; its first axis is that of samples."""
+    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+        """Fill ``out`` with samples ``start:stop``; its first axis is that of samples.
+
+        Args:
+            start: The first sample.
+            stop: One past the last.
+            out: Where to.
+            box: The part of each axis of a sample; all of it if None.
+        """
+        grid = self._grid if box is None else self._grid.within(box)
         target = np.moveaxis(out, 0, self._axis) if self._axis else out
-        reads = list(self._grid.reads(start, stop))
+        reads = list(grid.reads(start, stop))
         threads = min(self._store.concurrency, len(reads))
         if threads < 2:
             found = [self._fill(read, target) for read in reads]

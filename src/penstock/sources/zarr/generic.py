@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import threading
 import warnings
-import zlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,15 +15,9 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.base import Field, Rows
-from penstock.sources.storage import ByteStore, DirectoryStore, redacted
-from penstock.sources.zarr.chunks import Crop, sample_shape
+from penstock.sources.storage import UNREADABLE, ByteStore, DirectoryStore, one_line
+from penstock.sources.zarr.chunks import Crop, sample_shape, samples_first
 from penstock.sources.zarr.hierarchy import MissingChunks
-
-# what codecs raise at bytes they did not write
-UNREADABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
-    *(OSError, RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
-)
 
 _LOCKS: dict[int, threading.Lock] = {}
 
@@ -49,8 +41,6 @@ class _ZarrsProcess:
 class GenericArray:
     """An array read by zarr-python, with the ``zarrs`` codec pipeline where that is possible."""
 
-    reader = "zarr-python"
-
     def __init__(
         self,
         store: ByteStore,
@@ -60,7 +50,8 @@ class GenericArray:
         why: str,
         crop: Crop | None = None,
     ) -> None:
-        self._store, self._key, self._axis, self.why = store, key, axis, why
+        self._store, self._key, self._axis = store, key, axis
+        self.how = f"zarr-python ({why})"
         self._missing = missing
         self._opened: tuple[int, Any, _MissingSeen] | None = None
         array, _ = _open(store, key, pipeline=None)
@@ -80,14 +71,19 @@ class GenericArray:
         self.samples = shape[axis]
         dtype = self._stored_dtype.newbyteorder("=")
         self.field = Field(sample_shape(shape, axis, self._crop), dtype)
-        self.chunk_samples = int(array.chunks[axis])
+        self.chunks = samples_first(tuple(map(int, array.chunks)), axis)
+        self.chunk_samples = self.chunks[0]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with samples ``start:stop``; its first axis is that of samples."""
-        spans = [*self._crop[: self._axis], (start, stop), *self._crop[self._axis + 1 :]]
+    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        others = self._crop[: self._axis] + self._crop[self._axis + 1 :]
+        if box is not None:
+            parts = zip(others, box, strict=True)
+            others = tuple((begin + low, begin + high) for (begin, _), (low, high) in parts)
+        spans = [*others[: self._axis], (start, stop), *others[self._axis :]]
         chosen = tuple(slice(first, last) for first, last in spans)
         as_stored = self._axis == 0 and self.field.dtype == self._stored_dtype
         if as_stored and out.flags.c_contiguous:
@@ -109,7 +105,7 @@ class GenericArray:
             name, samples = self._store.name(self._key.rstrip("/")), chosen[self._axis]
             raise SourceError(
                 f"zarr-python cannot read {name} at samples {samples.start}:{samples.stop}: "
-                f"{_one_line(error)}"
+                f"{one_line(error)}"
             ) from None
         if seen.missing != before:
             self._missing.report(seen.last)
@@ -174,10 +170,6 @@ def _observed_store() -> Any:
     return ObservedStore
 
 
-def _one_line(error: BaseException) -> str:
-    return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
-
-
 def _open_lock() -> threading.Lock:
     # zarr-python's settings are global; a lock per process, since a fork may inherit it locked
     return _LOCKS.setdefault(os.getpid(), threading.Lock())
@@ -188,15 +180,15 @@ def _open(store: ByteStore, key: str, pipeline: str | None) -> tuple[Any, _Missi
     settings = {} if pipeline is None else {"codec_pipeline.path": pipeline}
     seen = _MissingSeen(complete=pipeline is None)
     try:
-        opened = store.zarr_store()
+        opened, prefix = store.zarr_store()
         if pipeline is None:
             opened = _observed_store()(opened)
             opened.seen = seen
         # the pipeline is chosen when an array is opened; the setting is restored at once
         with _open_lock(), zarr.config.set(settings), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about fallbacks inside of zarrs
-            return zarr.open_array(opened, path=key.strip("/"), mode="r"), seen
+            return zarr.open_array(opened, path=(prefix + key).strip("/"), mode="r"), seen
     except UNREADABLE as error:
         raise SourceError(
-            f"zarr-python cannot open {store.name(key.rstrip('/'))}: {_one_line(error)}"
+            f"zarr-python cannot open {store.name(key.rstrip('/'))}: {one_line(error)}"
         ) from None

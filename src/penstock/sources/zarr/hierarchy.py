@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.sources.cf import Attributes
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.thread_buffers import Bytes
-from penstock.sources.zarr.attributes import Attributes
 from penstock.sources.zarr.metadata import ArrayMetadata, BadMetadata, metadata_v2, metadata_v3
 
 MOST_METADATA_BYTES = 1 << 28  # consolidated metadata of a large store has some megabytes
@@ -52,6 +52,12 @@ def is_zarr(store: ByteStore) -> bool:
     return read_node(store, "") is not None
 
 
+def is_anndata(store: ByteStore) -> bool:
+    """Return whether anndata wrote the store."""
+    node = read_node(store, "")
+    return node is not None and node.attributes.get("encoding-type") == "anndata"
+
+
 def array_paths(store: ByteStore) -> list[str]:
     """Return the paths of all arrays of a store, also in subgroups, in order.
 
@@ -59,6 +65,67 @@ def array_paths(store: ByteStore) -> list[str]:
     """
     known = _consolidated(store)
     return sorted(_listed(store) if known is None else known)
+
+
+class ImageLevels:
+    """Images of OME-Zarr in a store: their resolution levels, and the names of their axes.
+
+    The metadata of an image is in the group around its levels, versions 0.1 to 0.5.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: ByteStore) -> None:
+        self._store = store
+        self._groups: dict[str, tuple[list[str], tuple[str, ...]]] = {}
+
+    def axes(self, path: str) -> tuple[str, ...] | None:
+        """Return the names of the axes of an array, or None if it is not a level of an image."""
+        group, _, level = path.rpartition("/")
+        levels, names = self._image(group)
+        return names if level in levels else None
+
+    def first_only(self, paths: list[str]) -> list[str]:
+        """Return the paths without all but the first level of each image."""
+
+        def is_kept(path: str) -> bool:
+            group, _, level = path.rpartition("/")
+            return level not in self._image(group)[0][1:]
+
+        return [path for path in paths if is_kept(path)]
+
+    def _image(self, group: str) -> tuple[list[str], tuple[str, ...]]:
+        """Return the levels and axes of the image in a group; both are empty if there is none."""
+        if group not in self._groups:
+            node = read_node(self._store, group)
+            self._groups[group] = _image_of(node.attributes if node is not None else {})
+        return self._groups[group]
+
+
+def _image_of(attributes: Attributes) -> tuple[list[str], tuple[str, ...]]:
+    """Return the paths of levels, and the names of axes, of the first image.
+
+    >>> _image_of({"multiscales": [{"datasets": [{"path": "0"}], "axes": [{"name": "z"}, "y"]}]})
+    (['0'], ('z', 'y'))
+    """
+    inside = attributes.get("ome")  # of version 0.5
+    images = (inside if isinstance(inside, dict) else attributes).get("multiscales")
+    image = images[0] if isinstance(images, list) and images else None
+    if not isinstance(image, dict):
+        return [], ()
+    levels: list[Any] = [each.get("path") for each in _dicts(image.get("datasets"))]
+    named = image.get("axes", list("tczyx"))  # versions 0.1 and 0.2 always have these five
+    names: list[Any] = [
+        each.get("name") if isinstance(each, dict) else each for each in named or ()
+    ]
+    if not all(isinstance(each, str) for each in [*levels, *names]):
+        return [], ()
+    return levels, tuple(names)
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def check_path(path: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.arguments import shown, whole_number
-from penstock.sources.zarr.attributes import Attributes, dimensions_v2
+from penstock.sources.cf import Attributes, dimensions_v2
 from penstock.sources.zarr.chunks import ArrayLayout, ChunkKeys, ShardLayout
 from penstock.sources.zarr.codecs import CodecChain, NotDirect, compressor_named
 

@@ -1,0 +1,248 @@
+"""Files of HDF5 and netCDF as sources, and open objects of h5py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import SourceError
+from penstock.extras import optional
+from penstock.sources.array_source import StoredArray
+from penstock.sources.base import Source
+from penstock.sources.sliceable import StoreSource, library_lock, opener_of
+from penstock.sources.storage import UNREADABLE, one_line
+
+LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
+HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
+USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # where the signature of HDF5 may be
+MOST_ARRAYS = 100_000
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+
+
+def open_hdf5(
+    where: Any,
+    *,
+    fields: Sequence[str] | None = None,
+    along: int | str | None = None,
+    decode: bool = True,
+) -> Source:
+    """Return a source over a file of HDF5 or netCDF, or over an open object of h5py.
+
+    Arrays of groups are fields by their path, such as ``"images/raw"``. Dimension names are those
+    of netCDF, of dimension scales, or of labels. Reads take turns: the C library allows one at a
+    time. ``penstock convert`` writes the same data as Zarr, which all threads read at once.
+
+    Args:
+        where: A path, an ``h5py.Dataset``, or an ``h5py.Group``, also a file.
+        fields: Paths of arrays; by default all data variables with the axis of samples.
+        along: The axis of samples, by number or by dimension name.
+        decode: Whether to apply ``scale_factor`` and so on; False reads the stored values.
+    """
+    file, arrays = stored_arrays(where)
+    return StoreSource(arrays, file.name, fields=fields, along=along, decode=decode)
+
+
+def stored_arrays(where: Any) -> tuple[ArrayFile, dict[str, StoredArray]]:
+    """Return the file, and its arrays by their paths; "" for an ``h5py.Dataset``."""
+    if isinstance(where, str | os.PathLike):
+        path = Path(where)
+        file = ArrayFile(path, classic=_is_classic(path), opened=None)
+        root = ""
+    else:
+        file = ArrayFile(Path(where.file.filename), classic=False, opened=where.file)
+        root = where.name.strip("/")
+    with library_lock(LOCK):
+        found = _arrays(file, root)
+    if not found:
+        raise SourceError(f"{file.name} has no arrays")
+    return file, found
+
+
+class ArrayFile:
+    """A file of HDF5 (read by h5py) or of classic netCDF (by netCDF4), opened in each process.
+
+    Args:
+        path: The file.
+        classic: Whether netCDF4 reads it.
+        opened: The file, if it is open already; other processes open it by its path.
+    """
+
+    def __init__(self, path: Path, *, classic: bool, opened: Any) -> None:
+        self.path, self.classic, self.name = path, classic, str(path)
+        self._opened = None if opened is None else (os.getpid(), opened)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def root(self) -> Any:
+        """Return the open file of this process; the caller holds the lock."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), self._open())
+        return self._opened[1]
+
+    def _open(self) -> Any:
+        library = optional("netCDF4", "xarray") if self.classic else optional("h5py", "hdf5")
+        try:
+            if self.classic:
+                file = library.Dataset(self.name)
+                file.set_auto_maskandscale(False)
+                return file
+            return library.File(self.name, "r")
+        except BlockingIOError as error:
+            raise SourceError(
+                f"{self.name} is locked by a program that writes it: wait until it is closed"
+            ) from error
+        except UNREADABLE as error:
+            raise SourceError(
+                f"{library.__name__} cannot open {self.name}: {one_line(error)}; if the file is "
+                "truncated or damaged, write or copy it again"
+            ) from error
+
+
+class FileArray:
+    """One array of a file, found again by its path in every process."""
+
+    def __init__(self, file: ArrayFile, path: str, array: Any) -> None:
+        self._file, self._path = file, path
+        self.shape, self.dtype = tuple(array.shape), array.dtype
+
+    def __getitem__(self, key: tuple[slice, ...]) -> Any:
+        array = self._file.root()[self._path]
+        if tuple(array.shape) != self.shape:
+            raise SourceError(
+                f"{self._path} of {self._file.name} had shape {self.shape} when it was opened, "
+                f"and has {tuple(array.shape)} now: do not write to a file that is being read"
+            )
+        return array[key]
+
+
+def _is_classic(path: Path) -> bool:
+    """Return whether a file is classic netCDF; refuse what is neither this nor HDF5."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            for offset in USER_BLOCKS:
+                file.seek(offset)
+                if file.read(8) == HDF5_MAGIC:
+                    return False
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path}") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    if start[:3] == CLASSIC_MAGIC:
+        return True
+    raise SourceError(
+        f"{path} is neither HDF5 nor netCDF: it begins with {start!r}; if it is truncated or "
+        "damaged, write or copy it again"
+    )
+
+
+def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
+    """Return the arrays below a path of the file; the caller holds the lock."""
+    try:
+        if file.classic:
+            return {n: _array(file, n, v, v.dimensions) for n, v in file.root().variables.items()}
+        top = file.root()[f"/{root}"]
+        if hasattr(top, "shape"):
+            return {"": _array(file, root, top, _scales(top))}
+        found = dict(_datasets(top, ""))
+        prefix = f"{root}/" if root else ""
+        return {n: _array(file, prefix + n, v, _scales(v)) for n, v in found.items()}
+    except UNREADABLE as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(
+            f"the arrays of {file.name} cannot be listed: {one_line(error)}; if the file is "
+            "truncated or damaged, write or copy it again"
+        ) from error
+
+
+def _datasets(top: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the datasets below a group, in the order of their names; links are not followed."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(path: str, node: Any) -> bool | None:
+        if hasattr(node, "shape") and hasattr(node, "dims"):
+            found.append((path, node))
+        return True if len(found) > MOST_ARRAYS else None  # anything but None ends the visit
+
+    top.visititems(visit)  # soft and external links could lead out of the file
+    for path, node in found:
+        name = node.attrs.get("NAME", b"")
+        text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+        if not text.startswith(NO_VARIABLE):
+            yield prefix + path, node
+
+
+def _array(file: ArrayFile, path: str, array: Any, dims: Sequence[str | None]) -> StoredArray:
+    name = f"{file.name}/{path}"
+    _refuse_other_files(array, name)
+    chunks = array.chunking() if file.classic else array.chunks
+    how = {
+        "name": name,
+        "how": "netCDF4" if file.classic else "h5py",
+        "chunks": chunks if isinstance(chunks, tuple) else None,
+        "lock": LOCK,
+    }
+    opened = opener_of(FileArray(file, path, array), **how)
+    names = tuple(dims) if any(dims) else None
+    return StoredArray(name, tuple(array.shape or ()), names, _attributes(array), opened)
+
+
+def _refuse_other_files(array: Any, name: str) -> None:
+    """Refuse data that is stored in files elsewhere: a file must not lead to any other one."""
+    others = [each[0] for each in getattr(array, "external", None) or ()]
+    if getattr(array, "is_virtual", False):
+        others += [each.file_name for each in array.virtual_sources()]
+    for other in others:
+        if Path(other).is_absolute() or ".." in Path(other).parts:
+            raise SourceError(
+                f"array {name} is stored in {other!r}, outside of the directory of its file: copy "
+                "the data into one file, or choose other arrays with open_source(..., fields=[...])"
+            )
+
+
+def _scales(dataset: Any) -> list[str | None]:
+    """Return the dimension names of a dataset of h5py: labels, or names of dimension scales."""
+    if dataset.shape is None:
+        return []
+    names: list[str | None] = []
+    own = dataset.name.rsplit("/", 1)[-1]
+    is_scale = dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" and len(dataset.shape) == 1
+    for dim in dataset.dims:
+        scale = own if is_scale else None
+        if not is_scale and len(dim):
+            scale = (dim[0].name or "").rsplit("/", 1)[-1]
+        names.append(dim.label or scale or None)
+    return names
+
+
+def _attributes(array: Any) -> Mapping[str, Any]:
+    """Return the attributes as numpy scalars, arrays and text, without those of HDF5 itself."""
+    if hasattr(array, "ncattrs"):
+        return {name: array.getncattr(name) for name in array.ncattrs()}
+    return dict(_plain_attributes(array.attrs))
+
+
+HDF5_OWN = ("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS")
+NETCDF_OWN = ("_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties")
+
+
+def _plain_attributes(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for name in attributes:
+        if name in HDF5_OWN or name in NETCDF_OWN:
+            continue
+        try:
+            value = attributes[name]
+        except UNREADABLE:  # of a type that h5py does not know
+            continue
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.reshape(())[()]
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, str | np.generic | np.ndarray | int | float):
+            yield name, value
