@@ -8,7 +8,7 @@ needs only the members of `Source`; `open_source` gives it the verbs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.sources.assembly import (
     Reads,
     canvas_places,
@@ -28,6 +27,7 @@ from penstock.sources.assembly import (
     row_spans,
 )
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.contract import BLOCK_BYTES as BLOCK_BYTES
 from penstock.sources.contract import Arrays as Arrays
 from penstock.sources.contract import Field as Field
 from penstock.sources.contract import Indices as Indices
@@ -40,6 +40,8 @@ from penstock.sources.contract import checked_buffers as checked_buffers
 from penstock.sources.contract import checked_indices as checked_indices
 from penstock.sources.contract import checked_names as checked_names
 from penstock.sources.contract import checked_offsets, checked_sizes, selected_ranges, view_of
+from penstock.sources.contract import sampled_rows as sampled_rows
+from penstock.sources.contract import samples_per_block as samples_per_block
 from penstock.sources.ragged_rows import (
     items_of,
     lengths_of,
@@ -53,7 +55,6 @@ from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
 
 SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
-BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 
 
 class BaseSource(ABC):
@@ -491,31 +492,3 @@ def most_in_flight(sources: Iterable[Source]) -> int | None:
     """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
     found = [getattr(source, "in_flight", None) for source in sources]
     return max((count for count in found if count is not None), default=None)
-
-
-# -- blocks of samples
-
-
-def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: int = 0) -> int:
-    """Return the number of samples in about a megabyte: at least one, at most all of them.
-
-    Args:
-        length: The number of samples.
-        fields: Their fields.
-        ragged_bytes: The bytes of the ragged fields of all samples.
-
-    >>> samples_per_block(1_000_000, {"x": Field((1024,), np.dtype("f4"))})
-    256
-    """
-    sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
-    sample_bytes += -(-ragged_bytes // max(1, length))
-    return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
-
-
-def sampled_rows(
-    length: int, block: int, rows: Callable[[int, int], Iterable[Rows]]
-) -> list[bytes]:
-    """Return the bytes of a few blocks; ``rows`` gives the arrays of samples ``start:stop``."""
-    starts = [number * block for number in sampled_blocks(-(-length // block))]
-    spans = [(start, min(length, start + block)) for start in starts]
-    return [row_bytes(each) for span in spans for each in rows(*span)]

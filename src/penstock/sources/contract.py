@@ -6,7 +6,7 @@ caller provides. A class of your own needs only the members of `Source`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import UnionType
@@ -17,11 +17,14 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
+from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
 
 Rows: TypeAlias = npt.NDArray[np.generic]
 Arrays: TypeAlias = Mapping[str, Rows]
 Indices: TypeAlias = npt.NDArray[np.int64]
+
+BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 
 
 class Sparse(NamedTuple):
@@ -317,3 +320,31 @@ def checked_sizes(name: str, sizes: object) -> dict[str, int] | tuple[int, ...]:
             f"{name} must be a dict by dimension name or a tuple for the last axes, got {sizes!r}"
         )
     return tuple(whole_number(f"an item of {name}", size, minimum=1) for size in sizes)
+
+
+# -- blocks of samples
+
+
+def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: int = 0) -> int:
+    """Return the number of samples in about a megabyte: at least one, at most all of them.
+
+    Args:
+        length: The number of samples.
+        fields: Their fields.
+        ragged_bytes: The bytes of the ragged fields of all samples.
+
+    >>> samples_per_block(1_000_000, {"x": Field((1024,), np.dtype("f4"))})
+    256
+    """
+    sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
+    sample_bytes += -(-ragged_bytes // max(1, length))
+    return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
+
+
+def sampled_rows(
+    length: int, block: int, rows: Callable[[int, int], Iterable[Rows]]
+) -> list[bytes]:
+    """Return the bytes of a few blocks; ``rows`` gives the arrays of samples ``start:stop``."""
+    starts = [number * block for number in sampled_blocks(-(-length // block))]
+    spans = [(start, min(length, start + block)) for start in starts]
+    return [row_bytes(each) for span in spans for each in rows(*span)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,7 @@ from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
 from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import BinarySource, NpySource
-from penstock.sources.remote import open_remote
-from penstock.sources.sample_files import SUFFIXES, has_samples, is_pattern
-from penstock.sources.storage import DirectoryStore, is_url, redacted
+from penstock.sources.storage import DirectoryStore, is_pattern, is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_anndata, is_zarr
 
@@ -96,6 +94,16 @@ class Request:
         return {name: value for name, value in passed.items() if (name, value) != ("along", 0)}
 
 
+def imported(name: str) -> Callable[..., Any]:
+    """Return a function that imports ``"module:function"`` when it is called, and calls that."""
+    module, _, function = name.partition(":")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(module), function)(*args, **kwargs)
+
+    return call
+
+
 @dataclass(frozen=True, slots=True)
 class Opener:
     """A function that opens one kind of data, and which arguments of `open_source` it takes.
@@ -124,10 +132,7 @@ class Opener:
         twice = sorted(set(request.options) & set(arguments))
         if twice:
             raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
-        make = self.make
-        if isinstance(make, str):
-            module, _, function = make.partition(":")
-            make = cast(Callable[..., Source], getattr(import_module(module), function))
+        make = imported(self.make) if isinstance(self.make, str) else self.make
         try:
             return make(where, **arguments, **request.options)
         except TypeError as error:
@@ -169,6 +174,7 @@ TABLE = Opener(ArrowSource, COLUMNS)
 ANNDATA = Opener("penstock.sources.anndata:AnnDataSource", COLUMNS)
 JSON_LINES = Opener("penstock.sources.jsonl:JsonLinesSource", COLUMNS)
 FOLDER = Opener("penstock.sources.sample_files:FolderSource")
+REMOTE = imported("penstock.sources.remote:open_remote")
 ZARR = Opener(ZarrSource, ARRAYS)
 HDF5 = Opener("penstock.sources.hdf5:open_hdf5", ARRAYS)
 ZARR_OBJECT = Opener("penstock.sources.zarr.stores:open_zarr", ARRAYS)
@@ -191,7 +197,7 @@ FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
     (lambda path: is_anndata(DirectoryStore(path)), ANNDATA),
     (lambda path: is_zarr(DirectoryStore(path)), ZARR),
     (lambda path: any(path.rglob("*.parquet")), TABLE),
-    (has_samples, FOLDER),
+    (imported("penstock.sources.sample_files:has_samples"), FOLDER),
 ]
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
@@ -246,7 +252,8 @@ def _open_path(where: str | bytes, request: Request) -> Source:
         raise SourceError(f"a path must be text, got {where!r}")
     if is_url(where):
         arguments = {**request.given(), "decode": request.decode}
-        return open_remote(where, **arguments, **request.options)
+        found: Source = REMOTE(where, **arguments, **request.options)
+        return found
     path, shown = Path(where.removeprefix("file://")), redacted(where)
     if is_pattern(where) and not path.exists():
         return _open_pattern(where, request)
@@ -270,7 +277,7 @@ def _open_pattern(where: str, request: Request) -> Source:
     found = sorted(glob.glob(where, recursive=True))  # noqa: PTH207 - absolute patterns too
     if not found:
         raise SourceError(f"no file matches {redacted(where)}")
-    if all(path.lower().endswith(SUFFIXES) for path in found):
+    if imported("penstock.sources.sample_files:are_samples")(found):
         return FOLDER(where, request)
     return concatenate([_open_path(path, request) for path in found])
 

@@ -36,7 +36,7 @@ from penstock.sources.encoded import (
     one_field,
 )
 from penstock.sources.remembered import Index, remembered, stamp
-from penstock.sources.storage import read_exactly
+from penstock.sources.storage import is_pattern, read_exactly
 from penstock.sources.thread_buffers import thread_buffer
 
 log = logging.getLogger(__name__)
@@ -79,18 +79,14 @@ class FolderSource(EncodedSource):
         super().__init__({"": Members(decoder, files, begins, sizes, lengths, field)}, where)
 
 
-def is_pattern(path: str) -> bool:
-    """Return whether a path is a pattern for several files.
-
-    >>> is_pattern("clips/*.wav"), is_pattern("clips/a.wav")
-    (True, False)
-    """
-    return any(character in path for character in "*?[")
-
-
 def has_samples(folder: Path) -> bool:
     """Return whether a folder or its subfolders have a file that is a sample."""
     return next(_walk(folder), None) is not None
+
+
+def are_samples(paths: Sequence[str]) -> bool:
+    """Return whether all files are samples by their suffixes."""
+    return all(path.lower().endswith(SUFFIXES) for path in paths)
 
 
 def _samples_in(where: str, images: ImageOptions) -> tuple[list[Path], Decoder]:

@@ -42,6 +42,15 @@ def is_url(where: str) -> bool:
     return bool(found) and scheme.lower() in SCHEMES
 
 
+def is_pattern(path: str) -> bool:
+    """Return whether a path is a pattern for several files.
+
+    >>> is_pattern("clips/*.wav"), is_pattern("clips/a.wav")
+    (True, False)
+    """
+    return any(character in path for character in "*?[")
+
+
 def redacted(text: str) -> str:
     """Return the text without user names, passwords, query strings and fragments of URLs.
 
