@@ -170,25 +170,27 @@ def _tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values)
 
 
-def csr_tensor(values: Ragged, columns: Ragged, width: int) -> torch.Tensor:
-    """Return a matrix in torch's CSR layout.
+def csr_tensor(
+    values: torch.Tensor, columns: torch.Tensor, offsets: torch.Tensor, width: int
+) -> torch.Tensor:
+    """Return a matrix in torch's CSR layout; its columns are not checked.
 
     Args:
-        values: The stored values of each row.
+        values: The stored values of all rows.
         columns: The column of each value.
+        offsets: Where the values of each row begin, and the end of the last row.
         width: The number of columns.
 
-    >>> values = Ragged(torch.tensor([5.0]), [0, 1, 1])
-    >>> csr_tensor(values, Ragged(torch.tensor([2]), [0, 1, 1]), 3).to_dense().tolist()
+    >>> values, columns = torch.tensor([5.0]), torch.tensor([2])
+    >>> csr_tensor(values, columns, torch.tensor([0, 1, 1]), 3).to_dense().tolist()
     [[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
     """
     _warn_no_more()
-    index = columns.values if columns.dtype == torch.int64 else columns.values.to(torch.int32)
-    # torch's kernels take one integer type for both; the columns were checked when they were read
+    # torch's kernels take one integer type for columns and offsets
+    index = columns if columns.dtype == torch.int64 else columns.to(torch.int32)
     return torch.sparse_csr_tensor(
-        values.offsets.to(index.dtype), index, values.values, (len(values), width),
-        check_invariants=False,
-    )  # fmt: skip
+        offsets.to(index.dtype), index, values, (len(offsets) - 1, width), check_invariants=False
+    )
 
 
 @cache
@@ -199,16 +201,29 @@ def _warn_no_more() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
-def dense_tensor(values: Ragged, columns: Ragged, width: int) -> torch.Tensor:
-    """Return the matrix with its zeros.
+def dense_tensor(
+    values: torch.Tensor,
+    columns: torch.Tensor,
+    offsets: torch.Tensor,
+    width: int,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return a matrix with its zeros.
 
     Args:
-        values: The stored values of each row.
+        values: The stored values of all rows.
         columns: The column of each value.
+        offsets: Where the values of each row begin, and the end of the last row.
         width: The number of columns.
+        out: Memory for the matrix.
     """
-    out = values.values.new_zeros(len(values) * width)
-    rows = torch.arange(len(values), device=values.device) * width
-    places = torch.repeat_interleave(rows, values.lengths) + columns.values
+    rows = len(offsets) - 1
+    matrix = values.new_empty((rows, width)) if out is None else out
+    matrix.zero_()
+    begins = torch.arange(rows, device=values.device) * width
+    places = torch.repeat_interleave(begins, offsets.diff(), output_size=len(values))
+    places += columns
     # added, not assigned: a column that a row names twice has the sum, as in scipy
-    return out.scatter_add_(0, places, values.values).view(len(values), width)
+    matrix.view(-1).scatter_add_(0, places, values)
+    return matrix

@@ -14,7 +14,7 @@ from penstock.keyed import Reading, announce, current_reading, keyed_generator, 
 from penstock.order import Cursor, Plan
 from penstock.sources.base import Field
 from penstock.streaming.planner import Part, Planner, Segment
-from penstock.streaming.ragged import assembled
+from penstock.streaming.ragged import Assembly
 from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool, ReadQueue
 from penstock.streaming.threads import BatchTimeoutError, check_process
 from penstock.streaming.transfer import Transfer
@@ -122,7 +122,7 @@ class BatchStream:
         self._transform, self._collate = transform, collate
         self._finishes = transform is not None or collate is not None
         self._unnamed = list(fields) == [""]
-        self._ragged = fields if any(each.ragged for each in fields.values()) else None
+        self._assemble = Assembly(fields) if any(f.ragged for f in fields.values()) else None
         self._cursors = _cursors(plan, segments())
         self._cursor = next(self._cursors)  # of the next batch
         batches = _batches(plan, segments(), pipeline)
@@ -136,8 +136,8 @@ class BatchStream:
         """Return the cursor after the next batch, and the batch; wait until it is complete."""
         fields, cursor = next(self._batches), self._cursor
         self._cursor = after = next(self._cursors)
-        if self._ragged is not None:
-            fields = assembled(self._ragged, fields)
+        if self._assemble is not None:
+            fields = self._assemble(fields)
         batch = fields[""] if self._unnamed else fields
         return after, self._finish(batch, cursor) if self._finishes else batch
 

@@ -24,6 +24,7 @@ from penstock.sizes import format_bytes, size_text
 from penstock.sources.base import Field, Rows, Source
 from penstock.sources.contract import view_of
 from penstock.sources.ragged_rows import offsets_of, ragged_fields, ragged_index
+from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
     ROUNDS_HELD,
     BlockCost,
@@ -36,6 +37,7 @@ from penstock.streaming.buffers import allocate
 from penstock.streaming.stream_input import ResidentSource, StreamInput
 
 BATCHES = 2  # batches in memory: the one in use and the one being gathered
+SPARE_ROOM = 1.25  # a block may get memory of an earlier one that is larger, by up to this much
 OFFSETS = "\0offsets"  # after a field's name: its offsets, in a batch that is not assembled yet
 
 
@@ -120,7 +122,7 @@ class RaggedDemand(HeldDemand):
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of the largest blocks held together, and of the largest batches."""
         blocks = ROUNDS_HELD * (-(-round_samples * self.batch // self.whole // block) + 1)
-        held = self.sizes.largest(block, blocks)
+        held = int(SPARE_ROOM * self.sizes.largest(block, blocks))
         batches = BATCHES * min(held, self.sizes.longest(self.batch))
         return held + batches + blocks * block * 8 * self.numbers + self._fixed()
 
@@ -206,6 +208,8 @@ class RaggedBlocks:
             if not each.ragged
         }
         self._items: list[dict[str, Rows]] = [{} for _ in range(places)]
+        self._spare: dict[str, list[Rows]] = {name: [] for name in self.ragged}
+        self.batches = {name: ReusedMemory() for name in source.fields}
 
     def fill(self, place: int, samples: Indices, epoch: int) -> None:
         """Read samples to a place."""
@@ -213,10 +217,10 @@ class RaggedBlocks:
         here = slice(first, first + count)
         out = {name: rows[here] for name, rows in self.fixed.items()}
         for name in self.ragged:
-            offsets, each = offsets_of(self.source, name), self.fields[name]
+            offsets = offsets_of(self.source, name)
             lengths = self.lengths[self.group[name]][here]
             np.subtract(offsets[samples + 1], offsets[samples], out=lengths)
-            out[name] = np.empty((int(lengths.sum()), *each.shape), each.dtype)
+            out[name] = self._memory(name, int(lengths.sum()))
         start, stop = int(samples[0]), int(samples[-1]) + 1
         if stop - start == count:
             self.source.read(start, stop, out)
@@ -231,9 +235,36 @@ class RaggedBlocks:
             begins *= self.fields[name].nbytes
             begins += out[name].ctypes.data
 
+    def _memory(self, name: str, items: int) -> Rows:
+        """Return memory for the items of a block: that of an earlier one, if it has about the size.
+
+        New memory costs a page fault every 4 KB, about as much as decoding.
+        """
+        each, spare = self.fields[name], self._spare[name]
+        try:
+            memory = spare.pop()  # atomic: readers need no lock
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        nbytes = items * each.nbytes
+        if not nbytes <= memory.size <= SPARE_ROOM * nbytes:
+            memory = np.empty(int((1 + SPARE_ROOM) / 2 * nbytes), np.uint8)
+        return np.ndarray((items, *each.shape), each.dtype, memory)
+
     def free(self, place: int) -> None:
         """Forget the samples of a place."""
+        for name, rows in self._items[place].items():
+            assert isinstance(rows.base, np.ndarray)
+            self._spare[name].append(rows.base)
         self._items[place] = {}
+
+    def empty(self, name: str, rows: int) -> torch.Tensor:
+        """Return memory for a field of a batch: that of an earlier batch that is gone."""
+        each = self.fields[name]
+        shape = (rows, *each.shape)
+        if self.pin:
+            kind = torch.from_numpy(np.empty(0, each.dtype)).dtype
+            return torch.empty(shape, dtype=kind, pin_memory=True)
+        return torch.from_numpy(self.batches[name].empty(shape, each.dtype))
 
     def begin_batch(self) -> RaggedBatch:
         """Return an empty batch."""
@@ -246,8 +277,9 @@ def check_columns(fields: Mapping[str, Field], rows: Mapping[str, Rows], a: int,
         columns = None if each.sparse is None else rows[each.sparse.columns]
         if each.sparse is None or columns is None or not columns.size:
             continue
-        low, high = int(columns.min()), int(columns.max())
-        if low < 0 or high >= each.sparse.width:
+        # as unsigned numbers, those below 0 are very large: one pass finds both
+        if int(columns.view(f"u{columns.itemsize}").max()) >= each.sparse.width:
+            low, high = int(columns.min()), int(columns.max())
             raise SourceError(
                 f"samples {a}:{b} of field {name!r} have columns from {low} to {high}, but the "
                 f"matrix has {each.sparse.width}: the file is damaged; write or copy it again"
@@ -284,7 +316,7 @@ class RaggedBatch:
         values = {}
         for name, each in held.fields.items():
             count = totals[held.group[name]] if each.ragged else len(numbers)
-            tensor = values[name] = _empty((count, *each.shape), each.dtype, pin=held.pin)
+            tensor = values[name] = held.empty(name, count)
             if each.ragged:
                 sizes = lengths[held.group[name]] * each.nbytes
                 copy_bytes(held.begins[name][numbers], sizes, tensor)
@@ -323,14 +355,9 @@ def _joined(parts: list[_Part], held: RaggedBlocks) -> _Part:
     for name in held.fields:
         joined = torch.cat([part.values[name] for part in parts])
         chosen = index[held.group.get(name)]
-        values[name] = _empty(tuple(joined.shape), joined.numpy().dtype, pin=held.pin)
+        values[name] = held.empty(name, len(joined))
         np.take(joined.numpy(), chosen, axis=0, out=values[name].numpy(), mode="clip")
     return _Part(None, lengths, values)
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], *, pin: bool) -> torch.Tensor:
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    return torch.empty(shape, dtype=kind, pin_memory=pin)
 
 
 def _offsets(lengths: Indices, pin: bool) -> torch.Tensor:
@@ -340,23 +367,45 @@ def _offsets(lengths: Indices, pin: bool) -> torch.Tensor:
     return offsets
 
 
-def assembled(fields: Mapping[str, Field], batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return a batch as the user gets it: ragged fields, and sparse matrices of two of them.
+class Assembly:
+    """Makes batches as the user gets them: ragged fields, and sparse matrices of two of them.
 
     Args:
         fields: The fields of the source.
-        batch: Tensors by field, and offsets, on any device.
     """
-    found: dict[str, Any] = {
-        name: Ragged(batch[name], batch[name + OFFSETS]) if each.ragged else batch[name]
-        for name, each in fields.items()
-    }
-    for name, each in fields.items():
-        if each.sparse is not None:
-            make = dense_tensor if each.sparse.dense else csr_tensor
-            found[name] = make(found[name], found[each.sparse.columns], each.sparse.width)
-    used = {each.sparse.columns for each in fields.values() if each.sparse is not None}
-    return {name: value for name, value in found.items() if name not in used}
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+        self._columns = {each.sparse.columns for each in fields.values() if each.sparse is not None}
+        self._dense = ReusedMemory()
+
+    def __call__(self, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return a batch.
+
+        Args:
+            batch: Tensors by field, and offsets, on any device.
+        """
+        found: dict[str, Any] = {}
+        for name, each in self._fields.items():
+            if each.sparse is not None:
+                columns = batch[each.sparse.columns]
+                found[name] = self._matrix(batch[name], columns, batch[name + OFFSETS], each)
+            elif name not in self._columns:
+                ragged = each.ragged
+                found[name] = Ragged(batch[name], batch[name + OFFSETS]) if ragged else batch[name]
+        return found
+
+    def _matrix(
+        self, values: torch.Tensor, columns: torch.Tensor, offsets: torch.Tensor, each: Field
+    ) -> torch.Tensor:
+        assert each.sparse is not None
+        width, rows = each.sparse.width, len(offsets) - 1
+        if not each.sparse.dense:
+            return csr_tensor(values, columns, offsets, width)
+        out = None
+        if values.device.type == "cpu":
+            out = torch.from_numpy(self._dense.empty((rows, width), each.dtype))
+        return dense_tensor(values, columns, offsets, width, out=out)
 
 
 # -- copying
