@@ -8,6 +8,7 @@ the reason, so that a new argument cannot be forgotten.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ DATASET: Kind = ("x.zarr", Path("x.zarr"), b"x", 3, None)
 MAPPING: Kind = (3, "text", [1], None)
 OPTIONAL_MAPPING: Kind = (3, "text", [1])
 BYTES: Kind = (True, 1.5, [], None, "many", "-1GB", -1, 0, HUGE)
+ARRAY_OF_NUMBERS: Kind = (object(), "text", [1], [-1] * 12, ["a"] * 12, [math.nan] * 12, 3)
 DEVICE: Kind = (1.5, [], "no such device", True)
 
 
@@ -178,6 +180,12 @@ def loaders() -> Iterator[Call]:
             "drop_last": FLAG,
             "order": ("block", 3, []),
             "evaluation": FLAG,
+            "weights": ARRAY_OF_NUMBERS,
+            "epoch_samples": count(optional=True),
+            "lengths": ARRAY_OF_NUMBERS,
+            "max_tokens": count(optional=True),
+            "window": count(optional=True),
+            "group": count(optional=True),
             "executor": OPTIONAL_CHOICE,
             "threads": count(optional=True),
             **RANKS,
@@ -185,6 +193,59 @@ def loaders() -> Iterator[Call]:
         },
         {"dataloader_kwargs": "torch's own; those it knows are swept above"},
     )
+    yield Call(
+        "Mixture",
+        penstock.Mixture,
+        lambda: {"members": {"a": rows(), "b": rows()}},
+        {
+            "members": (*MAPPING, {}, {"members": 3}),
+            "weights": (3, "text", [1], [-1, 2], [0, 0], {"weights": 1}, [math.nan, 1]),
+            "until": ("last", 0, 1.5, True, None, [], HUGE),
+            "label": OPTIONAL_TEXT,
+        },
+    )
+    yield Call(
+        "Mixture.then",
+        method(lambda: penstock.Mixture({"a": rows(), "b": rows()}), "then"),
+        lambda: {"at": 4, "weights": [1, 2]},
+        {"at": natural(), "weights": (3, "text", [1], [-1, 2])},
+    )
+    yield Call(
+        "Mixture.locate",
+        method(lambda: penstock.Mixture({"a": rows()}), "locate"),
+        lambda: {"indices": [1]},
+        {"indices": (object(), "x", [1.5], [99], [-1], [[1], [2, 3]])},
+    )
+    yield Call(
+        "balanced",
+        penstock.balanced,
+        lambda: {"data": rows(), "labels": [0, 1] * 6},
+        {"data": (3, None), "labels": (3, "x", [1], object()), "until": ("last", 0, 1.5, True)},
+    )
+    yield Call(
+        "pack",
+        penstock.pack,
+        lambda: {"data": rows(), "length": 4},
+        {
+            "data": (3, None, object(), torch.zeros(3), [["x"]]),
+            "length": count(),
+            "lengths": ARRAY_OF_NUMBERS,
+            "split": FLAG,
+        },
+    )
+    yield Call(
+        "ChunkedDataLoader.set_weights",
+        method(lambda: chunked(weights=[1] * 12), "set_weights"),
+        lambda: {"weights": [2] * 12},
+        {"weights": (*ARRAY_OF_NUMBERS, None)},
+    )
+    for name in ("save_weights", "load_weights"):
+        yield Call(
+            f"ChunkedDataLoader.{name}",
+            method(lambda: chunked(weights=[1] * 12), name),
+            lambda: {"directory": tempfile.mkdtemp()},
+            {"directory": PATH},
+        )
     yield Call(
         "StreamLoader",
         iterate(penstock.StreamLoader),
@@ -441,6 +502,7 @@ def order() -> Iterator[Call]:
             "limit": natural(optional=True),
             "chunk": count(optional=True),
         },
+        {"sizes": "a function of an order"},
     )
     yield Call(
         "Topology",
@@ -453,6 +515,7 @@ def order() -> Iterator[Call]:
         penstock.Plan,
         lambda: {"order": penstock.SequentialOrder(10), "steps": penstock.Steps(10, 2)},
         {"order": (3, "block", None), "steps": (3, None), "rank": natural()},
+        {"skips": "made by a loader; skip and load_state_dict check what users pass"},
     )
     made = "made for every batch; seek and load_state_dict check what users pass"
     yield Call("Cursor", penstock.Cursor, dict, {}, {"epoch": made, "position": made})
@@ -952,6 +1015,8 @@ def modules(folder: Path) -> Iterator[Call]:
             "cycle": FLAG,
             "max_passes": count(optional=True),
             "start_chunk": natural(optional=True),
+            "validate_every": (*count(optional=True), {"min": 1}),
+            "skip": (3, "all", [3], [[0, 1]], [[0, 3, 1]], {"epoch": 0}),
         },
     )
 

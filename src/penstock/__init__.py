@@ -36,14 +36,17 @@ if TYPE_CHECKING:
     from penstock.datamodules import SequenceDataset as SequenceDataset
     from penstock.datamodules import UniversalDataModule as UniversalDataModule
     from penstock.datasets import AugmentedDataset as AugmentedDataset
+    from penstock.datasets import Mixture as Mixture
     from penstock.datasets import ReplacingDataset as ReplacingDataset
     from penstock.datasets import StandardizedDataset as StandardizedDataset
     from penstock.datasets import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
     from penstock.datasets import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
+    from penstock.datasets import balanced as balanced
     from penstock.datasets import compute_standardization as compute_standardization
     from penstock.datasets import (
         create_augmented_dataset_wrapper as create_augmented_dataset_wrapper,
     )
+    from penstock.datasets import pack as pack
     from penstock.distributed import RankError as RankError
     from penstock.distributed import agree as agree
     from penstock.distributed import agreed as agreed
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
     from penstock.loaders import worker_init_fn as worker_init_fn
     from penstock.order import BlockOrder as BlockOrder
     from penstock.order import Cursor as Cursor
+    from penstock.order import Occurrence as Occurrence
     from penstock.order import Order as Order
     from penstock.order import Permutation as Permutation
     from penstock.order import Plan as Plan
@@ -144,11 +148,11 @@ _EXPORTS = {
     "penstock.loaders": (
         "ChunkedDataLoader ChunkedSampler Loader ReplayLoader StreamLoader worker_init_fn"
     ),
+    "penstock.datasets": "Mixture balanced pack",
     "penstock.sources": "Source concatenate open_source zip_sources",
-    "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
-    "penstock.keyed": "current_epoch keyed_generator sample_generator",
+    "penstock.order": "BlockOrder Order ShuffledOrder",
+    "penstock.keyed": "keyed_generator",
     "penstock.ragged": "Ragged",
-    "penstock.transforms": "GaussianNoise SpecAugment",
     "penstock.collate": "CollatorRegistry TaskSpec",
     "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),
     "penstock.datamodules": "SequenceDataset UniversalDataModule",
@@ -162,12 +166,19 @@ _ALSO = {
     "penstock.errors": (
         "BatchError ConfigError MissingExtraError PlanError SourceError StateError WorkerError"
     ),
-    "penstock.order": "Cursor Permutation Plan Steps Topology derive_key",
-    "penstock.keyed": "Reading current_reading sample_key sample_keys",
+    "penstock.order": (
+        "Cursor Occurrence Permutation Plan SequentialOrder Steps Topology derive_key"
+    ),
+    "penstock.keyed": (
+        "Reading current_epoch current_reading sample_generator sample_key sample_keys"
+    ),
     "penstock.sources": (
         "ArrowSource Field MappedSource MemorySource NpySource Statistics ZarrSource"
     ),
-    "penstock.transforms": ("Compose Spectrogram Standardize Transform recommended_augmentation"),
+    "penstock.transforms": (
+        "Compose GaussianNoise SpecAugment Spectrogram Standardize Transform "
+        "recommended_augmentation"
+    ),
     "penstock.collate": (
         "AudioCollator CollatorInfo DefaultCollator LanguageModelingDataCollator TextCollator "
         "VisionCollator VisionDataCollator"

@@ -6,7 +6,7 @@ gets the same random numbers for any number of workers and ranks, and after resu
 
     class Noisy(Dataset):
         def __getitem__(self, index):
-            rng = sample_generator(index, "noise")  # depends on (seed, epoch, index) only
+            rng = sample_generator(index, "noise")  # depends on (seed, pass, index) only
             return x[index] + torch.randn(8, generator=rng)
 
 Global generators (``random``, ``numpy.random``, torch's default) are never used here.
@@ -14,8 +14,10 @@ Global generators (``random``, ``numpy.random``, torch's default) are never used
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -34,13 +36,32 @@ class Reading:
         seed: Of the loader.
         epoch: The epoch of the samples.
         samples: Indices of the samples of the batch.
+        passes: The pass of each sample: how many times it came before. None if all are in pass
+            ``epoch``, as in every order in which a sample comes once an epoch.
+        row: The row of the batch that is being read; None if it is read as a whole.
     """
 
     seed: int
     epoch: int
     samples: Indices
+    passes: Indices | None = None
+    row: int | None = None
+
+    def passes_of(self, samples: Indices) -> int | Indices:
+        """Return the pass of each of these samples of the batch."""
+        if self.passes is None:
+            return self.epoch
+        if self.row is not None:
+            return int(self.passes[self.row])
+        if samples.shape == self.samples.shape and not np.isin(samples, self.samples).all():
+            return self.passes  # other indices for the same samples, as those of a subset
+        if np.array_equal(samples, self.samples):
+            return self.passes
+        found = dict(zip(self.samples.tolist(), self.passes.tolist(), strict=True))
+        return np.array([found.get(sample, self.epoch) for sample in samples.tolist()], np.int64)
 
 
+_NONE: Final = np.empty(0, np.int64)
 _reading: ContextVar[Reading | None] = ContextVar("penstock_reading", default=None)
 
 
@@ -72,8 +93,38 @@ def current_epoch(default: int = 0) -> int:
     return whole_number("default", default)
 
 
+def current_passes(samples: Indices, default: int = 0) -> int | Indices:
+    """Return the pass of each sample that is being read; ``default`` outside of a loader.
+
+    Equal to the epoch in an order in which every sample comes once an epoch. Random numbers that
+    are keyed by the pass differ if a sample comes twice.
+
+    Args:
+        samples: Indices of samples of the batch.
+        default: The pass to return outside of a loader.
+    """
+    reading = _reading.get()
+    if reading is not None:
+        return reading.passes_of(np.atleast_1d(samples))
+    return whole_number("default", default)
+
+
+def one_by_one(samples: Iterable[int]) -> Iterator[int]:
+    """Yield the samples of the batch; each is announced as the one that is being read."""
+    reading = _reading.get()
+    if reading is None or reading.passes is None:
+        yield from samples
+        return
+    try:
+        for row, sample in enumerate(samples):
+            announce(replace(reading, row=row))
+            yield sample
+    finally:
+        announce(reading)
+
+
 def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int:
-    """Return the 64-bit key of (seed, purpose, epoch, sample).
+    """Return the 64-bit key of (seed, purpose, pass, sample); the pass is usually the epoch.
 
     Args:
         sample: Index of the sample.
@@ -82,7 +133,10 @@ def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int
     """
     if type(sample) is not int or not 0 <= sample <= LARGEST:  # runs for every sample
         sample = whole_number("sample", sample, minimum=0)
-    return derive_key(_base(seed, purpose), sample)
+    reading = _reading.get()
+    one = _NONE if reading is None or reading.passes is None else np.array([sample])
+    key = derive_key(_base(seed, purpose, one), sample)
+    return key if isinstance(key, int) else int(key[0])
 
 
 def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) -> Keys:
@@ -100,11 +154,11 @@ def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) 
     indices = np.atleast_1d(samples)
     if indices.dtype.kind not in "iu":
         raise PlanError(f"samples must be integers, got {samples!r}")
-    return np.asarray(derive_key(_base(seed, purpose), indices))
+    return np.asarray(derive_key(_base(seed, purpose, indices), indices))
 
 
 def sample_generator(sample: int, *purpose: int | str, seed: int | None = None) -> torch.Generator:
-    """Return a generator for (seed, purpose, epoch, sample): the same in any worker or rank.
+    """Return a generator for (seed, purpose, pass, sample): the same in any worker or rank.
 
     Args:
         sample: Index of the sample.
@@ -128,11 +182,12 @@ def keyed_generator(seed: int, *path: int | str) -> torch.Generator:
     return _generator(derive_key(seed, *path))
 
 
-def _base(seed: int | None, purpose: tuple[int | str, ...]) -> int:
+def _base(seed: int | None, purpose: tuple[int | str, ...], samples: Indices) -> int | Keys:
     reading = _reading.get()
     if seed is None:
         seed = 0 if reading is None else reading.seed
-    return derive_key(seed, "sample", *purpose, 0 if reading is None else reading.epoch)
+    passes = 0 if reading is None else reading.passes_of(samples)
+    return derive_key(seed, "sample", *purpose, passes)
 
 
 def _generator(key: int) -> torch.Generator:

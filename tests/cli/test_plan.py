@@ -159,3 +159,35 @@ def test_numbers_that_no_run_can_have_are_refused_in_a_sentence(commands, projec
     done = commands(project, "plan", "tiny.yaml", *changed)
     assert done.code == 2 and done.err.count("\n") == 1, done
     assert done.err.startswith("penstock: ") and "Error" not in done.err and len(done.err) < 700
+
+
+def test_a_sample_is_found_in_the_run_and_after_it(commands, project, uninterrupted):
+    seen = uninterrupted[1]["seen"]  # 12 steps an epoch
+    before = commands(project, "plan", "tiny.yaml", "--sample", 7)
+    assert before.code == 0, before.err
+    first = next(step for step, samples in enumerate(seen) if 7 in samples)
+    row = seen[first].index(7)
+    assert f"not seen yet; next in epoch 0, step {first}, rank 0, row {row}" in before.out
+    assert commands(project, "train", "tiny.yaml").code == 0  # two passes
+    after = commands(project, "plan", "tiny.yaml", "--sample", 7)
+    found = re.findall(r"seen in epoch (\d), step (\d+), rank 0, row (\d)", after.out)
+    assert [(int(e), seen[12 * int(e) + int(s)][int(r)]) for e, s, r in found] == [(0, 7), (1, 7)]
+    assert "; next in epoch 2, step " in after.out
+    assert commands(project, "plan", "tiny.yaml", "--sample", 46).code == 2
+
+
+def test_steps_are_converted_to_positions_that_a_run_leaves_out(commands, project, uninterrupted):
+    done = commands(project, "plan", "tiny.yaml", "--skip-steps", "3:5")
+    assert done.code == 0, done.err
+    (override,) = re.findall(r"'(train\.skip=\S+)'", done.out)
+    assert override == "train.skip=[[0,12,20]]"
+    assert "loader.skip(0, 12, 20)" in done.out
+    again = commands(project, "plan", "tiny.yaml", override, "--skip-steps", "3:4")
+    assert "'train.skip=[[0,12,24]]'" in again.out  # what is step 3 now was step 5
+    assert commands(project, "train", "tiny.yaml", override).code == 0
+    expected = [
+        step for number, step in enumerate(uninterrupted[1]["seen"]) if number not in (3, 4)
+    ]
+    assert final_state(project / "run")["seen"] == expected
+    for wrong in ("5:3", "7", "a:b"):
+        assert commands(project, "plan", "tiny.yaml", "--skip-steps", wrong).code == 2

@@ -320,7 +320,7 @@ def test_sizes_that_cannot_be_are_refused_at_once(name):
     with pytest.raises(PlanError, match=f"{name} must be at least 1 batch, got 0"):
         Counting(**{name: 0})
     for wrong in (True, 2.5, "many"):
-        with pytest.raises(ConfigError, match=f"{name} must be an integer"):
+        with pytest.raises(ConfigError, match=f"{name} must be an? (integer|number)"):
             Counting(**{name: wrong})
 
 

@@ -77,6 +77,8 @@ GEOMETRIES = [
     {"batch_size": 100, "window_blocks": 2},
     {"batch_size": 16, "steps": 4},
     {"batch_size": 16, "steps": 3, "block_samples": 1, "window_blocks": 40},
+    {"batch_size": 16, "steps": 5, "block_samples": 10, "window_blocks": 8},  # rows are held
+    {"batch_size": 16, "steps": 5, "window_blocks": 2, "rank": 1, "world_size": 2},
     {"batch_size": 24, "lanes": 3, "window_blocks": 4},
     {"batch_size": 12, "lanes": 5, "rank": 1, "world_size": 2},
     {"batch_size": 64, "shuffle": False},

@@ -93,6 +93,10 @@ CASES = {
         ((100_000, 64), "f4"),
         {"batch_size": 32, "steps": 25, "memory_budget": "100MB"},
     ),
+    "windows of tokens": (
+        NARROW,
+        {"batch_size": 64, "steps": 256, "memory_budget": "60MB"},
+    ),
     "windows of rows, of three ranks": (
         ((60_000, 256), "f4"),
         {

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import PlanError
+from penstock.loaders.partition import ChosenOrder, FixedShuffle
 from penstock.order import LARGEST, BlockOrder, Order, SequentialOrder, ShuffledOrder, tiles
+from penstock.order.orders import (
+    at_epochs,
+    passes_of,
+    places_of,
+    position_at_epochs,
+    positions_of,
+    samples_of,
+)
 
 seeds = st.integers(0, 2**64 - 1)
 small = st.integers(1, 700)
@@ -142,3 +151,27 @@ def test_sizes_below_one_are_refused(wrong):
     total, chunk, align = wrong
     with pytest.raises(PlanError, match="total, chunk and align must be at least 1"):
         tiles(total, chunk, 3, align)
+
+
+@given(small, seeds, geometry, st.lists(st.integers(0, 5), min_size=1, max_size=20), st.data())
+def test_each_position_may_have_an_epoch_of_its_own(n, seed, blocks, epochs, data):
+    epochs = np.array(epochs)
+    positions = np.array([data.draw(st.integers(0, n - 1)) for _ in epochs])
+    for order in (*orders(n, seed, blocks), FixedShuffle(n, seed)):
+        samples = at_epochs(order, epochs, positions)
+        one_by_one = [order.at(e, positions[[i]])[0] for i, e in enumerate(epochs.tolist())]
+        assert samples.tolist() == one_by_one
+        assert np.array_equal(position_at_epochs(order, epochs, samples), positions)
+
+
+@given(small, seeds, geometry, st.integers(0, 9))
+def test_an_order_without_more_members_has_each_sample_once(n, seed, blocks, epoch):
+    chosen = ChosenOrder(n, SequentialOrder(n + 7, seed))
+    for order in (*orders(n, seed, blocks), chosen):
+        assert places_of(order, epoch) == order.size == n
+        assert passes_of(order, epoch, np.arange(n)) is None
+        samples = order.at(epoch, np.arange(n)).tolist()
+        for sample in range(0, samples_of(order), 1 + n // 9):
+            expected = [samples.index(sample)] if sample in samples else []
+            assert positions_of(order, epoch, sample) == expected
+    assert samples_of(chosen) == n + 7

@@ -63,7 +63,7 @@ def test_the_state_of_another_order_is_refused_saying_what_differs(order, words)
         ({"format": None}, "not a loader state: it has no 'format' field"),
         (
             {"skipped": [[3, 9]]},
-            r"skips positions \[\[3, 9\]\], which this release does not",
+            r"skipped must be a list of .epoch, start, stop., .* got ..3, 9..",
         ),
     ],
 )

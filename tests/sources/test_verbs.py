@@ -273,6 +273,40 @@ def test_spans_hold_every_row_once_and_places_find_the_samples(data):
 
 
 @given(st.data())
+def test_patches_of_pairs_and_static_maps_equal_their_enumeration(data):
+    length = data.draw(st.integers(1, 12))
+    rows = np.arange(length * 30).reshape(length, *EXTENT)
+    chunks = tuple(data.draw(st.integers(1, 5)) for _ in range(3))
+    stores = [Chunked(each, chunks, ("y", "x")) for each in (rows, -rows[:1])]
+    both = zip_sources(dict(zip(["f", "map"], stores, strict=True)), rates={"map": 0})
+    offsets = {"a": ("f", data.draw(OFFSETS)), "b": ("f", data.draw(OFFSETS)), "map": [0]}
+    size, random = data.draw(SIZES), data.draw(st.booleans())
+    source = both.windows(offsets=offsets).patches(size, random=random).drawn(1, 2)
+    if not len(source):
+        return
+    found, at = everything(source), source.locate(np.arange(len(source)))
+    for name in offsets:
+        for value, row, (y, x) in zip(found[name], at[name].rows, at[name].corner, strict=True):
+            whole = -rows[0] if name == "map" else rows[row]
+            assert np.array_equal(value, whole[..., y : y + size[0], x : x + size[1]])
+        assert np.array_equal(at[name].corner, at["a"].corner)
+    low = min(offsets["a"][1] + offsets["b"][1])
+    anchors = at["a"].rows[:, 0] - offsets["a"][1][0] + low
+    assert np.array_equal(
+        at["b"].rows - anchors[:, None], np.tile(offsets["b"][1], (len(source), 1)) - low
+    )
+    spans = source.needs(np.arange(len(source)))
+    held = {store: [np.empty(span.shape, int) for span in each] for store, each in spans.items()}
+    for store, each in spans.items():
+        for span, array in zip(each, held[store], strict=True):
+            read_span(source.leaves[span.leaf], span, array)
+    for name, places in source.places(np.arange(len(source)), spans).items():
+        output, out = source.outputs[name], np.empty_like(found[name])
+        gather_patches(out, places, output, spans[output.store], held[output.store])
+        assert np.array_equal(out, found[name])
+
+
+@given(st.data())
 def test_a_read_decodes_each_chunk_once(data):
     length = data.draw(st.integers(1, 40))
     store = Chunked(
@@ -403,6 +437,12 @@ def test_random_patches_of_a_plane_decode_each_chunk_once():
     assert set(store.decoded.values()) == {1}
 
 
+def test_patches_are_split_before_they_are_made():
+    patches = Chunked(np.zeros((9, 8, 8)), (4, 8, 8)).patches((4, 4))
+    with pytest.raises(PlanError, match="split first"):
+        patches.split({"a": 0.5, "b": 0.5}, by="time")
+
+
 def test_images_of_different_shapes_are_joined_as_patches():
     images = [
         np.arange(a * b).reshape(1, a, b) + 1000 * i
@@ -434,9 +474,12 @@ def test_huge_sources_take_no_memory():
 
     source = Huge()
     parts = source.split({"train": 0.9, "val": 0.1}, by="time")
-    made = parts["train"].windows(7, stride=3).patches({"y": 20, "x": 20})
-    found = made.locate(np.array([0, len(made) - 1]))[""]
-    assert found.rows[0].tolist() == list(range(7)) and found.rows[-1][-1] < 9 * 10**14
+    for stride in (1, 2, 3):
+        made = parts["train"].windows(7, stride=stride).patches({"y": 20, "x": 20})
+        found = made.locate(np.array([0, len(made) - 1]))[""]
+        assert found.rows[0].tolist() == list(range(7))
+        assert 9 * 10**14 - 3 <= found.rows[-1][-1] < 9 * 10**14
+        assert made.block_samples in (1, 2, 3)
 
 
 class Own:

@@ -101,13 +101,21 @@ def plan(
     config: Config,
     overrides: Overrides = None,
     step: Annotated[int | None, typer.Option(min=0, help="Show the samples of this step.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Show when this sample was seen, and is next.")
+    ] = None,
+    skip_steps: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Show the positions of steps A to B - 1, to skip them."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Show what will be read, and when; or which samples a step is made of."""
+    """Show what will be read, and when; which samples a step has, or when a sample comes."""
     with explained_imports():
         from penstock.cli.train import run_plan
 
-    run_plan(config, overrides or [], step=step, debug=debug)
+    options = {"step": step, "sample": sample, "skip_steps": skip_steps}
+    run_plan(config, overrides or [], **options, debug=debug)  # type: ignore[arg-type]
 
 
 @app.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.cli.output import command_output, print_result
 from penstock.errors import ConfigError
 from penstock.training.config import Settings, read_settings
-from penstock.training.run import is_first_rank, plan_text, step_text, train
+from penstock.training.run import is_first_rank, plan_text, sample_text, skip_text, step_text, train
 
 
 def run_train(
@@ -32,11 +32,28 @@ def run_train(
     raise SystemExit(outcome.exit_code if first_rank else 0)
 
 
-def run_plan(config: Path, overrides: list[str], *, step: int | None, debug: bool) -> None:
-    """Print the plan, or the samples of one step."""
+def run_plan(
+    config: Path,
+    overrides: list[str],
+    *,
+    step: int | None,
+    sample: int | None,
+    skip_steps: str | None,
+    debug: bool,
+) -> None:
+    """Print the plan; or the samples of one step, when a sample comes, or positions to skip."""
     with command_output(debug=debug):
+        if sum(asked is not None for asked in (step, sample, skip_steps)) > 1:
+            raise ConfigError("give only one of --step, --sample and --skip-steps")
         settings = given_settings(config, overrides)
-        print_result(plan_text(settings) if step is None else step_text(settings, step))
+        if step is not None:
+            print_result(step_text(settings, step))
+        elif sample is not None:
+            print_result(sample_text(settings, sample))
+        elif skip_steps is not None:
+            print_result(skip_text(settings, skip_steps))
+        else:
+            print_result(plan_text(settings))
 
 
 log = logging.getLogger("penstock")

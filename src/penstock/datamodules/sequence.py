@@ -106,7 +106,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         self,
         _name_: str | None = None,
         data_dir: str | os.PathLike[str] | None = None,
-        train_chunk_size: int | None = None,
+        train_chunk_size: Any = None,
         val_chunk_size: int | None = None,
         *,
         loader: Mapping[str, Any] | None = None,
@@ -195,7 +195,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         return self.chunks.sized
 
     @property
-    def explicit_train_chunk_size(self) -> int | None:
+    def explicit_train_chunk_size(self) -> Any:
         """The training chunk size that was passed."""
         return self.chunks.train_chunk_size
 

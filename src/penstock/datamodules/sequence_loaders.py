@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from penstock.datamodules.tbptt import TBPTTDataLoader
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.sampler import order_named
 from penstock.registry import Registry, unknown_name
 from penstock.seeds import Seed

@@ -114,6 +114,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
             return super().__len__() * self._pieces(self._steps_of_first())
         position, steps = self.position, self.plan.steps
         here = Cursor() if position.evaluation else position.cursor.normal(steps)
+        steps = steps.of(here.epoch)
         done = steps.chunk_length(here.position) - steps.left_in_chunk(here.position)
         first = steps.step_of(here.position) - done
         begin = Cursor(here.epoch, steps.start(first) if first else 0)

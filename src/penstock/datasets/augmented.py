@@ -21,7 +21,7 @@ from penstock.datasets.gather import (
 )
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError
-from penstock.keyed import current_epoch
+from penstock.keyed import current_passes
 from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
 from penstock.registry import unknown_name
@@ -140,9 +140,9 @@ class AugmentedDataset(Dataset[Any]):
         return fingerprint_of(self.base_dataset)
 
     def _keys(self, indices: int | list[int] | Indices) -> Keys:
-        epoch = current_epoch(default=self.epoch)
         positions = np.atleast_1d(np.asarray(indices, np.int64))
-        return np.asarray(derive_key(self.seed, "augment", epoch, positions))
+        passes = current_passes(positions, default=self.epoch)
+        return np.asarray(derive_key(self.seed, "augment", passes, positions))
 
 
 def build_augmentation(params: Mapping[str, Any]) -> Compose:

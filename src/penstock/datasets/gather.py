@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
 from penstock.order.keys import Keys
+from penstock.sources import Source
 from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
@@ -187,6 +188,51 @@ class Reader:
         if self._gather is not None:
             return self._gather(indices)
         return default_collate(self.samples(indices.tolist()))
+
+
+class SourceDataset(Dataset[Any]):
+    """The samples of a source by index.
+
+    A source with one unnamed array gives tensors, one with named fields gives a dict of tensors.
+
+    Args:
+        source: Where the samples are stored.
+
+    >>> from penstock.sources import MemorySource
+    >>> SourceDataset(MemorySource(np.arange(10))).__getbatch__(np.array([7, 2]))
+    tensor([7, 2])
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of these indices, read together."""
+        size = len(self)
+        if any(not -size <= index < size for index in indices):
+            raise IndexError(f"index out of range({size})")
+        batch = self.__getbatch__(np.array(indices, np.int64) % size)
+        if isinstance(batch, Mapping):
+            return [{name: each[i] for name, each in batch.items()} for i in range(len(indices))]
+        return list(batch)
+
+    def __getbatch__(self, indices: Indices) -> Any:
+        """Return the collated batch of these indices."""
+        fields = self.source.fields
+        out = {n: np.empty((len(indices), *f.shape), f.dtype) for n, f in fields.items()}
+        self.source.take(indices, out)
+        batch = {name: torch.from_numpy(rows) for name, rows in out.items()}
+        return batch[""] if list(batch) == [""] else batch
+
+    def fingerprint(self) -> str:
+        """Identity of the data."""
+        return self.source.fingerprint()
 
 
 def transform_batch(batch: Any, transform: Transform, keys: Keys) -> Any:

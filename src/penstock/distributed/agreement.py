@@ -82,7 +82,7 @@ def plan_identity(loader: Loader) -> dict[str, Any]:
         "world_size": steps.world,
         "drop_last": steps.drop_last,
         "limit_batches": steps.limit,
-        "chunk_size": steps.chunk,
+        "chunk_size": loader.position.chunk,
     }
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final, Generic, Protocol, Self
@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.position import Position
-from penstock.order import Cursor, Indices, Plan
+from penstock.order import Cursor, Indices, Occurrence, Plan
 
 log = logging.getLogger("penstock")
 
@@ -84,7 +84,8 @@ class Loader(Generic[Batch]):
         parts += [f"batch_size={position.batch}", f"chunk_size={position.chunk}"]
         parts += [f"order={plan.order.kind!r}", f"seed={plan.order.seed}"]
         parts += [f"rank={plan.rank}", f"world_size={plan.steps.world}"]
-        parts += [f"epoch={position.cursor.epoch}", f"position={position.cursor.position}"]
+        here = position.skips.to_order(position.cursor)
+        parts += [f"epoch={here.epoch}", f"position={here.position}"]
         return f"<{type(self).__name__}: {', '.join(parts)}>"
 
     @property
@@ -213,13 +214,28 @@ class Loader(Generic[Batch]):
         """
         self.position.set_batch_size(batch_size)
 
-    def set_chunk_size(self, chunk_size: int) -> None:
+    def set_chunk_size(self, chunk_size: Any) -> None:
         """Use another chunk size from the next ``iter()`` on, which continues at the position.
 
         Args:
-            chunk_size: Batches of a chunk.
+            chunk_size: Batches of a chunk, ``{"start", "end", "over_chunks"}``, a list of
+                ``[first chunk, batches]``, or a duration such as ``"10min"``.
         """
         self.position.set_chunk_size(chunk_size)
+
+    def skip(self, epoch: int, start: int, stop: int) -> None:
+        """Leave out the positions ``start`` to ``stop`` of an epoch, at once and in every resume.
+
+        Steps are made of what is left, so that they stay whole. Positions mean the same on any
+        number of ranks and with any batch size, and repeating a call changes nothing. All ranks
+        must make the same calls. What was delivered already is not skipped.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            start: The first position to skip; see `positions_at`.
+            stop: One past the last one; a number past the epoch's end stands for its end.
+        """
+        self.position.skip(epoch, start, stop)
 
     # -- state
 
@@ -264,6 +280,18 @@ class Loader(Generic[Batch]):
             epoch: None for the epoch that is being iterated, or else that of the position.
         """
         return self.position.locate(step, epoch)[2]
+
+    def when(self, sample: int, epochs: Iterable[int] = range(1)) -> list[Occurrence]:
+        """Return every time that a sample comes in these epochs: epoch, position, step, rank, row.
+
+        The inverse of `samples_at`, without reading or searching. A sample that is skipped, or
+        dropped at the end of its epoch, has no step, rank and row.
+
+        Args:
+            sample: Its index in the dataset.
+            epochs: The epochs to look at.
+        """
+        return self.position.when(sample, epochs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning's patch of DataLoader records every attribute that was set, open streams too
@@ -323,6 +351,9 @@ class LoaderIterator(Iterator[Batch]):
             position = self.position
             if position.iteration != self._iteration:
                 raise stale_iterator()
+            if position.live is not plan and position.live is not None:  # positions were skipped
+                plan = self._plan = position.live
+                self._left = min(self._left, position.remaining_here)
             if position.failed is not None:  # the caller asks for the batch after it
                 position.delivered(position.failed)
                 self._left -= 1
@@ -330,14 +361,15 @@ class LoaderIterator(Iterator[Batch]):
             self._leave()
             raise StopIteration
         fetched = self._loader._next(plan, self._iteration)
+        self.position.fetched = fetched[0]
         self._left -= 1
         return fetched
 
     def _start(self) -> Plan:
         self._loader._begin()
         self.position = position = self._loader.position
-        self._left = self._count = position.remaining
         self._iteration, self._plan = position.begin_iteration()
+        self._left = self._count = position.remaining
         # runs when the iterator is dropped, also after a break
         self._leave = weakref.finalize(self, _leave, self._loader, position, self._iteration)
         self._leave.atexit = False

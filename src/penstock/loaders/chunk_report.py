@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from penstock.order import Cursor, Order, Plan, Steps
+from penstock.order.orders import samples_of
 
 MOST_SAMPLES = 1 << 21  # looked up at once; bounds memory
 MOST_LOOKUPS = 1 << 24  # in all; takes a second or two
@@ -69,9 +71,15 @@ def passes_after(steps: Steps, chunks: float) -> float:
     return passes + samples_of_pass(steps, batches) / samples_of_pass(steps)
 
 
-def samples_between(steps: Steps, begin: Cursor, end: Cursor, batches: int | None = None) -> int:
-    """Return the samples delivered from one position to a later one, over all ranks."""
-    passed = (end.epoch - begin.epoch) * samples_of_pass(steps, batches)
+def samples_between(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> int:
+    """Return the samples delivered from one position to a later one, over all ranks.
+
+    As in states, positions are those of the order.
+    """
+    if plan.steps.sizes is not None:
+        spans = _spans(plan, begin, end, batches)
+        return sum(len(span.epochs) * span.width for span in spans)
+    passed = (end.epoch - begin.epoch) * samples_of_pass(plan.steps, batches)
     return passed + end.position - begin.position
 
 
@@ -89,11 +97,13 @@ def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = 
 
     Args:
         plan: The plan of the loader.
-        stretches: Positions in the plan, from the first to the last.
+        stretches: Positions in the order, from the first to the last.
         batches: The most batches that a trainer uses of each pass; None for all.
     """
-    order, full = plan.order, samples_of_pass(plan.steps, batches)
-    spans = [span for begin, end in stretches for span in _spans(full, begin, end)]
+    order = plan.order
+    spans = [span for begin, end in stretches for span in _spans(plan, begin, end, batches)]
+    if hasattr(order, "positions_of"):  # a sample may come more than once an epoch
+        return _share_found(order, spans)
     if order.kind == "sequential":  # every pass delivers the same samples at the same positions
         return _joined_width(spans) / order.size
     if not spans:
@@ -121,8 +131,19 @@ class _Span:
         return self.last - self.first
 
 
-def _spans(full: int, begin: Cursor, end: Cursor) -> list[_Span]:
-    if begin.epoch == end.epoch:
+def _spans(plan: Plan, begin: Cursor, end: Cursor, batches: int | None) -> list[_Span]:
+    """Return the positions of the order that are delivered between two others."""
+    full = samples_of_pass(plan.steps, batches)
+    if plan.steps.sizes is not None:  # epochs differ
+        spans = []
+        for epoch in range(begin.epoch, end.epoch + 1):
+            kept = partial(plan.skips.size, epoch)
+            first = kept(begin.position) if epoch == begin.epoch else 0
+            full = samples_of_pass(plan.steps.of(epoch), batches)
+            last = kept(end.position) if epoch == end.epoch else full
+            runs = plan.skips.runs(epoch, first, last)
+            spans += [_Span(range(epoch, epoch + 1), *run) for run in runs]
+    elif begin.epoch == end.epoch:
         spans = [_Span(range(begin.epoch, begin.epoch + 1), begin.position, end.position)]
     else:
         spans = [
@@ -131,6 +152,23 @@ def _spans(full: int, begin: Cursor, end: Cursor) -> list[_Span]:
             _Span(range(end.epoch, end.epoch + 1), 0, end.position),
         ]
     return [span for span in spans if span.epochs and span.width > 0]
+
+
+def _share_found(order: Order, spans: Iterable[_Span]) -> float:
+    """Return the share of samples that are at these positions, as far as they can be looked up."""
+    apart = 1 + samples_of(order) // (MOST_SAMPLES << 3)  # of very many samples, only every n-th
+    found = np.zeros(-(-samples_of(order) // apart), np.bool_)
+    lookups = 0
+    for span in spans:
+        for epoch in span.epochs:
+            for first in range(span.first, span.last, MOST_SAMPLES):
+                if lookups > MOST_LOOKUPS:
+                    return float(found.mean())
+                last = min(first + MOST_SAMPLES, span.last)
+                samples = order.at(epoch, np.arange(first, last))
+                lookups += last - first + LOOKUPS_OF_A_CALL
+                found[samples[samples % apart == 0] // apart] = True
+    return float(found.mean())
 
 
 def _joined_width(spans: Iterable[_Span]) -> int:
@@ -166,7 +204,10 @@ def _unseen(order: Order, longest: _Span, left_out: int, others: list[_Span]) ->
 def chunk_of_last_batch(steps: Steps, after: Cursor) -> tuple[int, int]:
     """Return the epoch and the chunk (from 0) of the last batch, by the cursor after it."""
     if after.position == 0 and after.epoch:
-        return after.epoch - 1, steps.total_chunks - 1
+        epoch = after.epoch - 1
+        while epoch and not steps.of(epoch).count:  # all of it was skipped
+            epoch -= 1
+        return epoch, max(0, steps.of(epoch).total_chunks - 1)
     step = max(0, steps.step_of(after.position) - 1)
     return after.epoch, 0 if steps.chunk is None else step // steps.chunk
 
@@ -178,7 +219,7 @@ def describe_position(steps: Steps, after: Cursor) -> str:
     'epoch 3, chunk 3/4'
     """
     epoch, chunk = chunk_of_last_batch(steps, after)
-    return f"epoch {epoch}, chunk {chunk + 1}/{steps.total_chunks}"
+    return f"epoch {epoch}, chunk {chunk + 1}/{steps.of(epoch).total_chunks}"
 
 
 # -- what it will do

@@ -7,14 +7,16 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
 from penstock.arguments import flag
-from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
+from penstock.datasets.gather import SourceDataset, fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
 from penstock.loaders.options import (
@@ -33,7 +35,8 @@ from penstock.loaders.pass_through import (
     preserve_random_state,
     refuse_planned_arguments,
 )
-from penstock.loaders.position import OrderFactory, Position, order_factory
+from penstock.loaders.plan_settings import OrderFactory, order_factory
+from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.loaders.worker_errors import safe_context
@@ -41,9 +44,10 @@ from penstock.loaders.workers import end_workers
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
+from penstock.sources import Source
 
 
-class ChunkedDataLoader(Loader[Batch], TorchLoader):
+class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
     """A resumable ``DataLoader`` whose chunks continue where the last one ended.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
@@ -63,6 +67,8 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             one operation; ``__getitems__`` is used if the dataset has it.
         batch_size: Samples of this rank's batch.
         chunk_size: Batches of a chunk; None for the whole epoch. Overrides ``limit_batches``.
+            Sizes that change are ``{"start", "end", "over_chunks"}``, a list of ``[first chunk,
+            batches]``, or a duration such as ``"10min"``.
         limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
         shuffle: None shuffles with a ``chunk_size``, and does not without, as torch.
@@ -71,6 +77,16 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         order: An `Order` in place of the shuffle: a ``BlockOrder`` for data that is slow to read
             at random. Or a factory of orders, see `penstock.loaders.position`.
         evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
+        weights: One number per sample: in every epoch a sample comes floor or ceil of
+            ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
+        epoch_samples: Samples per epoch, over all ranks; by default those of the dataset. The next
+            epoch continues in the same shuffle, so that nothing is lost.
+        lengths: Tokens of each sample, for batches of samples of similar length.
+        max_tokens: Tokens of a batch, including padding; ``batch_size`` is then not used. None for
+            at most ``batch_size`` samples of similar length.
+        window: Samples that are sorted by length together; 131,072 by default.
+        group: Batches of similar length that stay together; a multiple of the number of ranks, 64
+            by default. Resuming on a number of ranks that divides it splits no batch.
         rank: This rank; pass it together with ``world_size``. By default both are those of
             ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
@@ -91,7 +107,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         *,
         limit_batches: int | float | None = None,
         shuffle: bool | None = None,
@@ -99,6 +115,12 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         drop_last: bool = False,
         order: Order | OrderFactory | None = None,
         evaluation: bool = False,
+        weights: npt.ArrayLike | None = None,
+        epoch_samples: int | None = None,
+        lengths: npt.ArrayLike | None = None,
+        max_tokens: int | None = None,
+        window: int | None = None,
+        group: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         executor: str | None = None,
@@ -106,6 +128,10 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
+        if isinstance(dataset, Source) and not hasattr(dataset, "__getitem__"):
+            dataset = SourceDataset(dataset)
+        chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
+        composes = chosen.composes(dataset)
         options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
@@ -113,14 +139,14 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         self._workers: Workers | None = None
         self._seen: tuple[list[int], Any] | None = None  # ids of the settings, and the settings
         if shuffle is None:
-            shuffle = chunk_size is not None and not evaluation
+            shuffle = (chunk_size is not None or composes) and not evaluation
         shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         reason = pass_through_reason(
             dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
         )
         if reason is not None:
             given = {"chunk_size": chunk_size, "order": order, "rank": rank, "executor": executor}
-            refuse_planned_arguments(reason, given | {"world_size": world_size})
+            refuse_planned_arguments(reason, given | {"world_size": world_size} | chosen.given)
             if reason == "batch_sampler" and batch_size is None:
                 batch_size = 1  # torch's default, which it requires beside a batch_sampler
             self._delivery: Planned | PassThrough
@@ -129,7 +155,12 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             through.split_iterable(self)
             return
         size = size_of(dataset)
-        if order is None:
+        if composes:
+            if order is not None:
+                raise PlanError("pass order=, or weights, lengths or a Mixture, not both")
+            order = chosen.factory(dataset, size, shuffle)
+            self._remember(dataset, order)
+        elif order is None:
             order = order_factory(partial(make_order, shuffle=shuffle))
         elif isinstance(order, Order | type) or not callable(order):
             check_order(order, size)
@@ -186,6 +217,7 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
         position, size = self._position, self._size
         if size != position.samples and position.follows_size and not position.start.position:
             position.resize(size)
+        self._follow_stages(position)
 
     @property
     def _size(self) -> int:
@@ -256,13 +288,20 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
 
     @property
     def current_chunk(self) -> int:
-        """The chunk of this epoch that the position is in."""
-        return self.position.plan.steps.chunk_of(self.position.cursor.position)
+        """The chunk of this epoch that the position is in; of all epochs if sizes differ."""
+        position = self.position
+        if position.progress is not None:
+            return position.progress.chunks
+        return position.plan.steps.of(position.cursor.epoch).chunk_of(position.cursor.position)
 
     @property
     def total_chunks(self) -> int:
-        """Chunks of an epoch; the last may be short."""
-        return self.position.plan.steps.total_chunks
+        """Chunks of an epoch; the last may be short. If sizes differ, of the size now."""
+        position = self.position
+        if position.progress is not None:
+            count = position.plan.steps.of(position.cursor.epoch).count
+            return -(-count // position.progress.size)
+        return self.position.plan.steps.of(self.position.cursor.epoch).total_chunks
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Start the next ``iter()`` at a chunk of this epoch.
@@ -302,13 +341,16 @@ class ChunkedDataLoader(Loader[Batch], TorchLoader):
             state_dict: What `state_dict` returned.
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
-        self.position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
+        position = self.position
+        with self._adopted_weights(state_dict, position):
+            position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
 
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         if self.executor == "threads":
-            left = plan.steps.left_in_chunk if self._position.evaluation else plan.steps.steps_from
+            steps = plan.steps.of(cursor.epoch)
+            left = steps.left_in_chunk if self._position.evaluation else steps.steps_from
             batches = islice(self._batches(plan, cursor), left(cursor.position))
             threads = self.threads or max(2, this_machine().cores)
             options: dict[str, Any] = {"threads": threads, "timeout": self.timeout}
@@ -422,12 +464,14 @@ class Planned:
 
     def describe(self, loader: ChunkedDataLoader) -> str:
         """Return one readable page."""
-        plan, cursor = loader.plan, loader.position.cursor
-        steps = plan.steps
+        plan, position = loader.plan, loader.position
+        cursor, steps = position.skips.to_order(position.cursor), plan.steps
         gather = "one gather a batch" if loader._gather is not None else "sample by sample"
         if loader._gather is None and hasattr(loader.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
         chunks = f"{steps.total_chunks:,} chunks of {loader.chunk_size} batches"
+        if position.progress is not None:
+            chunks = f"{position.progress.schedule}, now {loader.chunk_size:,} batches"
         executor = (
             f"{loader.num_workers} worker processes" if loader.num_workers else loader.executor
         )
@@ -438,6 +482,7 @@ class Planned:
             f"  chunks    {chunks if loader.use_chunked else 'none: every iter() is an epoch'}",
             f"  remainder {'dropped' if steps.drop_last else 'delivered, in short last batches'}",
             f"  executor  {executor}, {gather}",
+            *loader.position.skipped_lines(),
             f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
             f"chunk {loader.current_chunk}, {loader.remaining:,} batches to come",
         ]

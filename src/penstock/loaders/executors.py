@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
-from penstock.keyed import Reading, announce, current_reading
+from penstock.keyed import Reading, announce, current_reading, one_by_one
 from penstock.loaders.batch_transport import collate_and_pack
 from penstock.loaders.worker_errors import (
     LOOK_SECONDS,
@@ -51,14 +51,25 @@ STARTS = 3  # of workers, before an error
 
 
 class IndexBatch(list[int]):
-    """A list of indices with its epoch; unpickling it announces what is being read."""
+    """A list of indices with its epoch; unpickling it announces what is being read.
+
+    Iterating it announces each row, where a sample may come twice.
+    """
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading.samples.tolist())
         self.reading = reading
 
+    def __iter__(self) -> Iterator[int]:
+        return one_by_one(super().__iter__())
+
     def __reduce__(self) -> tuple[Callable[[Reading], IndexBatch], tuple[Reading]]:
         return _arrive, (self.reading,)
+
+
+def reading_of(seed: int, planned: PlannedBatch) -> Reading:
+    """Return what is announced while a batch is read."""
+    return Reading(seed, planned.epoch, planned.samples, planned.passes)
 
 
 def _arrive(reading: Reading) -> IndexBatch:
@@ -85,7 +96,7 @@ class InlineStream:
         planned = next(self._batches)
         self._cursor = planned.after
         outer = current_reading()  # of a loader whose dataset reads from this one
-        announce(Reading(self._plan.order.seed, planned.epoch, planned.samples))
+        announce(reading_of(self._plan.order.seed, planned))
         try:
             return planned.after, self.read(planned)
         finally:
@@ -104,8 +115,14 @@ def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], A
         return lambda planned: gather(planned.samples)
     batched = getattr(dataset, "__getitems__", None)
     if batched is not None:
-        return lambda planned: collate(batched(planned.samples.tolist()))
-    return lambda planned: collate([dataset[i] for i in planned.samples.tolist()])
+        return lambda planned: collate(batched(indices_of(planned)))
+    return lambda planned: collate([dataset[i] for i in indices_of(planned)])
+
+
+def indices_of(planned: PlannedBatch) -> list[int]:
+    """Return the indices to read."""
+    reading = reading_of(0, planned)
+    return list(reading.samples.tolist()) if reading.passes is None else IndexBatch(reading)
 
 
 class Workers:
@@ -297,7 +314,7 @@ class _Feed:
         seed, sent = self._seed, self.sent
         for planned in self._batches:
             sent.append(planned)
-            reading = Reading(seed, planned.epoch, planned.samples)
+            reading = reading_of(seed, planned)
             if self._inline:
                 announce(reading)
             yield IndexBatch(reading)
@@ -365,7 +382,7 @@ class ThreadStream:
         planned = next(self._batches, None)
         if planned is None:
             return
-        task = _Task(planned, Reading(self._plan.order.seed, planned.epoch, planned.samples))
+        task = _Task(planned, reading_of(self._plan.order.seed, planned))
         self._coming.append(task)
         self._tasks.queue.put(task)
 

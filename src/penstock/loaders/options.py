@@ -15,6 +15,7 @@ import numpy as np
 from penstock.arguments import choice, flag, function, real_number, whole_number
 from penstock.errors import PlanError
 from penstock.order import Cursor, Order
+from penstock.order.orders import samples_of
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
 
 MOST_WORKERS: Final = 1024  # more would fill the process table before the first batch
@@ -93,9 +94,9 @@ def check_order(order: Any, samples: int) -> Order:
         raise PlanError(
             f"order must be an Order, such as ShuffledOrder({samples}, seed=42), got {order!r}"
         )
-    if order.size != samples:
-        raise PlanError(f"the order has {order.size} samples, the dataset {samples}")
-    cursor = Cursor(1, samples)  # not the start, which an identity might equal by chance
+    if samples_of(order) != samples:
+        raise PlanError(f"the order has {samples_of(order)} samples, the dataset {samples}")
+    cursor = Cursor(1, order.size)  # not the start, which an identity might equal by chance
     try:
         state = json.loads(json.dumps(to_state(cursor, order)))
         check_format(state)
@@ -151,14 +152,14 @@ def check_batch_size(batch_size: int | None) -> int:
     return whole_number("batch_size", batch_size, minimum=1, unit="sample")
 
 
-def check_chunk_size(chunk_size: int) -> int:
+def check_chunk_size(chunk_size: Any, name: str = "chunk_size") -> int:
     """Return the chunk size; refuse one below one batch."""
     if isinstance(chunk_size, bool | np.bool_):  # torch's third argument is shuffle
         raise PlanError(
-            f"chunk_size must be a number of batches, got {chunk_size!r}: "
+            f"{name} must be a number of batches, got {chunk_size!r}: "
             f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
         )
-    return whole_number("chunk_size", chunk_size, minimum=1, unit="batch")
+    return whole_number(name, chunk_size, minimum=1, unit="batch")
 
 
 def check_limit(limit: int | float) -> int | float:

@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.options import check_chunk_size
-from penstock.loaders.position import OrderFactory, OrderRequest, order_factory
-from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder
+from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
+from penstock.order import Indices, Order, Permutation, SequentialOrder, ShuffledOrder
 from penstock.seeds import Seed
 
 
@@ -86,13 +86,11 @@ class FixedShuffle(ShuffledOrder):
 
     kind = "fixed shuffle"
 
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions, the same in every epoch."""
-        return super().at(0, positions)
+    def _shuffle(self, epoch: int) -> Permutation:
+        return super()._shuffle(0)
 
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the positions of these samples, the same in every epoch."""
-        return super().position_of(0, samples)
+    def _shuffles(self, epochs: Indices) -> Permutation:
+        return super()._shuffle(0)
 
 
 class ChosenOrder:
@@ -106,7 +104,7 @@ class ChosenOrder:
     lanes = 1
 
     def __init__(self, size: int, partition: Order) -> None:
-        self.size, self.seed, self._partition = size, partition.seed, partition
+        self.size, self.seed, self.samples = size, partition.seed, partition.size
         shuffle = FixedShuffle(partition.size, partition.seed)
         self._samples = np.sort(shuffle.at(0, np.arange(size)))
 
@@ -119,9 +117,9 @@ class ChosenOrder:
         """Return the positions of these samples, all of which must be chosen ones."""
         return np.searchsorted(self._samples, samples)
 
-    def identity(self) -> dict[str, int | str]:
+    def identity(self) -> dict[str, Any]:
         """Return the kind, the seed and the size of the partition.
 
         Not the number of chosen samples, which depends on the number of ranks.
         """
-        return {"order": self.kind, "samples": self._partition.size, "seed": self.seed}
+        return {"order": self.kind, "samples": self.samples, "seed": self.seed}

@@ -21,7 +21,7 @@ from penstock.order import (
     ShuffledOrder,
 )
 from penstock.order.permutation import STRIDE
-from penstock.order.state import check_format, check_identity, cursor_of, to_state
+from penstock.order.state import check_format, check_identity, cursor_of, refuse_skips, to_state
 from penstock.ranks import ranks
 from penstock.seeds import Seed
 
@@ -128,6 +128,7 @@ class ChunkedSampler(Sampler[int]):
             state_dict: What `state_dict` returned.
         """
         check_format(state_dict)
+        refuse_skips(state_dict, "ChunkedSampler")
         check_identity(state_dict, self._order)
         cursor = cursor_of(state_dict)
         self.epoch, self.current_chunk = cursor.epoch, cursor.position // self.chunk_size
@@ -172,5 +173,5 @@ class RankSampler(OwnedSampler):
             yield from batch.samples.tolist()
 
     def __len__(self) -> int:
-        steps = self.position.plan.steps
+        steps = self.position.plan.steps.of(self.position.start.epoch)
         return min(steps.count * steps.batch, -(-steps.size // steps.world))

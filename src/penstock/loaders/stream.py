@@ -13,6 +13,7 @@ import torch
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
+from penstock.loaders.chunk_schedule import chunk_schedule
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -45,7 +46,6 @@ from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
 from penstock.streaming.readers import BatchMemory, BlockReader
-from penstock.streaming.stream_input import StreamInput
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -66,7 +66,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read together; defaults to the storage's chunking.
         window_blocks: Blocks that a lane mixes; defaults to what the budget allows.
-        chunk_size: Batches of a chunk; None for the whole epoch.
+        chunk_size: Batches of a chunk, or sizes that change, as for `ChunkedDataLoader`; None for
+            the whole epoch.
         shuffle: False reads the samples as they are stored.
         seed: Of the shuffle and of ``transform``; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
@@ -105,7 +106,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Sequence[str] | None = None,
         block_samples: int | None = None,
         window_blocks: int | None = None,
-        chunk_size: int | None = None,
+        chunk_size: Any = None,
         shuffle: bool = True,
         seed: Seed | int | None = 42,
         drop_last: bool = True,
@@ -127,7 +128,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        chunk_size = optional_number("chunk_size", chunk_size, minimum=1, unit="batch")
+        chunk_size = chunk_schedule(chunk_size)
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -347,11 +348,11 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
                 held = self._hold(self._reserve(plan, demand, pin=pin), block, places, order.seed)
             return HeldTable(held, plan.steps.batch), partial(HeldReader, held, replacement)
         slots = self._reserve(plan, demand, pin=pin)
-        if source.composed is None:
+        if source.rows is None:
             read = partial(SlotReader, source.source, slots, block=block, replacement=replacement)
             return SlotTable(slots), read
-        scratch = partial(held_rows, source, slots, block=block, places=1, seed=order.seed)
-        return SlotTable(slots), partial(_composed_reader, scratch, replacement)
+        scratch = partial(HeldRows, source.rows, slots, block=block, places=1, seed=order.seed)
+        return SlotTable(slots), partial(ComposedReader, scratch, replacement)
 
     def _reserve(self, plan: Plan, demand: Demand, *, pin: bool) -> BatchBuffers:
         """Return memory for the batches: that of the last stream if it fits."""
@@ -370,9 +371,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         wanted = (slots, block, places, seed)
         if held is None or not held.is_reusable or held.made_for != wanted:
             self._held = held = None
-            self._held = held = held_rows(
-                self.stream_input, slots, block=block, places=places, seed=seed
-            )
+            assert self.stream_input.rows is not None
+            rows = self.stream_input.rows
+            self._held = held = HeldRows(rows, slots, block=block, places=places, seed=seed)
         return held
 
     def peek(self) -> Any:
@@ -398,28 +399,11 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
     Not a method: threads hold this, and would keep the loader alive.
     """
-    steps = plan.steps
     while True:
+        steps = plan.steps.of(cursor.epoch)
         left = steps.left_in_chunk if fixed else steps.steps_from
         yield Segment.of(steps, cursor, left(cursor.position))
-        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1)
-
-
-def held_rows(
-    source: StreamInput, slots: BatchBuffers, *, block: int, places: int, seed: int
-) -> HeldRows:
-    """Return memory for the rows of ``places`` blocks of a composed source."""
-    assert source.composed is not None
-    needs = source.needs(block)
-    return HeldRows(
-        *(source.composed, source.leaves, needs, slots), block=block, places=places, seed=seed
-    )
-
-
-def _composed_reader(
-    scratch: Callable[[], HeldRows], replacement: BlockReplacement | None
-) -> ComposedReader:
-    return ComposedReader(scratch(), replacement)
+        cursor = Cursor() if fixed else Cursor(cursor.epoch + 1).normal(plan.steps)
 
 
 def round_samples(order: Order) -> int:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.loaders.position import OrderRequest
+from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
 from penstock.registry import did_you_mean
@@ -239,14 +239,14 @@ class StreamOrders:
             }
             return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.composed is None:
+        if self.source.rows is None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
             HeldDemand(
                 **self._demand(batch, world),
                 lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
-                numbers=self.source.numbers(min(self.samples, self.source.source.block_samples)),
+                numbers=sum(self.source.rows.columns.values()),
                 drop_last=self.drop_last,
             ),
             world,
@@ -280,7 +280,7 @@ class StreamOrders:
         return Resolver(
             demand,
             self.samples,
-            self.source.source.block_samples,
+            self.source.block_samples,
             self.source.decodes,
             self.memory_budget,
             again,
@@ -297,7 +297,8 @@ class StreamOrders:
 
 def page(loader: StreamLoader) -> str:
     """Return the page of `StreamLoader.describe`."""
-    plan, cursor, geometry = loader.plan, loader.position.cursor, loader.geometry
+    plan, position, geometry = loader.plan, loader.position, loader.geometry
+    cursor = position.skips.to_order(position.cursor)
     steps = plan.steps
     lines = [
         f"StreamLoader over {loader.samples:,} samples of {loader.source!r}",
@@ -311,6 +312,7 @@ def page(loader: StreamLoader) -> str:
         f"  executor  {loader.threads} reader threads",
         f"  decoding  {_decoding(loader)}",
         f"  memory    {_memory(loader)}",
+        *position.skipped_lines(),
         f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
         f"{loader.remaining:,} batches to come",
         *(f"  warning   {warning}" for warning in warnings_of(loader)),

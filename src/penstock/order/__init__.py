@@ -5,6 +5,7 @@ from penstock.order.keys import derive_key
 from penstock.order.orders import Order, SequentialOrder, ShuffledOrder, tiles
 from penstock.order.permutation import LARGEST, Indices, Permutation
 from penstock.order.plan import Plan, PlannedBatch
+from penstock.order.skips import Occurrence, Skips
 from penstock.order.steps import Cursor, Steps, Topology
 
 __all__ = [
@@ -12,12 +13,14 @@ __all__ = [
     "BlockOrder",
     "Cursor",
     "Indices",
+    "Occurrence",
     "Order",
     "Permutation",
     "Plan",
     "PlannedBatch",
     "SequentialOrder",
     "ShuffledOrder",
+    "Skips",
     "Span",
     "Steps",
     "StoredOrder",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class BlockOrder:
         self._each, self._more = divmod(self.rows, self.rounds)
         self._slice_each, self._slice_more = divmod(self.left, self.lanes)
 
-    def identity(self) -> dict[str, int | str]:
+    def identity(self) -> dict[str, Any]:
         """Return kind, size, seed and geometry: other blocks give another order."""
         return {
             "order": self.kind,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,9 +15,21 @@ from penstock.order.permutation import LARGEST, Indices, Permutation, permutatio
 
 @runtime_checkable
 class Order(Protocol):
-    """A bijection of ``range(size)`` for every epoch; without state and without memory.
+    """Which sample is at which position of which epoch; without state and without memory.
 
-    Positions that are equal modulo ``lanes`` are read by one reader.
+    Positions are ``range(size)``; those that are equal modulo ``lanes`` are read by one reader. An
+    order with these members alone is a bijection of ``range(size)`` in every epoch. One in which
+    samples are repeated or left out, or whose epochs differ in size, has more of them, which are
+    read through the functions of this module:
+
+    - ``samples``: samples are in ``range(samples)`` (`samples_of`); by default ``size``;
+    - ``places(epoch)``: positions of an epoch (`places_of`); by default ``size``;
+    - ``positions_of(epoch, sample)``: all positions of one sample, ascending (`positions_of`);
+    - ``passes(epoch, positions)``: how many times each sample came before this position, over all
+      epochs (`passes_of`); by default the epoch. Augmentation is keyed by it. Or both `at` and
+      this with ``at_with_passes(epoch, positions)``;
+    - ``at_epochs(epochs, positions)`` and ``position_at_epochs(epochs, samples)``: `at` and
+      `position_of` with an epoch for each position (`at_epochs`, `position_at_epochs`).
     """
 
     kind: str
@@ -29,12 +42,80 @@ class Order(Protocol):
         ...
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the positions of these samples: the inverse of `at`."""
+        """Return a position of each of these samples: the inverse of `at`."""
         ...
 
-    def identity(self) -> dict[str, int | str]:
-        """Return what a state must agree on: kind, size, seed, and geometry if there is one."""
+    def identity(self) -> dict[str, Any]:
+        """Return what a state must agree on: kind, samples, seed, and geometry if there is one.
+
+        Values are strings, integers and lists of them. If an epoch has more positions than there
+        are samples, ``"places"`` is the number of positions.
+        """
         ...
+
+
+def samples_of(order: Order) -> int:
+    """Return the number of samples that an order is made for: its samples are in this range."""
+    return int(getattr(order, "samples", order.size))
+
+
+def places_of(order: Order, epoch: int) -> int:
+    """Return the number of positions of an epoch."""
+    places = getattr(order, "places", None)
+    return order.size if places is None else int(places(epoch))
+
+
+def positions_of(order: Order, epoch: int, sample: int) -> list[int]:
+    """Return all positions of a sample in an epoch, ascending; none if it does not come."""
+    find = getattr(order, "positions_of", None)
+    if find is not None:
+        return [int(position) for position in find(epoch, sample)]
+    found = order.position_of(epoch, np.array([sample]))
+    if not 0 <= found[0] < places_of(order, epoch):
+        return []
+    return found.tolist() if order.at(epoch, found)[0] == sample else []
+
+
+def passes_of(order: Order, epoch: int, positions: Indices) -> Indices | None:
+    """Return the pass of the sample at each position; None if all are in pass ``epoch``."""
+    passes = getattr(order, "passes", None)
+    return None if passes is None else passes(epoch, positions)
+
+
+def at_with_passes(order: Order, epoch: int, positions: Indices) -> tuple[Indices, Indices | None]:
+    """Return ``order.at`` and `passes_of`, computed together where the order can do that."""
+    both = getattr(order, "at_with_passes", None)
+    if both is not None:
+        found: tuple[Indices, Indices] = both(epoch, positions)
+        return found
+    return order.at(epoch, positions), passes_of(order, epoch, positions)
+
+
+def at_epochs(order: Order, epochs: Indices, positions: Indices) -> Indices:
+    """Return ``order.at``, where every position has an epoch of its own."""
+    return _by_epoch(getattr(order, "at_epochs", None), order.at, epochs, positions)
+
+
+def position_at_epochs(order: Order, epochs: Indices, samples: Indices) -> Indices:
+    """Return ``order.position_of``, where every sample has an epoch of its own."""
+    at_once = getattr(order, "position_at_epochs", None)
+    return _by_epoch(at_once, order.position_of, epochs, samples)
+
+
+def _by_epoch(
+    at_once: Callable[[Indices, Indices], Indices] | None,
+    one: Callable[[int, Indices], Indices],
+    epochs: Indices,
+    values: Indices,
+) -> Indices:
+    different = np.unique(epochs).tolist()
+    if at_once is not None and len(different) > 1:
+        return at_once(epochs, values)
+    out = np.empty_like(values)
+    for epoch in different:
+        here = epochs == epoch
+        out[here] = one(epoch, values[here])
+    return out
 
 
 def check_size(size: int) -> int:
@@ -82,7 +163,7 @@ class SequentialOrder:
 
     position_of = at
 
-    def identity(self) -> dict[str, int | str]:
+    def identity(self) -> dict[str, Any]:
         """Return kind, size and seed."""
         return {"order": self.kind, "samples": self.size, "seed": self.seed}
 
@@ -117,7 +198,19 @@ class ShuffledOrder:
         """Return the positions of these samples."""
         return self._shuffle(epoch).inverse(np.asarray(samples, np.int64))
 
-    def identity(self) -> dict[str, int | str]:
+    def at_epochs(self, epochs: Indices, positions: Indices) -> Indices:
+        """Return the samples at these positions, each of its own epoch."""
+        return self._shuffles(epochs)(np.asarray(positions, np.int64))
+
+    def position_at_epochs(self, epochs: Indices, samples: Indices) -> Indices:
+        """Return the positions of these samples, each in its own epoch."""
+        return self._shuffles(epochs).inverse(np.asarray(samples, np.int64))
+
+    def _shuffles(self, epochs: Indices) -> Permutation:
+        # a key for every index, no loop: a small order may pass many epochs in one call
+        return Permutation(self.size, np.asarray(derive_key(self.seed, "order", epochs)))
+
+    def identity(self) -> dict[str, Any]:
         """Return kind, size and seed."""
         return {"order": self.kind, "samples": self.size, "seed": self.seed}
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from penstock.arguments import LARGEST_INTEGER, LARGEST_SEED, whole_number
 from penstock.errors import StateError
 from penstock.order.orders import Order
+from penstock.order.skips import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"
@@ -25,6 +26,7 @@ SMALLEST: Final = {  # value of each number that a state may have
     "epoch": 0,
     "position": 0,
     "samples": 1,
+    "places": 1,
     "seed": 0,
     "block": 1,
     "window": 1,
@@ -32,20 +34,30 @@ SMALLEST: Final = {  # value of each number that a state may have
     "chunk": 1,
     "align": 1,
     "overlap": 0,
+    "chunks": 0,
+    "chunk_size": 1,
+    "chunk_done": 0,
 }
 TEXTS: Final = ("order", "fingerprint")
 
 
-def to_state(cursor: Cursor, order: Order, fingerprint: str | None = None) -> dict[str, Any]:
+def to_state(
+    cursor: Cursor, order: Order, fingerprint: str | None = None, skips: Skips = NO_SKIPS
+) -> dict[str, Any]:
     """Return the state of a loader: its cursor, and the identity of its order and data.
+
+    The cursor counts kept positions; the state has the position in the order.
 
     >>> from penstock.order.orders import ShuffledOrder
     >>> to_state(Cursor(3, 480), ShuffledOrder(1000, seed=7))  # doctest: +NORMALIZE_WHITESPACE
     {'format': 'penstock/1', 'epoch': 3, 'position': 480,
      'order': 'shuffled', 'samples': 1000, 'seed': 7}
     """
+    cursor = skips.to_order(cursor) if skips else cursor
     state: dict[str, Any] = {"format": FORMAT, "epoch": cursor.epoch, "position": cursor.position}
     state |= order.identity()
+    if skips:
+        state["skipped"] = [list(skipped) for skipped in skips.ranges]
     if fingerprint is not None:
         state["fingerprint"] = fingerprint
     return state
@@ -70,10 +82,40 @@ def check_format(state: Mapping[str, Any]) -> None:
     for name in SMALLEST:
         if name in ("epoch", "position") or state.get(name) is not None:
             number_of(state, name)
+    skips_of(state)
+    of_a_chunk = {"chunks", "chunk_size", "chunk_done"} & {
+        name for name, value in state.items() if value is not None
+    }
+    if of_a_chunk and len(of_a_chunk) < 3:
+        raise StateError(f"the state has {', '.join(sorted(of_a_chunk))} alone of its chunk")
+
+
+def skips_of(state: Mapping[str, Any]) -> Skips:
+    """Return the skips of a state.
+
+    >>> skips_of({"skipped": [[3, 100, 200]]}).ranges
+    ((3, 100, 200),)
+    """
+    ranges = state.get("skipped") or []
+    each_fits = isinstance(ranges, list) and all(
+        isinstance(each, list) and len(each) == 3 and all(type(part) is int for part in each)
+        and 0 <= each[0] and 0 <= each[1] <= each[2] <= LARGEST_INTEGER
+        for each in ranges
+    )  # fmt: skip
+    if not each_fits:
+        raise StateError(
+            "the state's skipped must be a list of [epoch, start, stop], with positions from "
+            f"start to stop, got {_brief(ranges)}"
+        )
+    return Skips([(epoch, start, stop) for epoch, start, stop in ranges])
+
+
+def refuse_skips(state: Mapping[str, Any], what: str) -> None:
+    """Raise a `StateError` for a state with skips, for what cannot leave out positions."""
     if state.get("skipped"):
         raise StateError(
-            f"the state skips positions {_brief(state['skipped'])}, which this release "
-            "does not support: load it with the release of Penstock that wrote it"
+            f"the state skips positions {_brief(state['skipped'])}, which a {what} cannot do: load "
+            "it into a ChunkedDataLoader or a StreamLoader"
         )
 
 
@@ -95,15 +137,18 @@ def number_of(state: Mapping[str, Any], name: str) -> int:
 def cursor_of(state: Mapping[str, Any]) -> Cursor:
     """Return the cursor of a state."""
     epoch, position = number_of(state, "epoch"), number_of(state, "position")
-    samples = number_of(state, "samples")
-    if position > samples:
-        raise StateError(f"the state's position {position:,} is past its {samples:,} samples")
+    counted = "samples" if state.get("places") is None else "places"
+    size = number_of(state, counted)
+    if position > size:
+        raise StateError(f"the state's position {position:,} is past its {size:,} {counted}")
     return Cursor(epoch, position)
 
 
 def check_identity(state: Mapping[str, Any], order: Order) -> None:
     """Raise a `StateError` that says what differs if a state belongs to another order."""
-    ours = order.identity()
+    # a mixture accepts states from before a change of its weights
+    identity_for = getattr(order, "identity_for", None)
+    ours = order.identity() if identity_for is None else identity_for(state)
     theirs = {name: state.get(name) for name in ours}
     if theirs == ours:
         return

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError
 from penstock.order.permutation import Indices
+
+MOST_EMPTY: Final = 10_000  # epochs in a row without a step: then something is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Steps:
         drop_last: Whether an incomplete last step is left out.
         limit: Batches per epoch, the first ones; None for all.
         chunk: Batches per chunk; None for the whole epoch.
+        sizes: Returns the positions of an epoch, where epochs differ; None if all have ``size``.
+            Such steps answer for an epoch of ``size`` positions; `of` returns those of another.
 
     >>> steps = Steps(size=10, batch=2, world=2, drop_last=False)
     >>> steps.count, steps.rank_positions(4, rank=1)
@@ -72,6 +79,7 @@ class Steps:
     drop_last: bool = True
     limit: int | None = None
     chunk: int | None = None
+    sizes: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         for name, value, unit in (
@@ -103,6 +111,15 @@ class Steps:
                 f"batches of 1 cannot split {n} samples evenly over {world} ranks: "
                 "use a batch size of 2 or more, or drop_last=True"
             )
+
+    def of(self, epoch: int) -> Steps:
+        """Return the steps of an epoch; there are none where too few positions are left."""
+        size = self.size if self.sizes is None else self.sizes(epoch)
+        if size == self.size:
+            return self
+        steps = copy(self)  # not checked again: this epoch alone may have too little for a step
+        object.__setattr__(steps, "size", size)
+        return steps
 
     @property
     def whole(self) -> int:
@@ -161,6 +178,33 @@ class Steps:
         if step > first and 0 < self.size - begin < self.world and not self.drop_last:
             begin = self.size - self.world  # the step before it was shortened
         return begin, self.stop(begin)
+
+    def locate(self, p: int, origin: int = 0) -> tuple[int, int, int] | None:
+        """Return the step, rank and row of position ``p``; None if it is dropped.
+
+        The inverse of `span` and `rank_positions`.
+
+        Args:
+            p: A position of the epoch.
+            origin: A position at which a step begins: steps are counted as in `span`.
+
+        >>> Steps(size=10, batch=2, world=2, drop_last=False).locate(7)
+        (1, 1, 1)
+        """
+        first = self.step_of(origin)
+        count = first + self.steps_from(origin)
+        step = first + (p - origin) // self.whole
+        if p >= origin and count > first and step >= count - 2:  # these need not be whole
+            step = count - 1 if p >= self.span(count - 1, origin)[0] else count - 2
+        if not 0 <= step < count:
+            return None
+        begin, stop = self.span(step, origin)
+        if p >= stop:
+            return None
+        m = stop - begin
+        t = int(self.indices_in_step(begin, np.array([p]), stop)[0])
+        rank = ((t + 1) * self.world - 1) // m
+        return step, rank, t - rank * m // self.world
 
     def step_of(self, p: int) -> int:
         """Return the number of the step at ``p``."""
@@ -256,13 +300,20 @@ class Cursor:
     position: int = 0
 
     def normal(self, steps: Steps) -> Cursor:
-        """Return this cursor, or the next epoch if no step is left (a larger batch)."""
-        over = steps.count and not steps.steps_from(self.position)  # limit=0: an epoch never ends
-        return Cursor(self.epoch + 1) if over else self
+        """Return this cursor, or the next epoch with a step if none is left (a larger batch)."""
+        cursor = self
+        for _ in range(MOST_EMPTY if steps.count else 0):  # limit=0: an epoch never ends
+            if steps.of(cursor.epoch).steps_from(cursor.position):
+                return cursor
+            cursor = Cursor(cursor.epoch + 1)
+        if steps.count:
+            raise PlanError(f"none of {MOST_EMPTY:,} epochs from epoch {self.epoch} on has a step")
+        return self
 
     def advance(self, steps: Steps) -> Cursor:
         """Return the cursor after this step; after the last step, the start of the next epoch."""
-        return Cursor(self.epoch, steps.stop(self.position)).normal(steps)
+        stop = steps.of(self.epoch).stop(self.position)
+        return Cursor(self.epoch, stop).normal(steps)
 
     def set_epoch(self, epoch: int) -> Cursor:
         """Return the start of an epoch; this cursor itself where it is already in that epoch."""

@@ -31,37 +31,45 @@ def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
 
 
 def canvas_spans(
-    leaves: Sequence[Leaf], found: Located, output: Output, cell: Indices
+    leaves: Sequence[Leaf], located: Sequence[Located], output: Output, cell: Indices
 ) -> list[Span]:
     """Return spans with the rows and the hull of the patches of each cell, joined where possible.
 
     Args:
         leaves: All leaves.
-        found: Where the patches are.
-        output: Of the patches.
+        located: Where the patches are, for each output of one store: only rows differ.
+        output: One of these outputs.
         cell: The first sample of the cell of each patch.
     """
-    order = np.lexsort((cell, found.leaf))
-    leaf, rows = found.leaf[order], found.rows.reshape(len(cell), -1)[order]
+    order = np.lexsort((cell, located[0].leaf))
+    leaf, corner = located[0].leaf[order], located[0].corner[order]
+    rows = np.concatenate([found.rows.reshape(len(cell), -1) for found in located], axis=1)[order]
     begins = np.append(0, np.flatnonzero((np.diff(leaf) != 0) | (np.diff(cell[order]) != 0)) + 1)
-    low = np.minimum.reduceat(found.corner[order], begins).tolist()
-    high = (np.maximum.reduceat(found.corner[order], begins) + output.inner).tolist()
+    low = np.minimum.reduceat(corner, begins).tolist()
+    high = (np.maximum.reduceat(corner, begins) + output.inner).tolist()
     first = np.minimum.reduceat(rows.min(axis=1), begins).tolist()
     last = np.maximum.reduceat(rows.max(axis=1), begins).tolist()
+    numbers, ends = leaf[begins].tolist(), [*begins[1:].tolist(), len(rows)]
+    canvases: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Indices]] = {}
+    for group, (number, a, b) in enumerate(zip(numbers, first, last, strict=True)):
+        chunk = leaves[number].chunks[0]
+        wanted = np.array([a, b])  # the ends say it all where they are in one chunk
+        if a // chunk != b // chunk:
+            wanted = rows[begins[group] : ends[group]].ravel()
+        canvases.setdefault((number, tuple(low[group]), tuple(high[group])), []).append(wanted)
+    # where nothing is decoded, canvases are joined if that takes no more memory
+    grids = {
+        number: [1] * len(low[0]) if leaves[number].in_place else leaves[number].chunks[1:]
+        for number in set(numbers)
+    }
     spans: dict[tuple[int, int, int], list[Span]] = {}
-    grids = {}  # where nothing is decoded, canvases are joined if that takes no more memory
-    for number in set(leaf[begins].tolist()):
-        row, *inner = leaves[number].chunks
-        grids[number] = row, [1] * len(inner) if leaves[number].in_place else inner
-    for group, (number, a, b) in enumerate(zip(leaf[begins].tolist(), first, last, strict=True)):
-        chunk, inner = grids[number]
-        ranges = [(a, b + 1)]
-        if a // chunk != b // chunk:  # of several chunks: perhaps not all rows between
-            stop = begins[group + 1] if group + 1 < len(begins) else len(rows)
-            ranges = row_ranges(distinct(rows[begins[group] : stop].ravel()), chunk)
-        for start, stop in ranges:
-            span = Span(number, start, stop, tuple(low[group]), tuple(high[group]))
-            _join(spans.setdefault((number, start, stop), []), span, inner)
+    for (number, *canvas), each in canvases.items():
+        chunk, wanted = leaves[number].chunks[0], np.concatenate(each)
+        a, b = int(wanted[0]), int(wanted[-1])
+        few = len(wanted) == 2 and a // chunk == b // chunk
+        for start, stop in [(a, b + 1)] if few else row_ranges(distinct(wanted), chunk):
+            same = spans.setdefault((number, start, stop), [])
+            _join(same, Span(number, start, stop, *canvas), grids[number])
     return [span for each in spans.values() for span in each]
 
 
@@ -218,15 +226,11 @@ def fill(
         return
     reads = Reads()
     rest: dict[int, list[tuple[Rows, slice | Indices, Indices]]] = {}
+    cut: dict[int, list[str]] = {}
     for name, rows in out.items():
         output, found = outputs[name], located[name]
         if output.cut:
-            spans = canvas_spans(leaves, found, output, cells.around(samples)[0])
-            canvases = [np.empty(span.shape, rows.dtype) for span in spans]
-            for span, canvas in zip(spans, canvases, strict=True):
-                read_span(leaves[span.leaf], span, canvas)
-            places = Places(canvas_places(found, output, spans), found.corner)
-            gather_patches(rows, places, output, spans, canvases)
+            cut.setdefault(output.store, []).append(name)
             continue
         for number, here in by_leaf(found.leaf):
             wanted, leaf, target = found.rows[here], leaves[number], rows[here]
@@ -239,6 +243,15 @@ def fill(
                 rest.setdefault(number, []).append((rows, here, wanted))
     reads.run()
     _read_once(leaves, rest)
+    for names in cut.values():
+        each = [located[name] for name in names]
+        spans = canvas_spans(leaves, each, outputs[names[0]], cells.around(samples)[0])
+        canvases = [np.empty(span.shape, outputs[names[0]].dtype) for span in spans]
+        for span, canvas in zip(spans, canvases, strict=True):
+            read_span(leaves[span.leaf], span, canvas)
+        for name, found in zip(names, each, strict=True):
+            places = Places(canvas_places(found, outputs[name], spans), found.corner)
+            gather_patches(out[name], places, outputs[name], spans, canvases)
 
 
 class Reads:

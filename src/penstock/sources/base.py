@@ -223,6 +223,11 @@ class BaseSource(ABC):
         {'train': 8, 'val': 2}
         """
         layout, sizes = layout_of(self), part_sizes(parts, len(self))
+        if by == "time" and layout.tiled:
+            raise PlanError(
+                "by='time' cannot split patches, which are not in the order of time: split first, "
+                "then make patches of each part"
+            )
         labels = group_labels(self, by, groups, layout.runs)
         ranges = split_samples(layout.cells, sizes, by, labels, split_key(seed))
         return {name: ComposedSource(Selected(layout, *each)) for name, each in ranges.items()}
@@ -374,12 +379,12 @@ class ComposedSource(BaseSource):
         """
         located, spans = self.locate(samples), {}
         for store, names in self._stores().items():
-            output = self.outputs[names[0]]
+            output, each = self.outputs[names[0]], [located[name] for name in names]
             if output.cut:
                 cell = self.cells.around(samples)[0]
-                spans[store] = canvas_spans(self.leaves, located[names[0]], output, cell)
+                spans[store] = canvas_spans(self.leaves, each, output, cell)
             else:
-                spans[store] = row_spans(self.leaves, [located[name] for name in names])
+                spans[store] = row_spans(self.leaves, each)
         return spans
 
     def places(self, samples: Indices, spans: Mapping[int, Sequence[Span]]) -> dict[str, Places]:

@@ -109,7 +109,13 @@ class Concatenated(Layout):
             pitches = {part.outputs[name].pitch for part in parts}
             pitch = pitches.pop() if len(pitches) == 1 else None
             numbers = tuple(number for leaves in each for number in leaves)
-            self.outputs[name] = replace(output, leaves=numbers, pitch=pitch)
+            dims = {part.outputs[name].dims for part in parts if any(part.outputs[name].dims)}
+            if len(dims) > 1:
+                raise SourceError(
+                    f"field {name!r} of concatenated sources has different dimensions: {dims}"
+                )
+            named = dims.pop() if dims else output.dims
+            self.outputs[name] = replace(output, leaves=numbers, pitch=pitch, dims=named)
             self._first_leaf[name] = np.array([leaves[0] for leaves in each])
         begins = self._begins[:-1].tolist()
         self._plain = all(isinstance(part, Stored) for part in parts)

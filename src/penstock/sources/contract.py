@@ -25,6 +25,7 @@ Arrays: TypeAlias = Mapping[str, Rows]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
+MOST_STEPS = 10_000_000  # rows of a window: each is an integer in memory
 
 
 class Sparse(NamedTuple):
@@ -280,7 +281,7 @@ def checked_offsets(
     if (length is None) == (offsets is None):
         raise PlanError("windows needs either length or offsets")
     if length is not None:
-        offsets = range(whole_number("length", length, minimum=1, unit="row"))
+        offsets = range(whole_number("length", length, minimum=1, maximum=MOST_STEPS, unit="row"))
     if not isinstance(offsets, Mapping):
         each = _checked_rows("offsets", offsets)
         return {name: (name, each) for name in outputs}

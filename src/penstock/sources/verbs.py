@@ -107,7 +107,7 @@ class Stored(Layout):
         leaves, self.outputs = [], {}
         for name, field in source.fields.items():
             whole = (max(1, source.block_samples), *field.shape)
-            leaves.append(Leaf(source, name, chunks.get(name, whole)))
+            leaves.append(Leaf(source, name, tuple(max(1, n) for n in chunks.get(name, whole))))
             names = dims.get(name) or ("",) * len(field.shape)
             number = (len(leaves) - 1,)
             output = Output(number, (), field.shape, field.dtype, names)

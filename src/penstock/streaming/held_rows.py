@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,12 @@ from penstock.streaming.held import fill_place
 from penstock.streaming.placement import BlockReplacement
 from penstock.streaming.planner import BlockRead
 
+Spans: TypeAlias = Mapping[int, Sequence[Span]]
+
 MEASURED_BLOCKS = 256  # blocks whose memory is computed before anything is read
 EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
+EXAMINED_SAMPLES = 64
+LISTED_ROWS = 1 << 18  # rows of a block that are listed one by one, 8 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,11 @@ class BlockNeeds:
         capacity: Most bytes of rows, by store.
         own_bytes: Bytes of rows that a block needs and the one before it does not.
         decoded_bytes: Bytes that are decoded for a block.
-        runs: Fields whose samples are consecutive rows.
     """
 
     capacity: Mapping[int, int]
     own_bytes: float
     decoded_bytes: float
-    runs: frozenset[str]
 
     @property
     def nbytes(self) -> int:
@@ -47,72 +49,120 @@ class BlockNeeds:
         return sum(self.capacity.values())
 
 
-def block_needs(source: ComposedSource, leaves: Sequence[Leaf], block: int) -> BlockNeeds:
-    """Return what blocks of ``block`` samples take, from some of them, or all if there are few.
+class StoredRows:
+    """Where the rows of a composed source are stored, and which of them a block needs.
 
     Args:
-        source: The source.
-        leaves: Its leaves.
-        block: Samples of a block.
+        source: The samples.
+        leaves: Where its rows are read from: those of ``source``, or of the same data.
     """
-    size, count = len(source), -(-len(source) // block)
-    chosen = np.unique(np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64))
-    epochs = 1
-    if any(output.cut for output in source.outputs.values()):  # random patches differ by epoch
-        epochs = -(-MEASURED_BLOCKS // len(chosen) // 4)
-    capacity: dict[int, int] = {}
-    own = decoded = examined = total = 0
-    runs = set(source.outputs)
-    for epoch in range(epochs):
-        here = source.drawn(0, epoch)
-        for number, first in enumerate((chosen * block).tolist()):
-            samples = np.arange(first, min(size, first + block))
-            spans, nbytes = here.needs(samples), 0
-            for store, each in spans.items():
-                found = sum(span_bytes(leaves, span) for span in each)
-                capacity[store] = max(capacity.get(store, 0), found)
-                decoded += sum(decoded_bytes(leaves[span.leaf], span) for span in each)
-                nbytes += found
-            total += 1
-            if epoch == 0 and number % -(-len(chosen) // EXAMINED_BLOCKS) == 0:
-                more = here.needs(np.arange(first, min(size, first + 2 * block)))
-                joined = sum(span_bytes(leaves, span) for each in more.values() for span in each)
-                own += nbytes if joined == nbytes else joined - nbytes
-                examined += 1
-                runs -= _irregular(here.places(samples, spans))
-    return BlockNeeds(capacity, own / examined, decoded / total, frozenset(runs))
 
+    def __init__(self, source: ComposedSource, leaves: Sequence[Leaf]) -> None:
+        self.source, self.leaves, outputs = source, leaves, source.outputs
+        some = np.unique(np.linspace(0, len(source) - 1, EXAMINED_SAMPLES).astype(np.int64))
+        located = source.locate(some)
+        self.runs = {  # fields whose samples are consecutive rows
+            name: not output.cut
+            and bool((np.diff(located[name].rows.reshape(len(some), -1), axis=1) == 1).all())
+            for name, output in outputs.items()
+        }
+        self._is_regular = all(self.runs.values()) and all(
+            output.pitch is not None and output.pitch <= max(1, prod(output.steps))
+            for output in outputs.values()
+        )
+        if len({output.store for output in outputs.values()}) < len(outputs):
+            self._is_regular = False
+        self._needs: dict[int, BlockNeeds] = {}
 
-def _irregular(places: Mapping[str, Places]) -> set[str]:
-    """Return the fields with a sample that is not made of consecutive rows."""
-    return {
-        name
-        for name, found in places.items()
-        if (np.diff(found.index.reshape(len(found.index), -1), axis=1) != 1).any()
-    }
+    @property
+    def columns(self) -> dict[str, int]:
+        """How many integers say where a sample is held, by field."""
+        found = {}
+        for name, output in self.source.outputs.items():
+            boxes = prod(output.steps) * (1 + len(output.inner) if output.cut else 1)
+            found[name] = 1 if self.runs[name] else boxes
+        return found
 
+    @property
+    def most_samples(self) -> int:
+        """Most samples of a block: the rows of each are listed, unless all are regular."""
+        steps = max(prod(output.steps) for output in self.source.outputs.values())
+        return len(self.source) if self._is_regular else max(1, LISTED_ROWS // steps)
 
-def span_bytes(leaves: Sequence[Leaf], span: Span) -> int:
-    """Return the bytes of a span in memory."""
-    return prod(span.shape) * leaves[span.leaf].dtype.itemsize
+    def consecutive_spans(self, samples: Indices) -> dict[int, list[Span]] | None:
+        """Return what `needs` returns for consecutive samples of consecutive rows, in less time.
 
+        None if these are not such samples.
+        """
+        first, last = int(samples[0]), int(samples[-1])
+        if not self._is_regular or last - first + 1 != len(samples):
+            return None
+        runs = self.source.layout.runs
+        run, other = np.searchsorted(runs, (first, last), side="right").tolist()
+        if run != other:  # a seam between them
+            return None
+        spans = {}
+        for name, found in self.source.locate(samples[:1]).items():
+            output, leaf = self.source.outputs[name], int(found.leaf[0])
+            assert output.pitch is not None
+            start, shape = int(found.rows.flat[0]), self.leaves[leaf].shape
+            stop = start + (len(samples) - 1) * output.pitch + found.rows.size
+            spans[output.store] = [Span(leaf, start, stop, (0,) * len(shape), shape)]
+        return spans
 
-def decoded_bytes(leaf: Leaf, span: Span) -> int:
-    """Return the bytes of the chunks that have a part of a span."""
-    chunks, total = leaf.chunks, leaf.dtype.itemsize
-    low, high = (span.start, *span.low), (span.stop, *span.high)
-    for first, last, chunk in zip(low, high, chunks, strict=True):
-        total *= (-(-last // chunk) - first // chunk) * chunk
-    return total
+    def needs(self, block: int) -> BlockNeeds:
+        """Return what blocks of ``block`` samples take: from some of them, or all if few."""
+        if block not in self._needs:
+            self._needs[block] = self._measure(block)
+        return self._needs[block]
+
+    def _measure(self, block: int) -> BlockNeeds:
+        size, count = len(self.source), -(-len(self.source) // block)
+        chosen = np.unique(np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64))
+        epochs = 1
+        if any(output.cut for output in self.source.outputs.values()):  # may differ by epoch
+            epochs = -(-MEASURED_BLOCKS // len(chosen) // 4)
+        capacity: dict[int, int] = {}
+        own = decoded = examined = 0
+        for epoch in range(epochs):
+            here = self.source.drawn(0, epoch)
+
+            def spans_of(first: int, count: int, here: ComposedSource = here) -> Spans:
+                samples = np.arange(first, min(size, first + count))
+                return self.consecutive_spans(samples) or here.needs(samples)
+
+            for number, first in enumerate((chosen * block).tolist()):
+                found = {store: self.nbytes(each) for store, each in spans_of(first, block).items()}
+                for store, nbytes in found.items():
+                    capacity[store] = max(capacity.get(store, 0), nbytes)
+                if number % -(-len(chosen) // EXAMINED_BLOCKS) == 0:
+                    spans, more = spans_of(first, block), spans_of(first, 2 * block)
+                    joined = sum(map(self.nbytes, more.values()))
+                    own += (
+                        joined - sum(found.values()) or joined
+                    )  # the last block has none after it
+                    decoded += sum(self._decoded(span) for each in spans.values() for span in each)
+                    examined += 1
+        return BlockNeeds(capacity, own / examined, decoded / examined)
+
+    def nbytes(self, spans: Sequence[Span]) -> int:
+        """Return the bytes of spans in memory."""
+        return sum(prod(span.shape) * self.leaves[span.leaf].dtype.itemsize for span in spans)
+
+    def _decoded(self, span: Span) -> int:
+        """Return the bytes of the chunks that have a part of a span."""
+        leaf = self.leaves[span.leaf]
+        low, high, total = (span.start, *span.low), (span.stop, *span.high), leaf.dtype.itemsize
+        for first, last, chunk in zip(low, high, leaf.chunks, strict=True):
+            total *= (-(-last // chunk) - first // chunk) * chunk
+        return total
 
 
 class HeldRows:
     """Memory for the rows that blocks need, each row once; see `held.HeldBlocks`.
 
     Args:
-        source: The samples.
-        leaves: Where its rows are read from: those of ``source``, or of the same data.
-        needs: What a block takes.
+        stored: The samples, and where their rows are.
         buffers: Memory of the batches.
         block: Most samples of a block.
         places: Blocks that can be held at the same time.
@@ -121,9 +171,7 @@ class HeldRows:
 
     def __init__(
         self,
-        source: ComposedSource,
-        leaves: Sequence[Leaf],
-        needs: BlockNeeds,
+        stored: StoredRows,
         buffers: BatchBuffers,
         *,
         block: int,
@@ -133,31 +181,51 @@ class HeldRows:
         self.block, self.places, self.buffers = block, places, buffers
         self.made_for = (buffers, block, places, seed)
         self._filled: set[int] = set()  # places that are read or held
-        self._source, self._leaves, self._capacity = source, leaves, needs.capacity
+        self._stored, self._source, self._leaves = stored, stored.source, stored.leaves
+        self._capacity = stored.needs(block).capacity
         self._memory = {
-            store: allocate(places * nbytes) for store, nbytes in needs.capacity.items()
+            store: allocate(places * nbytes) for store, nbytes in self._capacity.items()
         }
         self._extra: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by (store, place)
         self._tables = {
             name: allocate(places * block * 8 * columns).view(np.int64).reshape(-1, columns)
-            for name, columns in table_columns(source, needs).items()
+            for name, columns in stored.columns.items()
         }
-        self._drawn = lru_cache(4)(lambda epoch: source.drawn(seed, epoch))
+        self._drawn = lru_cache(4)(partial(stored.source.drawn, seed))
 
     # -- reading
 
     def fill(self, place: int, samples: Indices, epoch: int) -> None:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
-        source = self._drawn(epoch)
-        spans = source.needs(samples)
+        source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
+        spans = simple or source.needs(samples)
+        bases = self._read(spans, place)
+        places = None if simple else source.places(samples, spans)
+        first, outputs = place * self.block, source.outputs
+        for name, table in self._tables.items():
+            table, output = table[first : first + len(samples)], outputs[name]
+            base = bases[output.store]
+            if places is not None and output.cut:
+                self._note_boxes(table, name, places[name], spans[output.store], base)
+                continue
+            first_row = base // self._leaves[output.store].row_bytes
+            if places is None:
+                assert output.pitch is not None
+                table[:, 0] = np.arange(len(table)) * output.pitch + first_row
+            else:
+                index = places[name].index.reshape(len(samples), -1)
+                table[:] = index[:, : table.shape[1]] + first_row
+
+    def _read(self, spans: Spans, place: int) -> dict[int, int]:
+        """Read spans to a place; return the byte of each store's memory where they begin."""
         reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
         bases: dict[int, int] = {}
         for store, each in spans.items():
             memory, bases[store] = self._room(store, place, each)
             at = 0
             for span in each:
-                leaf, nbytes = self._leaves[span.leaf], span_bytes(self._leaves, span)
+                leaf, nbytes = self._leaves[span.leaf], self._stored.nbytes([span])
                 out = memory[at : at + nbytes].view(leaf.dtype).reshape(span.shape)
                 at += nbytes
                 key = id(leaf.source), span.start, span.stop
@@ -167,22 +235,13 @@ class HeldRows:
                     read_span(leaf, span, out)
         for (_, start, stop), (stored, fields) in reads.items():  # fields of one file together
             stored.read(start, stop, fields)
-        first = place * self.block
-        for name, found in source.places(samples, spans).items():
-            store = source.outputs[name].store
-            table = self._tables[name][first : first + len(samples)]
-            if source.outputs[name].cut:
-                self._note_boxes(table, name, found, spans[store], bases[store])
-            else:
-                index = found.index.reshape(len(samples), -1)
-                row_bytes = self._leaves[store].row_bytes
-                table[:] = index[:, : table.shape[1]] + bases[store] // row_bytes
+        return bases
 
     def _room(
         self, store: int, place: int, spans: Sequence[Span]
     ) -> tuple[npt.NDArray[np.uint8], int]:
         """Return memory for spans, and the byte of the store's memory where it begins."""
-        capacity, needed = self._capacity[store], sum(span_bytes(self._leaves, s) for s in spans)
+        capacity, needed = self._capacity[store], self._stored.nbytes(spans)
         if needed > capacity:  # more than in any block that was measured
             extra = self._extra[store, place] = np.empty(needed, np.uint8)
             return extra, 0
@@ -264,18 +323,6 @@ class HeldRows:
             yield self._extra[store, place], np.flatnonzero(of == place)
 
 
-def table_columns(source: ComposedSource, needs: BlockNeeds) -> dict[str, int]:
-    """Return how many numbers say where a sample is, by field."""
-    found = {}
-    for name, output in source.outputs.items():
-        steps = prod(output.steps)
-        if output.cut:
-            found[name] = steps * (1 + len(output.inner))
-        else:
-            found[name] = 1 if name in needs.runs else steps
-    return found
-
-
 class _SlotBatch:
     """A batch that is gathered into a slot."""
 
@@ -297,12 +344,14 @@ class ComposedReader:
     """Reads the rows of a block and writes its samples to their slots; one for each thread.
 
     Args:
-        rows: Memory for the rows of one block, and the slots.
+        scratch: Returns memory for the rows of one block, and the slots.
         replacement: Replaces blocks that cannot be read; None raises the source's error.
     """
 
-    def __init__(self, rows: HeldRows, replacement: BlockReplacement | None = None) -> None:
-        self._rows, self._replacement = rows, replacement
+    def __init__(
+        self, scratch: Callable[[], HeldRows], replacement: BlockReplacement | None = None
+    ) -> None:
+        self._rows, self._replacement = scratch(), replacement
 
     def read(self, read: BlockRead, target: Indices) -> None:
         """Read a block and write its selected samples to rows of the buffers."""

@@ -12,6 +12,7 @@ import torch
 
 from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
 from penstock.order import Cursor, Plan
+from penstock.order.orders import passes_of
 from penstock.sources.base import Field
 from penstock.streaming.planner import Part, Planner, Segment
 from penstock.streaming.ragged import Assembly
@@ -148,13 +149,16 @@ class BatchStream:
 
     def _finish(self, batch: Any, cursor: Cursor) -> Any:
         order, outer = self._plan.order, current_reading()
-        announce(Reading(order.seed, cursor.epoch, self._plan.samples(cursor)))
+        positions, place = self._plan.positions(cursor), self._plan.skips.to_order(cursor)
+        samples = order.at(cursor.epoch, positions)
+        passes = passes_of(order, cursor.epoch, positions)
+        announce(Reading(order.seed, cursor.epoch, samples, passes))
         try:
             if isinstance(self._transform, Transform):
-                keys = sample_keys(self._plan.samples(cursor), "transform")
+                keys = sample_keys(samples, "transform")
                 batch = self._transform.batch(batch, keys)
             elif self._transform is not None:
-                path = ("transform", cursor.epoch, cursor.position, self._plan.rank)
+                path = ("transform", cursor.epoch, place.position, self._plan.rank)
                 batch = self._transform(batch, keyed_generator(order.seed, *path))
             return batch if self._collate is None else self._collate(batch)
         finally:

@@ -217,8 +217,8 @@ def plan_parts(plan: Plan, windows: WindowedOrder, segments: Iterator[Segment]) 
     """Yield the parts of a rank's stream, segment after segment; each is planned on request."""
     done = 0
     for segment in segments:
-        first = windows.round_of(segment.epoch, segment.start)
-        last = windows.round_of(segment.epoch, segment.stop - 1)
+        ends = plan.skips.original(segment.epoch, np.array([segment.start, segment.stop - 1]))
+        first, last = (windows.round_of(segment.epoch, end) for end in ends.tolist())
         for k in range(first, last + 1):
             yield from _plan_round(plan, windows, segment, k, done)
         done += segment.count
@@ -227,8 +227,13 @@ def plan_parts(plan: Plan, windows: WindowedOrder, segments: Iterator[Segment]) 
 def _plan_round(
     plan: Plan, windows: WindowedOrder, segment: Segment, k: int, done: int
 ) -> Iterator[Part]:
-    span = windows.round_start(segment.epoch, k), windows.round_start(segment.epoch, k + 1)
+    start = windows.round_start(segment.epoch, k)
+    ends = np.array([start, windows.round_start(segment.epoch, k + 1)])
+    begin, end = plan.skips.kept(segment.epoch, ends).tolist()
+    span = begin, end
     touched = segment.steps_in(*span, plan.steps.whole)
+    if not touched:  # all of it is skipped
+        return
     complete = (
         touched.stop
         if span[1] >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
@@ -236,7 +241,7 @@ def _plan_round(
     )
     this = Round(done + touched.start, done + touched.stop, done + complete)
     # The first position of a round can belong to any lane, not only to lane 0.
-    columns = [(lane - span[0]) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
+    columns = [(lane - start) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
     begins, following = True, _runs(windows, segment.epoch, k, columns)
     runs = next(following, [])
     while begins or runs:
@@ -284,7 +289,11 @@ def _batch_rows(
     for begin in range(run.begin, run.end, PART_SAMPLES):
         end = min(begin + PART_SAMPLES, run.end)
         positions = windows.window_positions(segment.epoch, k, run.column, begin, end)
-        found, selected = segment.batch_rows(plan, positions, span=span, first=first)
+        kept = plan.skips.kept(segment.epoch, positions)
+        found, selected = segment.batch_rows(plan, kept, span=span, first=first)
+        if segment.epoch in plan.skips:
+            delivered = ~plan.skips.left_out(segment.epoch, positions)
+            selected = delivered if selected is None else selected & delivered
         part = slice(begin - run.begin, end - run.begin)
         if len(found) == len(rows):
             return found, selected
@@ -311,15 +320,16 @@ def _reads(
 
 def _lanes(plan: Plan, segment: Segment, touched: range) -> list[int]:
     """Return the lanes that have a position of this rank in these steps."""
-    steps = plan.steps
+    steps, skipping = plan.steps.of(segment.epoch), segment.epoch in plan.skips
     if steps.lanes == 1:
         return [0]
-    regular = steps.whole % steps.lanes == 0 and steps.lanes % steps.world == 0
+    regular = steps.whole % steps.lanes == 0 and steps.lanes % steps.world == 0 and not skipping
     lanes = set(steps.lanes_of(plan.rank)) if regular else set()
     irregular = range(max(touched.start, segment.count - 2), touched.stop) if regular else touched
     for i in irregular:
         begin, _ = segment.bounds(i, steps.whole)
-        lanes |= set((steps.rank_positions(begin, plan.rank) % steps.lanes).tolist())
+        positions = plan.positions(Cursor(segment.epoch, begin))
+        lanes |= set((positions % steps.lanes).tolist())
         if len(lanes) == steps.lanes:
             break
     return sorted(lanes)

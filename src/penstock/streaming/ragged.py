@@ -154,7 +154,7 @@ class RaggedInput(StreamInput):
         self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
         self.sample_bytes = self.sizes.mean
         self.source = kept or source
-        self.composed = None
+        self.rows = None
         self.numbers_per_sample = 2 * len(ragged)
 
     def with_budget(self, budget: int) -> RaggedInput:

@@ -20,7 +20,7 @@ from penstock.sources.base import (
 from penstock.sources.boxes import Leaf
 from penstock.sources.ragged_rows import offsets_of
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
-from penstock.streaming.held_rows import BlockNeeds, block_needs, table_columns
+from penstock.streaming.held_rows import StoredRows
 
 MAPPED_LEAVES = 64  # more stored arrays are not opened to see whether they can be mapped
 
@@ -48,11 +48,7 @@ class StreamInput:
         self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
         self.sample_bytes = sum(field.nbytes for field in source.fields.values())
         self.source: Source = self.resident.get(id(source), source)
-        self.composed: ComposedSource | None = None
-        few = min(len(source), 2 * source.block_samples + 1)
-        if isinstance(source, ComposedSource) and source.view(0, few) is None:
-            self.composed = source
-        self.leaves = [
+        leaves = [
             replace(
                 leaf,
                 source=self.resident.get(id(leaf.source), leaf.source),
@@ -61,13 +57,14 @@ class StreamInput:
             )
             for n, leaf in enumerate(stored.leaves)
         ]
-        self._needs: dict[int, BlockNeeds] = {}
+        few = min(len(source), 2 * source.block_samples + 1)
+        self.rows: StoredRows | None = None
+        if isinstance(source, ComposedSource) and source.view(0, few) is None:
+            self.rows = StoredRows(source, leaves)
 
     def with_budget(self, budget: int) -> StreamInput:
         """Return the same source with another budget."""
-        other = StreamInput(self._given, budget)
-        other._needs = self._needs  # the same rows, so the same blocks
-        return other
+        return StreamInput(self._given, budget)
 
     @property
     def decodes(self) -> bool:
@@ -81,25 +78,18 @@ class StreamInput:
 
     def cost(self, block: int) -> BlockCost:
         """Return what a block of this many samples takes."""
-        if self.composed is not None:
-            needs = self.needs(block)
+        if self.rows is not None:
+            needs = self.rows.needs(block)
             return BlockCost(needs.nbytes, needs.own_bytes, needs.decoded_bytes)
         nbytes = block * self.sample_bytes
         own = block * sum(pace.row_bytes for pace in self.paces)
         return BlockCost(nbytes, own, sum(pace.decoded(block) for pace in self.paces))
 
-    def needs(self, block: int) -> BlockNeeds:
-        """Return what a block of a composed source needs, by store."""
-        assert self.composed is not None
-        found = self._needs.get(block)
-        if found is None:
-            found = self._needs[block] = block_needs(self.composed, self.leaves, block)
-        return found
-
-    def numbers(self, block: int) -> int:
-        """Return the integers that say where a sample of a composed source is held."""
-        assert self.composed is not None
-        return sum(table_columns(self.composed, self.needs(block)).values())
+    @property
+    def block_samples(self) -> int:
+        """Samples that are cheapest to read together."""
+        block = self.source.block_samples
+        return block if self.rows is None else min(block, self.rows.most_samples)
 
     def drop(self) -> None:
         """Free resident fields; the next read loads them again."""

@@ -162,7 +162,7 @@ def test_overfitting_and_chunks_are_refused_together():
         ({"train_chunk_size": 0}, "train_chunk_size must be at least 1 batch, got 0"),
         ({"val_chunk_size": -3}, "val_chunk_size must be at least 1 batch, got -3"),
         ({"train_chunk_size": 2.5}, "train_chunk_size must be an integer, got 2.5 (float)"),
-        ({"train_chunk_size": "many"}, "must be an integer, got 'many' (str)"),
+        ({"train_chunk_size": "many"}, "or a duration such as '10min', got 'many'"),
         ({"train_chunk_size": True}, "must be an integer, got True, which is a bool"),
         ({"max_passes": 0}, "max_passes must be at least 1 pass, got 0"),
         ({"start_chunk": -1}, "start_chunk must be at least 0, got -1"),

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.chunk_report import coverage, describe_position, samples_between
-from penstock.order import Cursor, Plan, ShuffledOrder, Steps
+from penstock.order import Cursor, Plan, ShuffledOrder, Skips, Steps
 from tests.integrations.lightning.fits import fit, ids, stock
 
 pytestmark = [
@@ -164,18 +164,21 @@ def test_the_summary_spans_the_sessions_of_a_run(tmp_path):
     st.booleans(),
     st.integers(0, 30),
     st.integers(0, 30),
+    st.sampled_from([(), [(0, 3, 5), (1, 0, 20)], [(1, 0, 60)]]),
 )
-def test_samples_and_coverage_are_those_of_a_walk(size, batch, drop_last, skipped, walked):
+def test_samples_and_coverage_are_those_of_a_walk(size, batch, drop_last, skipped, walked, holes):
     steps = Steps(size, batch, drop_last=drop_last and size >= batch)
-    plan = Plan(ShuffledOrder(size, 42), steps, 0)
-    cursor, seen = Cursor(), []
+    plan = Plan(ShuffledOrder(size, 42), steps, 0).skipping(Skips(holes))
+    steps, seen = plan.steps, []
+    cursor = Cursor().normal(steps)
     for _ in range(skipped):
         cursor = cursor.advance(steps)
     begin = cursor
     for _ in range(walked):
         seen += plan.samples(cursor).tolist()
         cursor = cursor.advance(steps)
-    assert samples_between(steps, begin, cursor) == len(seen)
+    begin, cursor = plan.skips.to_order(begin), plan.skips.to_order(cursor)
+    assert samples_between(plan, begin, cursor) == len(seen)
     assert coverage(plan, begin, cursor) == len(set(seen)) / size
 
 

@@ -15,7 +15,7 @@ from penstock.arguments import real_number, whole_number
 from penstock.domains.recording.chunk_pipeline import ChunkPipeline, LoadFunction
 from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
-from penstock.order.state import FORMAT, check_format, number_of
+from penstock.order.state import FORMAT, check_format, number_of, refuse_skips
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes
@@ -188,6 +188,7 @@ class RandomChunkLoader:
             StateError: The state is not of a loader with the same plan.
         """
         check_format(state_dict)
+        refuse_skips(state_dict, "RandomChunkLoader")
         epoch, taken = number_of(state_dict, "epoch"), number_of(state_dict, "position")
         ours = self._identity()
         if not self._seed.given:

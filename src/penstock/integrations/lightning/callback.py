@@ -13,7 +13,7 @@ from penstock.distributed.agreement import agree
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.fit_loaders import FitLoaders
-from penstock.integrations.lightning.progress import ProgressTracker
+from penstock.integrations.lightning.progress import ProgressTracker, ValidationTiming
 from penstock.integrations.lightning.reporting import (
     BatchWaits,
     ProgressBar,
@@ -52,9 +52,10 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     first step.
 
     Args:
-        train_chunk_size: Batches of this rank between two validations. Or a configuration with a
-            section ``train`` that contains all of these options (``chunk_seed``, ``chunk_shuffle``
-            and ``chunk_order`` there).
+        train_chunk_size: Batches of this rank between two validations. Sizes that change are
+            ``{"start", "end", "over_chunks"}``, a list of ``[first chunk, batches]``, or a duration
+            such as ``"10min"``. Or a configuration with a section ``train`` that contains all of
+            these options (``chunk_seed``, ``chunk_shuffle`` and ``chunk_order`` there).
         val_chunk_size: Batches of this rank in a validation: a fixed, seeded choice.
         seed: Seed of the order of replaced loaders and of that choice.
         shuffle: Whether replaced training loaders shuffle, whatever they did before.
@@ -64,6 +65,10 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         cycle: False ends training after one pass over the dataset.
         max_passes: Training ends after this number of passes.
         start_chunk: The first chunk, counted from 0 over all passes.
+        validate_every: Chunks between two validations, or ``{"min", "max", "loss_change"}``: after
+            ``min`` chunks if the mean loss of a chunk changed by that share since the last
+            validation, at the latest after ``max``. None validates after every chunk.
+        skip: Positions of the training loader to leave out, each ``(epoch, start, stop)``.
 
     >>> from lightning.pytorch import Trainer
     >>> trainer = Trainer(callbacks=[ChunkedTraining(2000)], max_epochs=10, accelerator="cpu")
@@ -81,9 +86,12 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         cycle: bool = True,
         max_passes: int | None = None,
         start_chunk: int | None = None,
+        validate_every: Any = None,
+        skip: Any = None,
     ) -> None:
         given = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
         given |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
+        given |= {"validate_every": validate_every, "skip": skip}
         self.settings = read_settings(train_chunk_size, given, start_chunk)
         self._loaders = FitLoaders(self.settings)
         self._tracker = ProgressTracker()
@@ -93,6 +101,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._bar: ProgressBar | None = None
         self._first_batch = True  # the next batch is the first of a chunk
         self._loss: Any = None
+        self._timing: ValidationTiming | None = None
 
     # -- chunk sizes
 
@@ -113,8 +122,11 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def train_chunk_size(self) -> int | None:
-        """Batches of a chunk; if inferred, known when the fit has started."""
-        return self._loaders.sizes.train
+        """Batches of a chunk, now if they change; if inferred, known when the fit has started."""
+        size = self._loaders.sizes.train
+        if isinstance(size, int) or self.loader is None:
+            return size
+        return self.loader.chunk_size
 
     @property
     def val_chunk_size(self) -> int | None:
@@ -135,6 +147,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._tracker = ProgressTracker()
             self._resume = ExactResume(self._loaders, self._tracker)
             self._history = None
+            interval = self.settings.validate_every
+            self._timing = None if interval is None else ValidationTiming(interval)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Close the loaders and undo all changes of the Trainer."""
@@ -158,6 +172,9 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if loader is None:
             return
         self._resume.start(trainer)
+        if self._timing is not None and restored.get("timing"):
+            self._timing.load(restored["timing"])
+            self._validate_if_due()
         assert self._tracker.progress is not None
         agree(loader)
         self._history = RunHistory(
@@ -190,8 +207,21 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the progress if the optimizer stepped."""
-        self._tracker.note(trainer, self.loader)
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        before = self._tracker.progress
+        self._tracker.note(trainer, self.loader)
+        if self._timing is None:
+            return
+        self._timing.add(self._loss)
+        if self._tracker.progress is not before:
+            self._timing.note()
+        if trainer.is_last_batch:
+            self._timing.decide(trainer)
+            self._validate_if_due()
+
+    def _validate_if_due(self) -> None:
+        assert self._timing is not None and self._loaders.trainer_settings is not None
+        self._loaders.trainer_settings.validate_next(self._timing.due)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Complete a chunk, unless training stopped inside it."""
@@ -248,7 +278,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         begin, end = cursor_of(before), loader.position.cursor
         scores = self._rotation.add(
             compat.epoch_metrics(trainer),
-            samples=samples_between(loader.plan.steps, begin, end),
+            samples=samples_between(loader.plan, begin, end),
             begins=begin.position == 0,
             ended=end.position == 0,
         )
@@ -265,6 +295,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             return
         self._tracker.note(trainer, self.loader)
         checkpoint[KEY] = self._resume.save(trainer)
+        if self._timing is not None:
+            checkpoint[KEY]["timing"] = self._timing.to_state()
         if self._history is not None:
             checkpoint[KEY] |= self._history.to_state() | {"rotation": self._rotation.to_state()}
         else:  # training has not started: keep what an earlier session saved
@@ -280,7 +312,11 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """The position of training: ``epoch 3, chunk 7/16``."""
         if self.loader is None:
             raise StateError(NO_POSITION)
-        return describe_position(self.loader.plan.steps, self.loader.position.cursor)
+        position = self.loader.position
+        if position.progress is not None:
+            chunk = max(1, position.progress.chunks + bool(position.progress.done))
+            return f"epoch {position.cursor.epoch}, chunk {chunk} of the run"
+        return describe_position(self.loader.plan.steps, position.cursor)
 
     def summary(self) -> ChunkSummary:
         """Return what is in the weights over all sessions, and how long this one waited."""
@@ -292,7 +328,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
 def read_settings(first: Any, given: dict[str, Any], start_chunk: int | None) -> ChunkSettings:
     """Return the settings of a call: passed one by one, or all in a configuration."""
-    if first is None or (not hasattr(first, "train") and not isinstance(first, Mapping)):
+    sizes = isinstance(first, Mapping) and {"start", "end", "over_chunks"} >= {*first} != set()
+    if sizes or first is None or not (hasattr(first, "train") or isinstance(first, Mapping)):
         return ChunkSettings(train_chunk_size=first, start_chunk=start_chunk, **given)
     defaults = ChunkSettings()
     twice = [name for name, value in given.items() if value != getattr(defaults, name)]

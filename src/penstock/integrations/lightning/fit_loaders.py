@@ -14,6 +14,7 @@ from penstock.integrations.lightning.loaders import (
     as_training_loader,
     as_validation_loader,
     has_position,
+    skip_positions,
     why_no_position,
     why_not_chunked,
 )
@@ -24,6 +25,7 @@ from penstock.loaders.torch_loader import TorchLoader
 
 log = logging.getLogger("penstock")
 
+NEVER: Final = 1 << 62  # an epoch that does not come
 LIMITS: Final = ("limit_train_batches", "limit_val_batches")
 
 
@@ -62,6 +64,19 @@ class TrainerSettings:
             self.set(name, 1.0)
         return {name: f"{name}={value!r}" for name, value in limits.items()}
 
+    def validate_next(self, due: bool) -> None:
+        """Have Lightning validate at the end of this chunk, or not."""
+        self.set("check_val_every_n_epoch", 1 if due else NEVER)
+
+    def check_interval(self) -> None:
+        """Refuse intervals of the user beside ``validate_every``."""
+        for name, default in (("check_val_every_n_epoch", 1), ("val_check_interval", 1.0)):
+            value = self._before.get(name, getattr(self._trainer, name))
+            if value != default:
+                raise ConfigError(
+                    f"validate_every beside the trainer's {name}={value!r}: use only one of them"
+                )
+
     def shorten_interval(self, batches: int) -> None:
         """Validate at the end of a chunk that is shorter than ``val_check_interval``."""
         name = "val_check_interval"
@@ -92,14 +107,16 @@ class FitLoaders:
         self.validation: LoaderSource | None = None
         self.loader: Loader | None = None  # the one that is trained on, if it is of Penstock
         self.starts_at_chunk = False  # this fit starts at start_chunk, not at its checkpoint
-        self._trainer_settings: TrainerSettings | None = None
+        self.trainer_settings: TrainerSettings | None = None
         self._resolved = False
         self._started = False  # start_chunk applies to the first of several fits only
 
     def attach(self, trainer: Any) -> None:
         """Have Lightning read the length of the same loaders before every chunk."""
-        self._trainer_settings = TrainerSettings(trainer)
-        self._trainer_settings.set("reload_dataloaders_every_n_epochs", 1)
+        self.trainer_settings = TrainerSettings(trainer)
+        self.trainer_settings.set("reload_dataloaders_every_n_epochs", 1)
+        if self.settings.validate_every is not None:
+            self.trainer_settings.check_interval()
         before_reload = partial(self._before_reload, trainer)
         training, validation = compat.data_sources(trainer)
         self.training = LoaderSource(training, "max_size_cycle", before_reload)
@@ -112,8 +129,8 @@ class FitLoaders:
             self._resolved = True
             self._resolve(trainer)
         if self.loader is not None:
-            assert self.training is not None and self._trainer_settings is not None
-            self._trainer_settings.shorten_interval(self.training.length)
+            assert self.training is not None and self.trainer_settings is not None
+            self.trainer_settings.shorten_interval(self.training.length)
 
     def _resolve(self, trainer: Any) -> None:
         """Determine loaders and sizes, before Lightning sees the loaders."""
@@ -142,6 +159,7 @@ class FitLoaders:
             self._announce(trainer)
         elif self.loader is None and not validation.any_of_penstock:
             self._bypass()
+        skip_positions(self.loader, settings)
         self._seek_start()
 
     def _check_position(self, loader: Any) -> None:
@@ -156,12 +174,13 @@ class FitLoaders:
         log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
-        assert self._trainer_settings is not None and self.validation is not None
-        ignored = self._trainer_settings.remove_limits()
+        assert self.trainer_settings is not None and self.validation is not None
+        ignored = self.trainer_settings.remove_limits()
         validation = self.validation.all
         text = describe_fit(
             self.sizes,
             None if self.loader is None else self.loader.plan,
+            schedule=None if self.loader is None else self.loader.position.progress,
             validation_batches=[compat.sized_len(each) for each in validation],
             whole_validation=largest(map(whole_batches, validation)),
             rotates=any(has_position(x) and not x.position.evaluation for x in validation),
@@ -174,8 +193,8 @@ class FitLoaders:
 
     def _bypass(self) -> None:
         """Leave everything to Lightning: no loader is of Penstock."""
-        assert self._trainer_settings is not None
-        self._trainer_settings.restore()
+        assert self.trainer_settings is not None
+        self.trainer_settings.restore()
         for source in (self.training, self.validation):
             if source is not None:
                 source.bypass()
@@ -199,8 +218,8 @@ class FitLoaders:
         for source in (self.training, self.validation):
             if source is not None:
                 source.close()
-        if self._trainer_settings is not None:
-            self._trainer_settings.restore()
+        if self.trainer_settings is not None:
+            self.trainer_settings.restore()
 
 
 # -- chunk sizes

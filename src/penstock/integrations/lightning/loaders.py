@@ -20,7 +20,7 @@ from penstock.integrations.lightning import compat
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -246,7 +246,7 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
     if isinstance(loader, Loader):
         if size is not None and loader.position.chunk is None:
             loader.set_chunk_size(size)
-        elif size is not None and loader.position.chunk != size:
+        elif size is not None and loader.position.chunk_sizes != size:
             raise _two_sizes("train_chunk_size", size, loader)
         return loader
     options = _copied_options(loader)
@@ -259,6 +259,17 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
         drop_last=loader.drop_last,
         **options,
     )
+
+
+def skip_positions(loader: Loader | None, settings: ChunkSettings) -> None:
+    """Have a training loader leave out the positions of the setting ``skip``."""
+    for epoch, start, stop in settings.skip or ():
+        if loader is None:
+            raise ConfigError(
+                f"skip={[epoch, start, stop]} needs a training loader of Penstock: pass a chunk "
+                "size"
+            )
+        loader.skip(epoch, start, stop)
 
 
 def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> Any:

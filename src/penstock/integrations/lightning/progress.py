@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+import torch
+
 from penstock.integrations.lightning import compat
 from penstock.loaders import Loader
+from penstock.loaders.chunk_settings import ValidationInterval
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,53 @@ class Progress:
     def to_state(self) -> dict[str, Any]:
         """Return plain numbers for a checkpoint."""
         return asdict(self)
+
+
+class ValidationTiming:
+    """Decides after which chunks to validate, by their number and the training loss.
+
+    Args:
+        interval: The fewest and the most chunks, and the change of the loss between.
+    """
+
+    def __init__(self, interval: ValidationInterval) -> None:
+        self._interval = interval
+        self.due = True  # the decision after the last chunk
+        self._since = 0  # chunks since the last validation
+        self._before: float | None = None  # the loss of the chunk that was validated last
+        self._sum: Any = 0.0  # of the losses of this chunk; a tensor, so that nothing waits for it
+        self._count = 0
+        self._noted = 0.0, 0  # sum and count of the batches that are in the weights
+
+    def add(self, loss: Any) -> None:
+        """Add the loss of a batch."""
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._sum, self._count = self._sum + loss.detach(), self._count + 1
+
+    def note(self) -> None:
+        """Note that all batches so far are in the weights."""
+        self._noted = self._sum, self._count
+
+    def decide(self, trainer: Any) -> None:
+        """Decide, after the last batch of a chunk; all ranks decide as rank 0 does."""
+        loss = float(self._sum) / self._count if self._count else None
+        due = self._interval.due(self._since + 1, loss, self._before)
+        self.due = bool(trainer.strategy.broadcast(due))
+        self._since, self._before = (0, loss) if self.due else (self._since + 1, self._before)
+        self._sum, self._count = 0.0, 0
+        self.note()
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain numbers for a checkpoint."""
+        total, count = float(self._noted[0]), self._noted[1]
+        state = {"due": self.due, "since": self._since, "before": self._before}
+        return state | {"sum": total, "count": count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.due, self._since, self._before = state["due"], state["since"], state["before"]
+        self._sum, self._count = state["sum"], state["count"]
+        self.note()
 
 
 class ProgressTracker:

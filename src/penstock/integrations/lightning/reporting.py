@@ -19,6 +19,7 @@ from penstock.loaders.chunk_report import (
     samples_between,
     samples_of_pass,
 )
+from penstock.loaders.chunk_schedule import ChunkProgress
 from penstock.loaders.chunk_settings import ChunkSizes
 from penstock.order import Cursor, Plan
 
@@ -35,6 +36,7 @@ def describe_fit(
     ignored: Mapping[str, str],
     epochs: int | None,
     passes: int | None,
+    schedule: ChunkProgress | None = None,
 ) -> str:
     """Return a few lines for the log: what a chunk is, what a validation is, how long training is.
 
@@ -47,11 +49,13 @@ def describe_fit(
         ignored: Settings of the Trainer that have no effect, as text by their names.
         epochs: ``max_epochs`` of the Trainer.
         passes: Passes after which training ends.
+        schedule: Chunk sizes that change; None if all are equal.
     """
     lines: list[str | None] = []
     if plan is not None:
+        chunks = describe_chunks(plan.steps, ignored.get("limit_train_batches"))
         lines += [
-            describe_chunks(plan.steps, ignored.get("limit_train_batches")),
+            chunks if schedule is None else f"chunked: {schedule.schedule}",
             f"order: {plan.order.kind}, seed {plan.order.seed}",
         ]
     else:
@@ -63,7 +67,8 @@ def describe_fit(
         lines.append(describe_validation(sizes.val, whole_validation, which, limit))
     else:
         lines.append("validation: none")
-    lines.append(describe_length(epochs, passes, None if plan is None else plan.steps))
+    if schedule is None:
+        lines.append(describe_length(epochs, passes, None if plan is None else plan.steps))
     return "\n".join(line for line in lines if line)
 
 
@@ -250,7 +255,7 @@ class RunHistory:
         """Return what was trained on so far, and how long this session waited."""
         plan = loader.plan
         seen = [*self._past, (self._since, cursor_of(progress.loader))]
-        samples = sum(samples_between(plan.steps, *each, self._limit) for each in seen)
+        samples = sum(samples_between(plan, *each, self._limit) for each in seen)
         return ChunkSummary(
             samples,
             passes=samples / samples_of_pass(plan.steps),

@@ -18,7 +18,7 @@ from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.position import order_factory
+from penstock.loaders.plan_settings import order_factory
 from penstock.order import derive_key
 from penstock.ranks import ranks
 from penstock.seeds import Seed
@@ -28,6 +28,9 @@ from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.keys import LOADER, STREAM_LOADER
+
+# chunk settings of the training loop, not of a dataset's loaders
+OF_TRAINING = ("cycle", "max_passes", "start_chunk", "validate_every", "skip")
 
 log = logging.getLogger("penstock")
 
@@ -68,7 +71,7 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
     } | {
         option.key: getattr(chunks, option.name)
         for option in ChunkSettings.options()
-        if option.name not in ("cycle", "max_passes", "start_chunk")  # when training ends
+        if option.name not in OF_TRAINING
     }
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):

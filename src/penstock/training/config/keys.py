@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.arguments import LARGEST_INTEGER
+from penstock.errors import ConfigError
 from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 
 Section = dict[str, Any]
@@ -115,7 +116,19 @@ def _kind_of(option: ChunkOption) -> Kind:
         return YES_OR_NO
     if option.kind == "choice":
         return one_of(*option.choices)
-    return whole(option.minimum, option.unit).or_none()
+    kind = whole(option.minimum, option.unit).or_none()
+    if option.parse is None:
+        return kind
+    return Kind(f"{option.words}, or null", lambda value: _accepts(option, value))
+
+
+def _accepts(option: ChunkOption, value: Any) -> bool:
+    try:
+        option.check(value)
+        option.accept(value)
+    except ConfigError:
+        return False
+    return True
 
 
 CHUNKS: Final[dict[str, Kind]] = {

@@ -23,7 +23,7 @@ from penstock.training.config.files import Provenance
 class TrainSettings:
     """The section ``train``.
 
-    The first eight are those of `ChunkedTraining`; sizes are batches of one rank.
+    The first ten are those of `ChunkedTraining`; sizes are batches of one rank.
 
     Args:
         train_chunk_size: Training batches between two validations.
@@ -34,6 +34,8 @@ class TrainSettings:
         val_cycle: Validate on the next chunk each time.
         cycle: False ends training after one pass.
         max_passes: Passes of the dataset after which training ends.
+        validate_every: Chunks between two validations, or ``{min, max, loss_change}``.
+        skip: Positions to leave out, each ``[epoch, start, stop]``.
         seed: Seed of the model's initial weights; None draws one for each run.
         interval: How often the scheduler steps: ``"epoch"`` or ``"step"``.
         monitor: The metric that schedulers and the best checkpoint depend on.
@@ -41,7 +43,7 @@ class TrainSettings:
         checkpoint_every: Optimizer steps between checkpoints inside a chunk.
     """
 
-    train_chunk_size: int | None = None
+    train_chunk_size: Any = None
     val_chunk_size: int | None = None
     chunk_seed: int | None = 42
     chunk_shuffle: bool = True
@@ -49,6 +51,8 @@ class TrainSettings:
     val_cycle: bool = False
     cycle: bool = True
     max_passes: int | None = None
+    validate_every: Any = None
+    skip: Any = None
     seed: int | None = 0
     interval: str = "epoch"
     monitor: str = "val/loss"

@@ -1,4 +1,4 @@
-"""`penstock plan`: what a run reads and when, and which samples are in a step."""
+"""`penstock plan`: what a run reads and when, which samples a step has, when a sample comes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.arguments import whole_number
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PlanError
 from penstock.integrations.lightning.loaders import (
     as_training_loader,
     as_validation_loader,
     has_position,
+    skip_positions,
 )
+from penstock.integrations.lightning.resume import KEY
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.metrics import bytes_of
-from penstock.order import Cursor, Steps, Topology
+from penstock.order import Cursor, Occurrence, Steps, Topology
 from penstock.sizes import format_bytes
 from penstock.training.build import Job, build
 from penstock.training.build.data import flat_loaders
 from penstock.training.config import Settings
+from penstock.training.run.directory import RunPaths, last_readable
 
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
@@ -39,7 +42,7 @@ def plan_text(settings: Settings) -> str:
         lines = [
             loaders.train.describe(),
             "",
-            *table(steps_of(loaders.train)),
+            *table(loaders.train),
             "",
             *validation_lines(loaders),
             *length_lines(loaders.train, chunks_of(settings, loaders.train)),
@@ -53,8 +56,8 @@ def step_text(settings: Settings, step: int) -> str:
     whole_number("--step", step, minimum=0, error=ConfigError)
     chunks = ChunkSettings.of_config(settings)
     with planned_loaders(build(settings), chunks) as loaders:
-        steps = steps_of(loaders.train)
-        epoch, within = divmod(step, steps.count)
+        epoch, within = epoch_of_step(loaders.train, step)
+        steps = steps_of(loaders.train).of(epoch)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
         if steps.chunk is not None:
             chunk, batch = divmod(within, steps.chunk)
@@ -63,6 +66,97 @@ def step_text(settings: Settings, step: int) -> str:
         for rank in range(loaders.world):
             lines += rank_lines(loaders, rank, within, epoch)
     return "\n".join(lines)
+
+
+def sample_text(settings: Settings, sample: int) -> str:
+    """Return when a sample was seen, up to the last checkpoint of the run, and when it is next.
+
+    Steps of past epochs are those of the configuration's batch size and ranks.
+    """
+    whole_number("--sample", sample, minimum=0, error=ConfigError)
+    with planned_loaders(build(settings), ChunkSettings.of_config(settings)) as loaders:
+        loader = loaders.train
+        here = resume_in(loader, settings)
+        try:
+            found = loader.when(sample, range(here.epoch + 3))
+        except PlanError as error:
+            raise ConfigError(f"--{error}") from error
+        place = locate(getattr(loader, "dataset", None), sample)
+        lines = [f"sample {sample:,}" + (f"  {place}" if place else "")]
+        seen = [each for each in found if Cursor(each.epoch, each.position) < here]
+        ahead = [each for each in found[len(seen) :] if each.step is not None]
+        lines += [f"seen in {place_text(each)}" for each in seen]
+        lines += [] if seen else ["not seen yet"]
+        return (
+            "\n".join(lines)
+            + "; "
+            + (
+                f"next in {place_text(ahead[0])}"
+                if ahead
+                else "skipped or dropped in the next epochs"
+            )
+        )
+
+
+def place_text(found: Occurrence) -> str:
+    """Return where a sample is delivered.
+
+    >>> place_text(Occurrence(3, 9, step=48213, rank=2, row=17))
+    'epoch 3, step 48,213, rank 2, row 17'
+    """
+    if found.step is None:
+        return f"no step of epoch {found.epoch}: it was skipped or dropped"
+    return f"epoch {found.epoch}, step {found.step:,}, rank {found.rank}, row {found.row}"
+
+
+def skip_text(settings: Settings, steps: str) -> str:
+    """Return the positions of steps ``A:B`` (counted from 0 over all passes, without B)."""
+    first, colon, last = steps.partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise ConfigError(f"--skip-steps must be A:B, such as 48000:48200, got {steps!r}")
+    with planned_loaders(build(settings), ChunkSettings.of_config(settings)) as loaders:
+        loader = loaders.train
+        position, here = loader.position, resume_in(loader, settings)
+        begin, end = epoch_of_step(loader, int(first)), epoch_of_step(loader, int(last) - 1)
+        ranges: list[tuple[int, int, int]] = []
+        for epoch in range(begin[0], end[0] + 1):
+            count = loader.plan.steps.of(epoch).count
+            if not count:
+                continue
+            start = position.span(begin[1] if epoch == begin[0] else 0, epoch)[0]
+            stop = position.span(end[1] if epoch == end[0] else count - 1, epoch)[1]
+            ranges += [(epoch, *run) for run in loader.plan.skips.runs(epoch, start, stop)]
+        lines = [f"steps {int(first):,} to {int(last) - 1:,} are now:"]
+        for epoch, start, stop in ranges:
+            late = " (delivered already, in part)" if Cursor(epoch, start) < here else ""
+            lines.append(f"  epoch {epoch}, positions {start:,} to {stop - 1:,}{late}")
+        merged = [list(each) for each in position.skips.union(ranges).ranges]
+        text = str(merged).replace(" ", "")
+        lines += ["skip them for good, on any ranks and with any batch size:"]
+        lines += [f"  in the configuration   train: {{skip: {merged}}}"]
+        lines += [f"  on the command line    penstock train ... 'train.skip={text}'"]
+        lines += [f"  in Python              loader.skip{each}" for each in ranges]
+    return "\n".join(lines)
+
+
+def resume_in(loader: Loader, settings: Settings) -> Cursor:
+    """Go to the last checkpoint of the run; return its position in the order, or the start."""
+    saved = last_readable(RunPaths(settings.run_dir), first_rank=False)
+    state = {} if saved is None else saved.content.get(KEY, {}).get("progress", {}).get("loader")
+    if not state:
+        return Cursor()
+    loader.load_state_dict(state)
+    return Cursor(state["epoch"], state["position"])
+
+
+def epoch_of_step(loader: Loader, step: int) -> tuple[int, int]:
+    """Return the epoch of a step counted over all passes, and its number there."""
+    steps, epoch = steps_of(loader), 0
+    if steps.sizes is None:
+        return divmod(step, steps.count)
+    while step >= (count := steps.of(epoch).count):
+        epoch, step = epoch + 1, step - count
+    return epoch, step
 
 
 def accumulation_lines(settings: Settings, steps: Steps, step: int) -> Iterator[str]:
@@ -103,8 +197,12 @@ def steps_of(loader: Loader) -> Steps:
     return loader.position.plan.steps
 
 
-def table(steps: Steps) -> Iterator[str]:
-    """Yield a line for each chunk; of many, for the first and last ones."""
+def table(loader: Loader) -> Iterator[str]:
+    """Yield a line for each chunk of the first epoch; of many, for the first and last ones."""
+    steps, progress = steps_of(loader).of(0), loader.position.progress
+    if progress is not None:
+        yield f"chunks: {progress.schedule}"
+        return
     yield "chunk   steps                     batches     samples"
     size = steps.chunk or steps.count
     count = -(-steps.count // size)
@@ -151,6 +249,9 @@ def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
     if steps.limit is not None:
         epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
         yield f"training: {epochs}, the first ones of another shuffle each time"
+        return
+    if loader.position.progress is not None:
+        yield f"training: {counted(chunks, 'chunk')} of different sizes"
         return
     epoch, rest = divmod(chunks, steps.total_chunks)
     step = min(int(rest * (steps.chunk or steps.count)), steps.count)
@@ -219,6 +320,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
             if isinstance(loader, Loader):
                 opened.enter_context(loader)
                 place(loader, 0, world)
+        skip_positions(train, settings)
         yield PlannedLoaders(train, validation, world)
 
 

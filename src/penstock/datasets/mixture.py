@@ -1,0 +1,349 @@
+"""Several datasets in fixed shares, and the classes of one dataset in equal shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from os import PathLike
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, Subset, default_collate
+
+from penstock.arguments import array_of, map_style, mapping, real_number, shown, text, whole_number
+from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
+from penstock.errors import PlanError
+from penstock.fingerprints import digest, row_bytes
+from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
+from penstock.order.mixture import MixtureOrder, shortest_counts
+from penstock.order.permutation import LARGEST
+from penstock.registry import unknown_name
+from penstock.sources import Source, open_source
+
+Weights = Mapping[str, float] | Sequence[float] | None
+
+
+class Mixture(Dataset[Any]):
+    """Several datasets, mixed in fixed shares by the loader that reads them.
+
+    Each member is passed through once, in its own shuffle, before any of its samples repeats, also
+    across epochs. Shares are exact within a short cycle of rows, so practically in every batch.
+    As a dataset it is the members one after the other; the shares are those of the order that
+    `ChunkedDataLoader` makes for it. A member may be a `Mixture` itself.
+
+    Args:
+        members: By name: sources, map-style datasets, or paths of what `open_source` opens.
+        weights: The share of each member, by name; only the ratios matter. None for shares in
+            proportion to the numbers of samples.
+        until: Samples of an epoch. ``"first"``: as many as pass no member more than once;
+            ``"all"``: as pass each member at least once; or a number. Nothing is lost with any of
+            them: the next epoch continues where this one ended in every member.
+        label: Name of a field with the number of each sample's member, which is added to samples
+            that are dicts; other samples become ``(sample, number)``. None to add nothing: then
+            ``mixture.locate(loader.samples_at(step))`` says where samples come from.
+
+    >>> web, code = torch.arange(100), torch.arange(100, 130)
+    >>> mixture = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+    >>> len(mixture), mixture.shares
+    (130, {'web': 0.7, 'code': 0.3})
+    >>> mixture.locate([5, 105])
+    [('web', 5), ('code', 5)]
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Any],
+        weights: Weights = None,
+        *,
+        until: str | int = "first",
+        label: str | None = None,
+    ) -> None:
+        given = mapping("members", members)
+        if not given:
+            raise PlanError("members must be at least one dataset by name, got none")
+        opened = {name: _opened(name, member) for name, member in given.items()}
+        self._begin(JoinedDataset(list(opened.values())), opened, weights, until, label)
+
+    def _begin(
+        self,
+        data: Any,
+        members: Mapping[str, Any],
+        weights: Weights,
+        until: str | int,
+        label: str | None,
+    ) -> None:
+        self.members, self._reader = dict(members), Reader(data)
+        self._first = np.cumsum([0, *map(len, self.members.values())])
+        for name, member in self.members.items():
+            if not len(member):
+                raise PlanError(f"member {name!r} of the mixture has no samples: leave it out")
+        self.label = None if label is None else text("label", label)
+        if not isinstance(until, str):
+            until = whole_number("until", until, minimum=1, maximum=LARGEST, unit="sample")
+        self.until = until
+        self._stages = [(0, self._counts(weights))]
+        self.make_order(0)  # an invalid `until` is refused here
+
+    def _counts(self, weights: Weights) -> tuple[int, ...]:
+        """Return the rows of each member in a cycle."""
+        if weights is None:
+            weights = [len(member) for member in self.members.values()]
+        elif isinstance(weights, Mapping):
+            for name in weights:
+                if name not in self.members:
+                    raise PlanError(unknown_name("member of the mixture", name, self.members))
+            missing = [name for name in self.members if name not in weights]
+            if missing:
+                raise PlanError(f"weights has no weight for member {missing[0]!r}: add one, or 0")
+            weights = [weights[name] for name in self.members]
+        elif isinstance(weights, str) or not isinstance(weights, Sequence):
+            raise PlanError(f"weights must be numbers by member, got {shown(weights)}")
+        if len(weights) != len(self.members):
+            raise PlanError(f"{len(weights)} weights for {len(self.members)} members")
+        return shortest_counts([_weight(each) for each in weights])
+
+    # -- shares and stages
+
+    def then(self, at: int, weights: Weights) -> Self:
+        """Change the weights from a place on, also in a running job; return this mixture.
+
+        Nothing before the place changes, and nothing is lost or repeated. The stage begins with
+        the first whole cycle at or after the place.
+
+        Args:
+            at: Samples delivered before the change, counted over all ranks and epochs.
+            weights: The share of each member from there on.
+
+        >>> mixture = Mixture({"a": torch.arange(9), "b": torch.arange(9)}, weights=[1, 1])
+        >>> mixture.then(at=40, weights=[2, 1]).stages
+        [(0, (1, 1)), (40, (2, 1))]
+        """
+        at = whole_number("at", at, minimum=0, maximum=LARGEST, unit="sample")
+        if at < self._stages[-1][0]:
+            raise PlanError(
+                f"at must be {self._stages[-1][0]} or more, got {at}: stages are in order"
+            )
+        counts = self._counts(weights)
+        self._stages = [*(stage for stage in self._stages if stage[0] < at), (at, counts)]
+        return self
+
+    @property
+    def stages(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The place from which on each stage is asked for, and its rows per member in a cycle."""
+        return list(self._stages)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each member in the first stage, by name."""
+        counts = self._stages[0][1]
+        return {name: c / sum(counts) for name, c in zip(self.members, counts, strict=True)}
+
+    def locate(self, indices: npt.ArrayLike) -> list[tuple[str, int]]:
+        """Return the member of each sample of the mixture, and its index in that member.
+
+        Args:
+            indices: Samples, as ``loader.samples_at(step)`` returns them.
+        """
+        member, inner = self._inner(np.atleast_1d(array_of("indices", indices)))
+        names = list(self.members)
+        return [(names[i], j) for i, j in zip(member.tolist(), inner.tolist(), strict=True)]
+
+    def _inner(self, indices: Indices) -> tuple[Indices, Indices]:
+        if indices.dtype.kind not in "iu" or (
+            indices.size and (indices.min() < 0 or indices.max() >= len(self))
+        ):
+            raise PlanError(f"indices must be in [0, {len(self)}), got {shown(indices)}")
+        member = np.searchsorted(self._first, indices, side="right") - 1
+        return member, indices - self._first[member]
+
+    def make_order(
+        self, seed: int, *, shuffle: bool = True, lanes: int = 1, until: int | None = None
+    ) -> MixtureOrder:
+        """Return the order of a loader that reads this mixture.
+
+        Args:
+            seed: Of the cycles and of the members' shuffles.
+            shuffle: False for members in storage order.
+            lanes: Independent readers.
+            until: Samples of an epoch, instead of those of the mixture.
+        """
+        orders: list[Order] = []
+        for i, member in enumerate(self.members.values()):
+            key = derive_key(seed, "member", i)
+            if isinstance(member, Mixture):
+                orders.append(member.make_order(key, shuffle=shuffle))
+            else:
+                orders.append((ShuffledOrder if shuffle else SequentialOrder)(len(member), key))
+        make, size = partial(MixtureOrder, orders, seed=seed, lanes=lanes), until or self.until
+        if isinstance(size, str):  # an epoch is as long as the first stage makes it
+            size = make(stages=self._stages[:1], until=size).size
+        return make(stages=self._stages, until=size)
+
+    # -- samples
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of these indices."""
+        size = len(self)
+        if any(not -size <= index < size for index in indices):
+            raise IndexError(f"index out of range({size})")
+        indices = [index % size for index in indices]
+        samples = self._reader.samples(indices)
+        if self.label is None:
+            return samples
+        members = self._inner(np.array(indices, np.int64))[0].tolist()
+        return [self._labelled(s, m) for s, m in zip(samples, members, strict=True)]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a batch is read in few operations: if every member is."""
+        return self._reader.gathers
+
+    def __getbatch__(self, indices: Indices) -> Any:
+        """Return the collated batch of these indices."""
+        batch = self._reader.batch(indices)
+        if self.label is None:
+            return batch
+        return self._labelled(batch, torch.from_numpy(self._inner(indices)[0]))
+
+    def _labelled(self, sample: Any, member: Any) -> Any:
+        if isinstance(sample, Mapping):
+            return {**sample, self.label: member}
+        return [sample, member] if isinstance(member, torch.Tensor) else (sample, member)
+
+    def fingerprint(self) -> str | None:
+        """Identity of the members' data; None if that of a member is unknown."""
+        data = self._reader.dataset
+        if isinstance(data, Subset):  # classes of one dataset
+            found, parts = {"": fingerprint_of(data.dataset)}, [row_bytes(np.asarray(data.indices))]
+        else:
+            found, parts = {n: fingerprint_of(member) for n, member in self.members.items()}, []
+        return None if None in found.values() else digest(found, parts)
+
+
+class JoinedDataset(Dataset[Any]):
+    """Datasets one after the other, read with one operation per dataset.
+
+    Args:
+        parts: Map-style datasets.
+
+    >>> JoinedDataset([torch.arange(3), torch.arange(10, 12)]).__getbatch__(np.array([4, 0]))
+    tensor([11,  0])
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._readers = [Reader(part) for part in parts]
+        self._first = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of these indices."""
+        found: list[Any] = [None] * len(indices)
+        for part, rows, inner in self._parts(np.array(indices, np.int64)):
+            for row, sample in zip(rows.tolist(), part.samples(inner.tolist()), strict=True):
+                found[row] = sample
+        return found
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every part reads a batch in one operation."""
+        return all(reader.gathers for reader in self._readers)
+
+    def __getbatch__(self, indices: Indices) -> Any:
+        """Return the collated batch of these indices."""
+        if not self.gathers:
+            return default_collate(self.__getitems__(indices.tolist()))
+        found = [(rows, part.batch(inner)) for part, rows, inner in self._parts(indices)]
+        if len(found) == 1:
+            return found[0][1]
+        order = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _ in found])))
+        return _join([batch for _, batch in found], order)
+
+    def _parts(self, indices: Indices) -> list[tuple[Reader, Indices, Indices]]:
+        part = np.searchsorted(self._first, indices, side="right") - 1
+        chosen = [(i, np.flatnonzero(part == i)) for i in np.unique(part).tolist()]
+        return [(self._readers[i], rows, indices[rows] - self._first[i]) for i, rows in chosen]
+
+
+def _join(batches: list[Any], order: torch.Tensor) -> Any:
+    """Return collated batches as one, its rows in the given order."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(batches)[order]
+    if isinstance(first, Mapping):
+        if any(each.keys() != first.keys() for each in batches):
+            names = [sorted(map(str, each)) for each in batches]
+            raise PlanError(f"members of a mixture need the same fields, got {names[0]} and others")
+        return {name: _join([each[name] for each in batches], order) for name in first}
+    if isinstance(first, list | tuple):
+        return [_join(list(each), order) for each in zip(*batches, strict=True)]
+    rows = [row for each in batches for row in each]  # a batch type with rows of its own
+    return [rows[i] for i in order.tolist()]
+
+
+def balanced(data: Any, labels: npt.ArrayLike, *, until: str | int = "first") -> Mixture:
+    """Return a mixture of the classes of a dataset, in equal shares.
+
+    Each class is passed through before it repeats. Members have the names of the classes.
+
+    Args:
+        data: A map-style dataset, a source, or a path.
+        labels: The class of each sample: numbers or strings.
+        until: Samples of an epoch, as in `Mixture`.
+
+    >>> mixture = balanced(torch.arange(6), ["cat", "dog", "cat", "cat", "cat", "dog"])
+    >>> mixture.shares, [mixture[i].item() for i in range(6)]
+    ({'cat': 0.5, 'dog': 0.5}, [0, 2, 3, 4, 1, 5])
+    """
+    dataset = _opened("data", data)
+    classes = array_of("labels", labels)
+    if classes.shape != (len(dataset),):
+        raise PlanError(
+            f"labels must be one class per sample, {len(dataset):,} of them, got {classes.shape}"
+        )
+    names, which = np.unique(classes, return_inverse=True)
+    rows: Any = np.argsort(which, kind="stable")  # Subset takes an array, 8 bytes per index
+    parts: Any = np.split(rows, np.cumsum(np.bincount(which))[:-1])
+    members = {str(n): Subset(dataset, p) for n, p in zip(names, parts, strict=True)}
+    mixture = Mixture.__new__(Mixture)  # one dataset for all classes, read in one operation
+    mixture._begin(Subset(dataset, rows), members, [1] * len(members), until, None)
+    return mixture
+
+
+def mixture_of(dataset: Any) -> Mixture | None:
+    """Return the mixture that a dataset is, or wraps sample by sample; None for others."""
+    inner = dataset
+    while inner is not None and not isinstance(inner, Mixture):
+        inner = getattr(inner, "base_dataset", getattr(inner, "dataset", None))
+    if inner is not None and len(inner) != len(dataset):
+        raise PlanError(
+            "a subset of a Mixture has no shares: take the subset of each member, and mix those"
+        )
+    return inner
+
+
+def _opened(name: str, member: Any) -> Any:
+    """Return a member as a map-style dataset."""
+    if isinstance(member, str | PathLike):
+        member = open_source(member)
+    if isinstance(member, Source) and not hasattr(member, "__getitem__"):
+        return SourceDataset(member)
+    return map_style(f"member {name!r}", member)
+
+
+def _weight(value: Any) -> float | int:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return whole_number("each of weights", value, minimum=0)
+    return real_number("each of weights", value, minimum=0)

@@ -1,0 +1,254 @@
+"""Documents packed into sequences of one length, as a source and as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from os import PathLike
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.arguments import array_of, flag, map_style, shown, whole_number
+from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
+from penstock.errors import PlanError
+from penstock.fingerprints import digest
+from penstock.order import Indices
+from penstock.order.length_batches import checked_lengths
+from penstock.order.packing import FlatTokens, Pieces, WholeDocuments
+from penstock.sources import Source, open_source
+from penstock.sources.base import Arrays, BaseSource, Field
+
+NAMES: Final = ("tokens", "position_ids", "segment_ids")
+DOCUMENT_FIELDS: Final = ("tokens", "input_ids")
+AT_ONCE: Final = 1024  # documents that are read together to find their lengths
+
+Read = Callable[[Pieces], npt.NDArray[np.generic]]
+
+
+def pack(
+    data: Any, length: int, *, lengths: npt.ArrayLike | None = None, split: bool = True
+) -> PackedTokens:
+    """Return documents as sequences of one length, for any loader and as members of a `Mixture`.
+
+    A sequence is a dict: ``tokens`` (0 where nothing is), ``position_ids`` (from 0 in each piece of
+    a document) and ``segment_ids`` (1, 2, ... by piece; 0 is padding), each int64 of ``length``.
+    Which tokens a sequence has depends on nothing but its index, so every token comes once an
+    epoch, a resume needs no buffer, and the shares of a mixture are shares of tokens.
+
+    Args:
+        data: Documents: a map-style dataset or a source whose samples are rows of tokens (alone,
+            or as field ``tokens`` or ``input_ids``); or all tokens one after the other, in an
+            array, a source or a file. Or the path of a file.
+        length: Tokens of a sequence.
+        lengths: Tokens of each document. Without them, tokens that are one after the other are one
+            document, and every document of a dataset is read once to find its length.
+        split: True: documents end to end, cut every ``length`` tokens; only the last sequence has
+            padding. False: documents stay whole, by best fit; longer ones are refused.
+
+    >>> packed = pack([[1, 2, 3], [4, 5, 6, 7], [8]], length=4)
+    >>> len(packed), packed[1]["tokens"].tolist(), packed[1]["segment_ids"].tolist()
+    (2, [5, 6, 7, 8], [1, 1, 1, 2])
+    """
+    length = whole_number("length", length, minimum=1, unit="token")
+    split = flag("split", split)
+    if isinstance(data, str | PathLike):
+        data = open_source(data)
+    if lengths is not None:
+        lengths = array_of("lengths", lengths)
+        lengths = checked_lengths(lengths, lengths.size)
+    found, read = _tokens_of(data, lengths)
+    packed = FlatTokens(found, length) if split else WholeDocuments(found, length)
+    return PackedTokens(data, packed, read)
+
+
+class PackedTokens(BaseSource, SourceDataset):
+    """What `pack` returns: a source and a map-style dataset of sequences.
+
+    Args:
+        data: The documents, for the fingerprint and the block size.
+        packed: Which pieces of documents make up a sequence.
+        read: Returns the tokens of pieces, one after the other.
+    """
+
+    def __init__(self, data: Any, packed: FlatTokens | WholeDocuments, read: Read) -> None:
+        field = Field((packed.length,), np.dtype(np.int64))
+        super().__init__(packed.size, dict.fromkeys(NAMES, field))
+        self.packed, self._data, self._tokens = packed, data, read
+
+    @property
+    def source(self) -> Source:  # type: ignore[override]
+        """This object: it is its own source."""
+        return self
+
+    @property
+    def filled(self) -> float:
+        """The share of tokens that is not padding."""
+        return self.packed.total / (self.packed.size * self.packed.length)
+
+    def fingerprint(self) -> str:
+        """Identity of the documents and of how they are packed."""
+        return digest(self.packed.identity() | {"data": fingerprint_of(self._data)}, [])
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        self._take(np.arange(start, stop), out)
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        pieces, length = self.packed.pieces(0, indices), self.packed.length
+        segment, position = pieces.ids(len(indices), length)
+        filled = {"position_ids": position, "segment_ids": segment}
+        if "tokens" in out:
+            filled["tokens"] = np.zeros((len(indices), length), np.int64)
+            # pieces are in the order of sequences, so their tokens are in that of filled places
+            filled["tokens"][segment > 0] = self._tokens(pieces)
+        for name, rows in out.items():
+            np.copyto(rows, filled[name])
+
+
+# -- where tokens are read from
+
+
+def _tokens_of(data: Any, lengths: npt.NDArray[Any] | None) -> tuple[npt.ArrayLike, Read]:
+    """Return the length of each document, and what reads pieces of them."""
+    if isinstance(data, Source) and not isinstance(data, torch.Tensor | np.ndarray):
+        return _tokens_of_source(data, lengths)
+    array = data.numpy() if isinstance(data, torch.Tensor) else data
+    if isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype != object:
+        _check_integers(array.dtype)
+        return _flat(array.__getitem__, len(array), lengths)
+    dataset = Documents(map_style("data", data))
+    if lengths is None:
+        lengths = dataset.lengths()
+    if len(lengths) != len(dataset):
+        raise PlanError(f"{len(lengths):,} lengths for {len(dataset):,} documents: pass one each")
+    return lengths, ReadDocuments(dataset, lengths.astype(np.int64))
+
+
+def _tokens_of_source(source: Source, lengths: npt.NDArray[Any] | None) -> tuple[Any, Read]:
+    names = [name for name in DOCUMENT_FIELDS if name in source.fields] or list(source.fields)
+    field = source.fields[names[0]]
+    _check_integers(field.dtype)
+    if getattr(field, "ragged", False):
+        offsets = source.offsets(names[0])  # type: ignore[attr-defined]
+        if lengths is not None and not np.array_equal(lengths, np.diff(offsets)):
+            raise PlanError("lengths differ from those of the source: leave them out")
+        return np.diff(offsets), ReadDocuments(RaggedRows(source, names[0]), np.diff(offsets))
+    if field.shape:
+        raise PlanError(
+            f"field {names[0]!r} has samples of shape {field.shape}, which are packed already: "
+            "pass rows of different lengths, or single tokens with lengths="
+        )
+    return _flat(TokenRange(source, names[0]), len(source), lengths)
+
+
+def _flat(at: Callable[[slice], Any], total: int, lengths: Any) -> tuple[Any, Read]:
+    lengths = np.array([total]) if lengths is None else lengths
+    if lengths.sum() != total:
+        raise PlanError(
+            f"lengths sum to {int(lengths.sum()):,}, but there are {total:,} tokens: "
+            "pass the number of tokens of each document"
+        )
+    return lengths, ReadRanges(at, np.cumsum(lengths) - lengths)
+
+
+def _check_integers(dtype: np.dtype[Any]) -> None:
+    if dtype.kind not in "iu":
+        raise PlanError(f"data must be integer tokens, got {dtype}: tokenize the documents first")
+
+
+class ReadRanges:
+    """Reads pieces of tokens that are stored one after the other, each run in one operation."""
+
+    def __init__(self, at: Callable[[slice], Any], begins: Indices) -> None:
+        self._at, self._begins = at, begins
+
+    def __call__(self, pieces: Pieces) -> npt.NDArray[np.generic]:
+        """Return the tokens of pieces, one after the other."""
+        start = self._begins[pieces.document] + pieces.start
+        stop = start + pieces.sizes
+        new = np.flatnonzero(start[1:] != stop[:-1]) + 1
+        runs = pairwise([0, *new.tolist(), len(start)])
+        parts = [self._at(slice(int(start[a]), int(stop[b - 1]))) for a, b in runs]
+        return np.concatenate(parts)
+
+
+class TokenRange:
+    """A field of single tokens, by slice."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._source, self._name = source, name
+
+    def __call__(self, part: slice) -> npt.NDArray[np.generic]:
+        """Return the tokens of a slice."""
+        found = np.empty(part.stop - part.start, self._source.fields[self._name].dtype)
+        self._source.read(part.start, part.stop, {self._name: found})
+        return found
+
+
+class ReadDocuments:
+    """Reads pieces of documents; each document of a request is read once."""
+
+    def __init__(self, documents: Documents | RaggedRows, lengths: Indices) -> None:
+        self._documents, self._lengths = documents, lengths
+
+    def __call__(self, pieces: Pieces) -> npt.NDArray[np.generic]:
+        """Return the tokens of pieces, one after the other."""
+        wanted, which = np.unique(pieces.document, return_inverse=True)
+        found = self._documents.read(wanted)
+        for document, tokens in zip(wanted.tolist(), found, strict=True):
+            if len(tokens) != self._lengths[document]:
+                raise PlanError(
+                    f"document {document} has {len(tokens):,} tokens, but its length was given as "
+                    f"{self._lengths[document]:,}: pass the lengths of these documents"
+                )
+        spans = zip(which.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
+        return np.concatenate([found[i][a:b] for i, a, b in spans])
+
+
+class Documents:
+    """A map-style dataset whose samples are rows of tokens."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._reader, self._size = Reader(dataset), len(dataset)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, documents: Indices) -> list[npt.NDArray[np.generic]]:
+        """Return the tokens of documents."""
+        return [_row(sample) for sample in self._reader.samples(documents.tolist())]
+
+    def lengths(self) -> Indices:
+        """Return the length of each document, by reading all of them."""
+        parts = (np.arange(a, min(a + AT_ONCE, len(self))) for a in range(0, len(self), AT_ONCE))
+        return np.array([len(row) for part in parts for row in self.read(part)], np.int64)
+
+
+def _row(sample: Any) -> npt.NDArray[np.generic]:
+    if isinstance(sample, Mapping):
+        named = [sample[name] for name in DOCUMENT_FIELDS if name in sample]
+        sample = named[0] if named else next(iter(sample.values())) if len(sample) == 1 else None
+    row = np.asarray(sample) if sample is not None else np.empty((0, 0))
+    if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+        raise PlanError(
+            "each document of data must be a row of integers, alone or as field 'tokens' or "
+            f"'input_ids', got {shown(sample)}"
+        )
+    return row
+
+
+class RaggedRows:
+    """A ragged field of a source, by document."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._source, self._name = source, name
+
+    def read(self, documents: Indices) -> list[npt.NDArray[np.generic]]:
+        """Return the tokens of documents."""
+        offsets = self._source.offsets(self._name)  # type: ignore[attr-defined]
+        ends = np.cumsum(offsets[documents + 1] - offsets[documents])
+        found = np.empty(int(ends[-1]), self._source.fields[self._name].dtype)
+        self._source.take(documents, {self._name: found})
+        return np.split(found, ends[:-1])

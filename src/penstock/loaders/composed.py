@@ -1,0 +1,295 @@
+"""The orders that a `ChunkedDataLoader` makes from its arguments: weights, lengths, mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import a_path, whole_number
+from penstock.atomic_files import replace_file
+from penstock.datasets.mixture import Mixture, mixture_of
+from penstock.errors import PlanError, StateError
+from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
+from penstock.loaders.position import Position
+from penstock.loaders.sampler import make_order
+from penstock.order import Order
+from penstock.order.keys import digest_of
+from penstock.order.length_batches import LengthBatches, checked_lengths
+from penstock.order.mixture import MixtureOrder
+from penstock.order.state import check_identity
+from penstock.order.weighted import Reweighted, WeightedOrder, fixed_point
+
+WINDOW, GROUP = 131_072, 64  # samples sorted together: 0.1 % padding; worlds that divide 64
+
+
+class OrderOptions:
+    """The arguments of a loader that choose its order, checked together.
+
+    Args:
+        weights: One number per sample.
+        epoch_samples: Samples delivered per epoch.
+        lengths: Tokens of each sample.
+        max_tokens: Tokens of a batch, including padding.
+        window: Samples that are sorted by length together.
+        group: Batches of similar length that stay together.
+    """
+
+    def __init__(
+        self,
+        weights: npt.ArrayLike | None,
+        epoch_samples: int | None,
+        lengths: npt.ArrayLike | None,
+        max_tokens: int | None,
+        window: int | None,
+        group: int | None,
+    ) -> None:
+        self.given = {
+            "weights": weights,
+            "epoch_samples": epoch_samples,
+            "lengths": lengths,
+            "max_tokens": max_tokens,
+            "window": window,
+            "group": group,
+        }
+        if epoch_samples is not None:
+            whole_number("epoch_samples", epoch_samples, minimum=1, unit="sample")
+        if lengths is None:
+            for name in ("max_tokens", "window", "group"):
+                if self.given[name] is not None:
+                    raise PlanError(f"{name} is for batches by length: pass lengths= too")
+        if max_tokens is not None:
+            whole_number("max_tokens", max_tokens, minimum=1, unit="token")
+        self.weights, self.epoch_samples, self.lengths = weights, epoch_samples, lengths
+        self.max_tokens = max_tokens
+        self.window = WINDOW if window is None else window
+        self.group = group
+
+    def composes(self, dataset: Any) -> bool:
+        """Return whether the order is another one than a plain shuffle or sequence."""
+        given = (self.weights, self.epoch_samples, self.lengths)
+        return any(each is not None for each in given) or mixture_of(dataset) is not None
+
+    def factory(self, dataset: Any, samples: int, shuffle: bool) -> OrderFactory:
+        """Return the factory of the order."""
+        mixture = mixture_of(dataset)
+        if self.lengths is not None:
+            if mixture is not None or self.weights is not None or self.epoch_samples is not None:
+                raise PlanError(
+                    "lengths= cannot be combined with a Mixture, weights= or epoch_samples=: "
+                    "batches by length need every sample once an epoch"
+                )
+            lengths = checked_lengths(self.lengths, samples)
+            return partial(_by_length, lengths, self.max_tokens, self.window, self.group, shuffle)
+        if self.weights is not None:
+            if mixture is not None:
+                raise PlanError("weights= with a Mixture: give the weights to the Mixture itself")
+            if not shuffle:
+                raise PlanError("weights= draws samples in a shuffle: leave out shuffle=False")
+            return WeightedOrders(self.weights, self.epoch_samples, samples)
+        if mixture is not None:
+            return partial(_mixed, mixture, shuffle, self.epoch_samples)
+        return order_factory(partial(_repeated, shuffle, self.epoch_samples or samples))
+
+
+def _by_length(
+    lengths: Any,
+    budget: int | None,
+    window: int,
+    group: int | None,
+    shuffle: bool,
+    request: OrderRequest,
+) -> Order:
+    order = make_order(request.samples, request.seed, shuffle=shuffle)
+    count = request.batch_size if budget is None else None
+    group = max(1, min(GROUP, request.samples // 2)) if group is None else group
+    return LengthBatches(order, lengths, window, budget=budget, count=count, group=group)
+
+
+def _mixed(mixture: Any, shuffle: bool, until: int | None, request: OrderRequest) -> Order:
+    found: Order = mixture.make_order(request.seed, shuffle=shuffle, until=until)
+    return found
+
+
+def _repeated(shuffle: bool, places: int, samples: int, seed: int) -> Order:
+    """Return an order whose epochs are parts of passes through all samples."""
+    return MixtureOrder(
+        [make_order(samples, seed, shuffle=shuffle)], [(0, [1])], seed, until=places
+    )
+
+
+class WeightedOrders:
+    """The weights of a loader, by the epoch they begin at; a factory of orders.
+
+    Args:
+        weights: One number per sample.
+        places: Samples delivered per epoch; None for as many as the dataset has.
+        samples: Samples of the dataset.
+    """
+
+    def __init__(self, weights: npt.ArrayLike, places: int | None, samples: int) -> None:
+        self.places, self.known = places, dict[str, npt.NDArray[np.uint64]]()
+        self.versions = [(0, self.add(weights, samples))]
+        self._made: dict[tuple[str, int, int], WeightedOrder] = {}
+
+    def add(self, weights: npt.ArrayLike, samples: int) -> str:
+        """Keep weights; return their digest."""
+        units = fixed_point(weights)
+        if len(units) != samples:
+            raise PlanError(f"{len(units):,} weights for {samples:,} samples: pass one per sample")
+        name = digest_of(units)
+        self.known[name] = units
+        return name
+
+    def begin(self, epoch: int, name: str) -> None:
+        """Use known weights from an epoch on."""
+        self.versions = [*(each for each in self.versions if each[0] < epoch), (epoch, name)]
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Use the weights that a state names; raise a `StateError` if the last is not known."""
+        found = state.get("weights")
+        try:
+            versions = [(epoch, name) for epoch, name in found or ()]
+            valid = bool(versions) and all(
+                type(e) is int and e >= 0 and isinstance(n, str) for e, n in versions
+            )
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise StateError(f"the state has no weights, but {found!r}: it is of another loader")
+        if versions[-1][1] not in self.known:
+            raise StateError(
+                f"the state was taken with weights of digest {versions[-1][1]}, this loader has "
+                f"{', '.join(self.known)}: pass those weights, or call "
+                "loader.load_weights(directory) with the directory of loader.save_weights"
+            )
+        self.versions = versions
+
+    def __call__(self, request: OrderRequest) -> Reweighted:
+        """Return the order for a request."""
+        orders = [(e, self._order(n, request) if n in self.known else n) for e, n in self.versions]
+        return Reweighted(orders)
+
+    def _order(self, name: str, request: OrderRequest) -> WeightedOrder:
+        places = self.places or request.samples
+        key = name, places, request.seed
+        if key not in self._made:
+            if len(self.known[name]) != request.samples:
+                raise PlanError(
+                    f"{len(self.known[name]):,} weights for {request.samples:,} samples: the "
+                    "dataset changed; call set_weights with one weight per sample"
+                )
+            self._made[key] = WeightedOrder(self.known[name], places, request.seed)
+        return self._made[key]
+
+    def save(self, directory: str | Path) -> list[Path]:
+        """Write the weights that are in use into a directory, by their digests."""
+        where, paths = a_path("directory", directory), []
+        for _, name in self.versions:
+            path = where / f"weights-{name}.npy"
+            if name in self.known and not path.exists():
+                where.mkdir(parents=True, exist_ok=True)
+                units = self.known[name]
+                replace_file(path, lambda file, units=units: np.save(file, units))  # type: ignore[misc]
+            paths.append(path)
+        return paths
+
+    def load(self, directory: str | Path) -> None:
+        """Read all weights of a directory, so that a state may name them."""
+        where = a_path("directory", directory)
+        for path in sorted(where.glob("weights-*.npy")):
+            units = np.load(path, allow_pickle=False)
+            if f"weights-{digest_of(units)}.npy" != path.name:
+                raise StateError(f"{path.name} is damaged: its contents have another digest")
+            self.known[digest_of(units)] = units
+
+
+class ComposedOrders:
+    """The part of a `ChunkedDataLoader` that changes weights while training."""
+
+    _weights: WeightedOrders | None = None
+    _mixture: Mixture | None = None
+    _stages: list[tuple[int, tuple[int, ...]]] = []  # noqa: RUF012 - replaced, never changed
+
+    def _remember(self, dataset: Any, order: OrderFactory) -> None:
+        self._weights = order if isinstance(order, WeightedOrders) else None
+        self._mixture = mixture_of(dataset)
+        self._stages = [] if self._mixture is None else self._mixture.stages
+
+    def set_weights(self, weights: npt.ArrayLike) -> None:
+        """Use other weights from the next epoch on; nothing of the current epoch is lost.
+
+        At the start of an epoch, they are used for that epoch.
+
+        Args:
+            weights: One number per sample.
+        """
+        own, position = self._own_weights(), self._current_position()
+        name, here = own.add(weights, position.samples), position.start
+        begun = here.position > 0 or position.live is not None
+        own.begin(here.epoch + begun, name)
+        position.rebuild_plan()
+
+    def save_weights(self, directory: str | Path) -> list[Path]:
+        """Write the weights that the state names, beside a checkpoint; return their paths.
+
+        A state has only the digests of weights. Files are named by digest, and written once.
+
+        Args:
+            directory: Where the checkpoint is; created if it does not exist.
+        """
+        return self._own_weights().save(directory)
+
+    def load_weights(self, directory: str | Path) -> None:
+        """Read the weights that `save_weights` wrote, so that `load_state_dict` finds them.
+
+        Args:
+            directory: Where the checkpoint is.
+        """
+        self._own_weights().load(directory)
+
+    def _current_position(self) -> Position:
+        return self.position  # type: ignore[attr-defined,no-any-return]
+
+    def _own_weights(self) -> WeightedOrders:
+        if self._weights is None:
+            raise PlanError("this loader has no weights: pass weights= when you make it")
+        return self._weights
+
+    @contextmanager
+    def _adopted_weights(self, state: Any, position: Position) -> Iterator[None]:
+        """Use the weights that a state names; those of before, if the state does not fit."""
+        weights = self._weights
+        if weights is None or not isinstance(state, Mapping) or "weights" not in state:
+            yield
+            return
+        before = weights.versions
+        try:
+            weights.adopt(state)
+            position.rebuild_plan()
+            yield
+        except BaseException:
+            weights.versions = before
+            position.rebuild_plan()
+            raise
+
+    def _follow_stages(self, position: Position) -> None:
+        """Use the stages that were added to the mixture, if they are still to come."""
+        if self._mixture is None or self._mixture.stages == self._stages:
+            return
+        state = position.state()
+        position.rebuild_plan()
+        try:
+            check_identity(state, position.plan.order)
+        except StateError as error:
+            here = state["epoch"] * state["places"] + state["position"]
+            raise PlanError(
+                f"Mixture.then changes weights before sample {here:,}, up to which samples were "
+                f"delivered already: use at={here} or more"
+            ) from error
+        self._stages = self._mixture.stages

@@ -1,0 +1,226 @@
+"""The plan of a loader, and the settings it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from penstock.arguments import flag
+from penstock.errors import PlanError
+from penstock.loaders.chunk_schedule import ChunkProgress, ChunkSchedule, chunk_schedule
+from penstock.loaders.options import check_batch_size, check_limit, share_of
+from penstock.order import Order, Plan, Steps, Topology
+from penstock.order.skips import NO_SKIPS
+from penstock.seeds import Seed
+
+_SETTINGS: Final = (
+    *("_make_order", "_topology", "seed", "batch", "_chunk", "limit", "evaluation", "drop_last"),
+    *("samples", "_cached", "progress"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRequest:
+    """What an order is made for.
+
+    Args:
+        samples: Samples of the dataset.
+        seed: The seed in use, the same on all ranks.
+        batch_size: Samples of a rank's batch.
+        world_size: Number of ranks.
+    """
+
+    samples: int
+    seed: int
+    batch_size: int
+    world_size: int
+
+
+OrderFactory: TypeAlias = Callable[[OrderRequest], Order]
+
+
+def order_factory(make: Callable[[int, int], Order]) -> OrderFactory:
+    """Return an order factory that calls ``make(samples, seed)``.
+
+    Args:
+        make: An order class, or a function that returns an order. Use one defined at the top of a
+            module (or a ``functools.partial`` of it), so that the loader can be pickled.
+    """
+    return partial(_make_by_size_and_seed, make)
+
+
+def _make_by_size_and_seed(make: Callable[[int, int], Order], request: OrderRequest) -> Order:
+    return make(request.samples, request.seed)
+
+
+def _make_fixed(order: Order, request: OrderRequest) -> Order:
+    return order
+
+
+class PlanSettings:
+    """What the plan of a loader is made from, and that plan.
+
+    Ranks are looked up when needed, not at construction: trainers start their process group after
+    the loader was built.
+
+    Args:
+        order: An `Order`, or a factory that returns the order for an `OrderRequest`. A factory is
+            called again when the ranks, the seed, the batch size or the dataset size change.
+        samples: Samples of the dataset.
+        topology: Returns the rank and the number of ranks now.
+        batch: Samples of a rank's batch.
+        drop_last: Drop the incomplete last step of an epoch.
+        chunk: Batches of a chunk, or what `chunk_schedule` accepts; None for whole epochs.
+        limit: Batches of an epoch (an int), or a share of them (a float), as in Lightning.
+        evaluation: Every iteration is epoch 0 from its start, and nothing is dropped.
+        seed: The seed of the order; ignored for an `Order`, which has its own. It cannot be
+            replaced after a batch was delivered.
+    """
+
+    def __init__(
+        self,
+        order: Order | OrderFactory,
+        *,
+        samples: int,
+        topology: Callable[[], Topology],
+        batch: int,
+        drop_last: bool,
+        chunk: Any,
+        limit: int | float | None,
+        evaluation: bool,
+        seed: Seed,
+    ) -> None:
+        self.seed, self.samples = seed, samples
+        self._make_order: OrderFactory
+        self._set_order(order)
+        self._topology = topology
+        self.batch = check_batch_size(batch)
+        self._set_chunks(chunk)
+        self.limit = None if limit is None else check_limit(limit)
+        self.evaluation = flag("evaluation", evaluation)
+        self.drop_last = flag("drop_last", drop_last) and not evaluation
+        self._check_chunks()
+        self.skips = NO_SKIPS
+        self._cached: tuple[Topology, int, Plan] | None = None
+        self.rebuild_plan()  # invalid settings are refused here, not at the first batch
+
+    @property
+    def chunk(self) -> int | None:
+        """Batches of a chunk, of the current one if they differ; None for whole epochs."""
+        return self._chunk if self.progress is None else self.progress.size
+
+    @property
+    def chunk_sizes(self) -> int | ChunkSchedule | None:
+        """The chunk size, or the sizes that change, as they were given."""
+        return self._chunk if self.progress is None else self.progress.schedule
+
+    def _set_chunks(self, chunk: Any) -> None:
+        sizes = chunk_schedule(chunk)
+        fixed = sizes is None or isinstance(sizes, int)
+        self._chunk: int | None = sizes if fixed else None  # type: ignore[assignment]
+        self.progress = None if fixed else ChunkProgress(sizes)  # type: ignore[arg-type]
+
+    def _check_chunks(self) -> None:
+        if self.evaluation and self.progress is not None:
+            raise PlanError(
+                f"an evaluation loader with chunks of {self.progress.schedule}: every iteration "
+                "is the same there; pass a number of batches"
+            )
+
+    def _set_order(self, order: Order | OrderFactory) -> None:
+        self.follows_size = not isinstance(order, Order)
+        if isinstance(order, Order):
+            self._make_order, self.seed = partial(_make_fixed, order), Seed(order.seed)
+        else:
+            self._make_order = order
+
+    @property
+    def topology(self) -> Topology:
+        """The rank and the number of ranks now."""
+        return self._topology()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for the current ranks and seed."""
+        topology = self.topology
+        if self._cached is None or self._cached[:2] != (topology, self.seed.value):
+            plan = self._make_plan(topology)  # may replace the seed by rank 0's
+            self._cached = topology, self.seed.value, plan
+        return self._cached[2]
+
+    def _make_plan(self, topology: Topology) -> Plan:
+        seed = self.seed.for_ranks(topology.world)
+        order = self._make_order(OrderRequest(self.samples, seed, self.batch, topology.world))
+        steps: Steps = getattr(order, "make_steps", Steps)(
+            order.size,
+            self.batch,
+            topology.world,
+            order.lanes,
+            self.drop_last,
+            limit=self.limit if isinstance(self.limit, int) else None,
+            chunk=self._chunk,  # chunks that differ are counted, not planned
+        )
+        if isinstance(self.limit, float):
+            steps = replace(steps, limit=share_of(steps.count, self.limit))
+        return Plan(order, steps, topology.rank).skipping(self.skips)
+
+    def rebuild_plan(self) -> Plan:
+        """Make the plan again from the current settings; the cursor stays."""
+        self._cached = None
+        return self.plan
+
+    def use(
+        self,
+        *,
+        order: Order | OrderFactory | None = None,
+        seed: Seed | None = None,
+        topology: Topology | None = None,
+        limit: int | float | None = None,
+        chunk: Any = None,
+        evaluation: bool | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        """Replace settings of the plan, from the next ``iter()`` on; the cursor stays.
+
+        What is None stays as it is. If the settings are invalid together, none is replaced.
+
+        Args:
+            order: An `Order`, or a factory of orders.
+            seed: The seed that an order factory gets.
+            topology: This rank and the number of ranks, instead of those found at run time.
+            limit: Batches of an epoch, or a share of them.
+            chunk: Batches of a chunk; removes a limit.
+            evaluation: Every iteration is epoch 0 from its start, and nothing is dropped.
+            drop_last: Drop the incomplete last step of an epoch.
+
+        Raises:
+            PlanError: The settings are invalid.
+        """
+        before = {name: getattr(self, name) for name in (*_SETTINGS, "follows_size")}
+        try:
+            self.seed = self.seed if seed is None else seed
+            if order is not None:
+                self._set_order(order)
+            if topology is not None:
+                self._topology = partial(_same_topology, topology)
+            if limit is not None:
+                self.limit = check_limit(limit)
+            if chunk is not None:
+                self._set_chunks(chunk)
+                self.limit = None
+            if drop_last is not None:
+                self.drop_last = flag("drop_last", drop_last)
+            if evaluation is not None:
+                self.evaluation = flag("evaluation", evaluation)
+            self.drop_last = self.drop_last and not self.evaluation
+            self._check_chunks()
+            self.rebuild_plan()
+        except PlanError:
+            vars(self).update(before)
+            raise
+
+
+def _same_topology(topology: Topology) -> Topology:
+    return topology

@@ -1,0 +1,313 @@
+"""Orders in which a sample comes as often as its weight says, by systematic resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import array_of, whole_number
+from penstock.errors import PlanError
+from penstock.order.keys import derive_key, digest_of
+from penstock.order.orders import check_positions, check_seed
+from penstock.order.permutation import Indices, Permutation, permutation
+from penstock.order.subset import RaggedBlockOrder
+from penstock.order.windows import Recent
+
+MOST_PLACES: Final = 1 << 31  # more would overflow 64 bits in `points`
+COPY: Final = 1 << 40  # a pass is its epoch plus this for each earlier copy in the same epoch
+
+
+def fixed_point(weights: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Return weights as integers whose sum is below 2**62.
+
+    Integers stay as they are. Floats are scaled by a power of two, which is exact, and rounded: a
+    weight below about ``max / 2**(62 - log2(N))`` becomes 0.
+    """
+    values = array_of("weights", weights)
+    if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf":
+        raise PlanError(f"weights must be one number per sample, got an array of {values.shape}")
+    if values.dtype.kind == "f":
+        wide = values.astype(np.float64)
+        if not np.isfinite(wide).all() or wide.min() < 0:
+            raise PlanError("weights must be finite and not negative")
+        bits = min(52, 61 - wide.size.bit_length())
+        scaled = np.rint(np.ldexp(wide, bits - int(np.frexp(wide.max())[1])))
+        units: npt.NDArray[np.uint64] = scaled.astype(np.uint64)
+    else:
+        if values.min() < 0:
+            raise PlanError("weights must be finite and not negative")
+        units = values.astype(np.uint64)
+        if float(units.max()) * units.size >= 2.0**62 and sum(units.tolist()) >= 1 << 62:
+            raise PlanError("integer weights must sum to less than 2**62: divide them")
+    if not units.any():
+        raise PlanError("all weights are 0: at least one sample needs a weight")
+    return units
+
+
+class WeightedOrder:
+    """Each sample floor or ceil of ``places * weight / sum of weights`` times in every epoch.
+
+    Points ``(t * total + phase) / places`` for t in range(places) lie evenly on the line of
+    cumulative weights; a sample comes once for every point on its part of the line. The phase and
+    the permutation of the points are keyed by the epoch. Equal weights, with as many places as
+    samples, give the `ShuffledOrder` of the same seed, sample by sample.
+
+    All in integers, so the same on every platform: ``floor(point) = t * a + (t * b + phase) //
+    places`` with ``a, b = divmod(total, places)``, which stays below 2**63. Memory is 9 bytes per
+    sample.
+
+    Neighbours exclude each other: of samples that are closer on the line than one step, only one
+    comes in an epoch. That is good for coverage, and bad for batches that need similar samples
+    together.
+
+    Args:
+        weights: One number per sample, not negative; only their ratios matter.
+        places: Samples delivered per epoch.
+        seed: Of phase and permutation.
+
+    >>> order = WeightedOrder([1, 2, 3, 4], places=10, seed=42)
+    >>> np.bincount(order.at(0, np.arange(10)))
+    array([1, 2, 3, 4])
+    """
+
+    kind = "weighted"
+    lanes = 1
+
+    def __init__(self, weights: npt.ArrayLike, places: int, seed: int) -> None:
+        self.size = whole_number("places", places, minimum=1, maximum=MOST_PLACES, unit="sample")
+        self.seed = check_seed(seed)
+        units = fixed_point(weights)
+        self.digest = digest_of(units)
+        self.ends: Indices = np.cumsum(units, dtype=np.uint64).astype(np.int64)
+        self.total, self.samples = int(self.ends[-1]), len(self.ends)
+        # a table that says where to look: about 4 samples for each of its entries
+        self._shift = max(0, self.total.bit_length() - max(1, self.samples.bit_length() - 2))
+        edges = np.arange((self.total >> self._shift) + 2) << self._shift
+        small = np.uint32 if self.samples < 1 << 32 else np.int64
+        self._guide = np.searchsorted(self.ends, edges, side="right").astype(small)
+
+    def identity(self) -> dict[str, Any]:
+        """Return kind, sizes, seed, and the digest of the weights."""
+        return {
+            "order": self.kind,
+            "samples": self.samples,
+            "seed": self.seed,
+            "places": self.size,
+            "weights": self.digest,
+        }
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the samples at these positions of this epoch."""
+        return self.sample_of_copy(epoch, self._copies_at(epoch, positions))
+
+    def positions_of(self, epoch: int, sample: int) -> Indices:
+        """Return all positions of a sample in an epoch, ascending."""
+        return np.sort(self._shuffle(epoch).inverse(self.copies_of(epoch, sample)))
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """Return the position of the first copy of each sample in this epoch."""
+        first, count = self.copies(epoch, np.asarray(samples))
+        if not count.all():
+            raise IndexError(f"some of these samples do not come in epoch {epoch}")
+        return self._shuffle(epoch).inverse(first)
+
+    def passes(self, epoch: int, positions: Indices) -> Indices:
+        """Return a number for each position that differs between the copies of a sample.
+
+        It is the epoch itself for the first copy of a sample in the epoch.
+        """
+        return self.at_with_passes(epoch, positions)[1]
+
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and their passes."""
+        t = self._copies_at(epoch, positions)
+        samples = self.sample_of_copy(epoch, t)
+        return samples, epoch + COPY * self.copy_numbers(epoch, t, samples)
+
+    def copy_numbers(self, epoch: int, t: Indices, samples: Indices) -> Indices:
+        """Return the number of points of the same sample before each point."""
+        found = np.zeros_like(t)
+        begin = np.where(samples > 0, self.ends[samples - 1], 0)
+        again = np.flatnonzero((t > 0) & (self.points(epoch, t - 1) >= begin))
+        found[again] = t[again] - self.points_before(epoch, begin[again])
+        return found
+
+    # -- points on the line of cumulative weights
+
+    def phase(self, epoch: int) -> int:
+        """Return the shift of an epoch's points."""
+        return derive_key(self.seed, "phase", epoch) % self.total
+
+    def points(self, epoch: int, t: Indices) -> Indices:
+        """Return the points with these numbers, rounded down."""
+        a, b = divmod(self.total, self.size)
+        found: Indices = t * a + (t * b + self.phase(epoch)) // self.size
+        return found
+
+    def sample_of_copy(self, epoch: int, t: Indices) -> Indices:
+        """Return the sample of each point; the copies of a sample have consecutive points."""
+        points = self.points(epoch, t)
+        entry = points >> self._shift
+        low: Indices = self._guide[entry].astype(np.int64)
+        high: Indices = self._guide[entry + 1].astype(np.int64)
+        while (low < high).any():
+            middle = (low + high) >> 1
+            after = self.ends[middle] <= points
+            low, high = np.where(after, middle + 1, low), np.where(after, high, middle)
+        return low
+
+    def points_before(self, epoch: int, mark: Indices) -> Indices:
+        """Return the exact number of points before each mark on the line."""
+        guess = np.floor(mark.astype(np.float64) / self.total * self.size).astype(np.int64) - 2
+        t: Indices = np.clip(guess, 0, self.size)
+        for _ in range(5):  # the guess is low by at most 4
+            t += (t < self.size) & (self.points(epoch, np.minimum(t, self.size - 1)) < mark)
+        return t
+
+    def copies(self, epoch: int, samples: Indices) -> tuple[Indices, Indices]:
+        """Return the first copy of each sample, and the number of its copies in this epoch."""
+        samples = check_positions(samples, self.samples)
+        begin = np.where(samples > 0, self.ends[samples - 1], 0)
+        first = self.points_before(epoch, begin)
+        return first, self.points_before(epoch, self.ends[samples]) - first
+
+    def copies_of(self, epoch: int, sample: int) -> Indices:
+        """Return the numbers of a sample's points in this epoch."""
+        first, count = (int(v[0]) for v in self.copies(epoch, np.array([sample])))
+        return np.arange(first, first + count)
+
+    def _shuffle(self, epoch: int) -> Permutation:
+        return permutation(self.size, derive_key(self.seed, "order", epoch))
+
+    def _copies_at(self, epoch: int, positions: Indices) -> Indices:
+        return self._shuffle(epoch)(np.asarray(positions, np.int64))
+
+
+class Reweighted:
+    """Weighted orders one after the other: weights that change while training.
+
+    New weights begin an epoch. A state is ``(epoch, position)``, and names the weights by their
+    digests: ``[[first epoch, digest], ...]``. Continuing needs the last weights; looking back
+    needs those of the past too, which may be unknown.
+
+    Args:
+        versions: First epoch and order of each; or its digest, where the weights are not known.
+
+    >>> old, new = WeightedOrder([1, 1], 4, seed=7), WeightedOrder([0, 1], 4, seed=7)
+    >>> order = Reweighted([(0, old), (3, new)])
+    >>> sorted(order.at(2, np.arange(4)).tolist()), sorted(order.at(3, np.arange(4)).tolist())
+    ([0, 0, 1, 1], [1, 1, 1, 1])
+    """
+
+    kind = "weighted"
+    lanes = 1
+
+    def __init__(self, versions: Sequence[tuple[int, WeightedOrder | str]]) -> None:
+        self.first, self.orders = [epoch for epoch, _ in versions], [o for _, o in versions]
+        last = self.orders[-1]
+        if self.first[0] != 0 or sorted(set(self.first)) != self.first:
+            raise PlanError(f"weights begin at epoch 0, then at later ones, got {self.first!r}")
+        known = [o for o in self.orders if not isinstance(o, str)]
+        if isinstance(last, str) or len({(o.size, o.samples, o.seed) for o in known}) > 1:
+            raise PlanError("all weights need the same number of samples, places, and seed")
+        self.last, self.size, self.samples, self.seed = last, last.size, last.samples, last.seed
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the last order, with the digests of all weights."""
+        names = [o if isinstance(o, str) else o.digest for o in self.orders]
+        versions = [[epoch, name] for epoch, name in zip(self.first, names, strict=True)]
+        return self.last.identity() | {"weights": versions}
+
+    def version(self, epoch: int) -> WeightedOrder:
+        """Return the order of an epoch."""
+        found = self.orders[int(np.searchsorted(self.first, epoch, side="right")) - 1]
+        if isinstance(found, str):
+            raise PlanError(
+                f"the weights of epoch {epoch} (digest {found}) are not known to this loader: "
+                "it was resumed with later ones"
+            )
+        return found
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the samples at these positions of this epoch."""
+        return self.version(epoch).at(epoch, positions)
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """Return the position of the first copy of each sample in this epoch."""
+        return self.version(epoch).position_of(epoch, samples)
+
+    def positions_of(self, epoch: int, sample: int) -> Indices:
+        """Return all positions of a sample in an epoch, ascending."""
+        return self.version(epoch).positions_of(epoch, sample)
+
+    def passes(self, epoch: int, positions: Indices) -> Indices:
+        """Return a number for each position that differs between the copies of a sample."""
+        return self.version(epoch).passes(epoch, positions)
+
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and their passes."""
+        return self.version(epoch).at_with_passes(epoch, positions)
+
+
+class WeightedBlocks:
+    """A `WeightedOrder` for storage that is read in blocks.
+
+    All copies of a block's samples come in the window of that block, so that each block is read
+    once in an epoch.
+
+    Args:
+        weighted: Which samples come how often.
+        block: Samples per block.
+        window: Blocks per window.
+        lanes: Independent readers.
+
+    >>> order = WeightedBlocks(WeightedOrder([1, 2, 3, 4], 10, seed=42), block=2, window=1)
+    >>> np.bincount(order.at(0, np.arange(10)))
+    array([1, 2, 3, 4])
+    """
+
+    kind = "weighted blocks"
+
+    def __init__(self, weighted: WeightedOrder, block: int, window: int, lanes: int = 1) -> None:
+        self.weighted, self.window, self.lanes = weighted, window, lanes
+        self.block = whole_number("block", block, minimum=1, unit="sample")
+        self.size, self.samples, self.seed = weighted.size, weighted.samples, weighted.seed
+        self.blocks = Recent(self._blocks)
+        self.blocks(0)  # invalid settings are refused here
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the weighted order, and the geometry."""
+        geometry = {"block": self.block, "window": self.window, "lanes": self.lanes}
+        return self.weighted.identity() | {"order": self.kind} | geometry
+
+    def _blocks(self, epoch: int) -> RaggedBlockOrder:
+        """Return the order of an epoch's copies, by the blocks of their samples."""
+        ends = self.weighted.ends
+        last = np.minimum(np.arange(self.block, len(ends) + self.block, self.block), len(ends)) - 1
+        counts = np.diff(self.weighted.points_before(epoch, ends[last]), prepend=0)
+        return RaggedBlockOrder(counts, self.seed, self.window, self.lanes)
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the samples at these positions of this epoch."""
+        return self.weighted.sample_of_copy(epoch, self.blocks(epoch).at(epoch, positions))
+
+    def positions_of(self, epoch: int, sample: int) -> Indices:
+        """Return all positions of a sample in an epoch, ascending."""
+        copies = self.weighted.copies_of(epoch, sample)
+        return np.sort(self.blocks(epoch).position_of(epoch, copies))
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """Return the position of the first copy of each sample in this epoch."""
+        first, count = self.weighted.copies(epoch, np.asarray(samples))
+        if not count.all():
+            raise IndexError(f"some of these samples do not come in epoch {epoch}")
+        return self.blocks(epoch).position_of(epoch, first)
+
+    def passes(self, epoch: int, positions: Indices) -> Indices:
+        """Return a number for each position that differs between the copies of a sample."""
+        copy = self.blocks(epoch).at(epoch, positions)
+        samples = self.weighted.sample_of_copy(epoch, copy)
+        return epoch + COPY * self.weighted.copy_numbers(epoch, copy, samples)

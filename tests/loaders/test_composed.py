@@ -1,0 +1,396 @@
+"""Loaders over mixtures, weights, lengths and packed sequences: resuming, ranks, shares."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import ChunkedDataLoader, Mixture, StreamLoader, balanced, pack
+from penstock.datasets import AugmentedDataset
+from penstock.errors import PlanError, StateError
+from penstock.sources import MemorySource
+
+few = settings(max_examples=10)
+N = 60
+LENGTHS = np.random.default_rng(0).integers(1, 20, N)
+WEIGHTS = np.random.default_rng(1).gamma(0.7, size=N)
+
+
+def rows(n=N, start=0):
+    return torch.arange(start, start + n)
+
+
+def mixed(**options):
+    members = {"web": rows(40), "code": rows(13, 40), "rare": rows(7, 53)}
+    return Mixture(members, weights={"web": 0.6, "code": 0.3, "rare": 0.1}, **options)
+
+
+def nested():
+    inner = Mixture({"a": rows(11), "b": rows(5, 11)}, weights=[1, 1])
+    return Mixture({"inner": inner, "c": rows(20, 16)}, weights=[2, 1], until=29)
+
+
+def documents():
+    return [np.arange(i * 100, i * 100 + n) for i, n in enumerate(LENGTHS)]
+
+
+# by name: a loader of one rank; all take 12 samples (or one batch per rank) in a step
+LOADERS = {
+    "mixture": lambda **o: ChunkedDataLoader(mixed(), **o),
+    "stages": lambda **o: ChunkedDataLoader(mixed().then(50, [1, 1, 1]).then(90, [0, 1, 9]), **o),
+    "nested": lambda **o: ChunkedDataLoader(nested(), **o),
+    "balanced": lambda **o: ChunkedDataLoader(balanced(rows(), np.arange(N) ** 2 % 7), **o),
+    "weights": lambda **o: ChunkedDataLoader(rows(), weights=WEIGHTS, epoch_samples=50, **o),
+    "parts": lambda **o: ChunkedDataLoader(rows(), epoch_samples=25, **o),
+    "packed": lambda **o: ChunkedDataLoader(pack(documents(), 16), shuffle=True, **o),
+    "whole": lambda **o: ChunkedDataLoader(pack(documents(), 32, split=False), shuffle=True, **o),
+}
+BY_LENGTH = {
+    "tokens": {"max_tokens": 60, "window": 30, "group": 12},
+    "samples": {"window": 30, "group": 12},
+}
+
+
+def by_length(name, batch_size, **options):
+    return ChunkedDataLoader(rows(), 4, lengths=LENGTHS, **BY_LENGTH[name], **options)
+
+
+ALL = LOADERS | {name: partial(by_length, name) for name in BY_LENGTH}
+
+
+def flat(batch):
+    """The samples of a batch; the tokens of packed ones."""
+    if isinstance(batch, dict):
+        return batch["tokens"][batch["segment_ids"] > 0].tolist()
+    return batch.tolist()
+
+
+def deliver(name, state, world, steps, chunk=None, drop_last=True):
+    """What all ranks get in the next steps, and the state after them, as JSON keeps it."""
+    got, after = [[] for _ in range(steps)], None
+    for rank in range(world):
+        options = {"batch_size": 12 // world, "chunk_size": chunk, "drop_last": drop_last}
+        with ALL[name](**options, rank=rank, world_size=world) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            left = steps
+            while left:
+                for batch in loader:
+                    got[steps - left] += flat(batch)
+                    left -= 1
+                    if not left:
+                        break
+            mine = json.loads(json.dumps(loader.state_dict()))
+            assert after is None or mine == after  # all ranks have the same state
+            after = mine
+    return [sample for step in got for sample in step], after
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_chain_of_resumes_on_changing_ranks_is_the_uninterrupted_run(name):
+    whole, last = deliver(name, None, 1, 40, chunk=2)
+    got, state = [], None
+    for link in range(20):
+        part, state = deliver(name, state, 1 + link % 4, 2, chunk=2)
+        got += part
+    assert got == whole and state == last
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_chain_of_resumes_of_length_batches_is_the_uninterrupted_run(name, world):
+    whole, last = deliver(name, None, world, 40, chunk=3, drop_last=False)
+    got, state = [], None
+    for _ in range(20):
+        part, state = deliver(name, state, world, 2, chunk=3, drop_last=False)
+        got += part
+    assert got == whole and state == last
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_length_batches_lose_and_repeat_nothing_on_changing_ranks(name):
+    got, state, epoch = [], None, 0
+    for link in range(200):
+        part, state = deliver(name, state, 1 + link % 4, 1, chunk=7, drop_last=False)
+        got += part
+        if state["epoch"] > epoch:
+            assert len(got) == len(set(got)) and N - len(got) < 4  # fewer than there are ranks
+            got, epoch = [], epoch + 1
+        if epoch == 2:
+            return
+    raise AssertionError("an epoch without end")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resuming_around_the_ends_of_chunks_and_epochs(name):
+    whole, _ = deliver(name, None, 2, 16, chunk=3)
+    with ALL[name](batch_size=6, chunk_size=3, rank=0, world_size=2, drop_last=True) as loader:
+        steps = loader.plan.steps.count
+    for cut in {2, 3, 4, steps - 1, steps, steps + 1} - {0}:
+        first, state = deliver(name, None, 2, cut, chunk=3)
+        rest, _ = deliver(name, state, 2, 16 - cut, chunk=3) if cut < 16 else ([], None)
+        assert first[: len(whole)] + rest == whole[: max(len(whole), len(first))]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_samples_at_and_when_are_what_is_delivered(name):
+    with ALL[name](batch_size=4, rank=1, world_size=2, drop_last=False) as loader:
+        assert len(loader) == loader.remaining
+        dataset = loader.dataset
+        batches = list(loader)
+        for step, batch in enumerate(batches):
+            samples = loader.samples_at(step, epoch=0)
+            if isinstance(batch, torch.Tensor):
+                assert [int(dataset[i]) for i in samples.tolist()] == batch.tolist()
+            for row, sample in enumerate(samples.tolist()):
+                found = [(o.step, o.rank, o.row) for o in loader.when(sample)]
+                assert (step, 1, row) in found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_copy_of_a_loader_continues(name):
+    with ALL[name](batch_size=5, chunk_size=3) as loader:
+        list(loader)
+        copy = pickle.loads(pickle.dumps(loader))
+        assert [flat(b) for b in copy] == [flat(b) for b in loader]
+
+
+@pytest.mark.parametrize("name", ["mixture", "weights", "packed", "tokens"])
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_every_executor_delivers_the_same(name, executor):
+    workers = {"num_workers": 1} if executor == "processes" else {}
+    with (
+        ALL[name](batch_size=5, chunk_size=6) as inline,
+        ALL[name](batch_size=5, chunk_size=6, executor=executor, **workers) as other,
+    ):
+        assert [flat(b) for b in other] == [flat(b) for b in inline]
+
+
+# -- mixtures
+
+
+def test_shares_are_exact_in_every_cycle_and_labelled():
+    data = mixed(label="member")
+    with ChunkedDataLoader(data, 10) as loader:
+        for step, (samples, member) in enumerate(loader):
+            assert torch.bincount(member, minlength=3).tolist() == [6, 3, 1]
+            names = [name for name, _ in data.locate(loader.samples_at(step, epoch=0))]
+            assert names == [["web", "code", "rare"][i] for i in member.tolist()]
+            assert samples.tolist() == [int(data[i][0]) for i in loader.samples_at(step, epoch=0)]
+
+
+def test_members_are_passed_through_before_they_repeat_across_epochs():
+    with ChunkedDataLoader(mixed(), 10) as loader:
+        got = [s for _ in range(8) for batch in loader for s in batch.tolist()]
+    for first, size in ((0, 40), (40, 13), (53, 7)):
+        own = [s for s in got if first <= s < first + size]
+        passes = [own[i : i + size] for i in range(0, len(own) - size + 1, size)]
+        assert passes and all(sorted(p) == list(range(first, first + size)) for p in passes)
+
+
+def test_weights_change_in_a_running_job_and_nothing_before_does():
+    plain = ChunkedDataLoader(mixed(), 10, 2)
+    data = mixed()
+    loader = ChunkedDataLoader(data, 10, 2)
+    got = [b.tolist() for b in loader]
+    data.then(at=20, weights={"web": 0, "code": 1, "rare": 1})
+    state = plain.state_dict()
+    for batch in loader:
+        assert all(s >= 40 for s in batch.tolist())
+    expected = [b.tolist() for b in plain]
+    assert got == expected
+    with pytest.raises(PlanError, match="use at=40 or more"):
+        data.then(at=25, weights=[1, 1, 1])
+        next(iter(loader))
+    later = ChunkedDataLoader(mixed().then(at=30, weights=[0, 1, 1]), 10, 2)
+    later.load_state_dict(plain.state_dict())  # taken before the change
+    assert next(b.tolist() for b in later) != []
+    for changed in (mixed().then(at=10, weights=[0, 1, 1]), Mixture({"web": rows()})):
+        with pytest.raises(StateError):
+            ChunkedDataLoader(changed, 10, 2).load_state_dict(plain.state_dict())
+    with pytest.raises(StateError, match="stages"):  # a planned change is missing
+        ChunkedDataLoader(mixed(), 10, 2).load_state_dict(later.state_dict())
+    ChunkedDataLoader(mixed(), 10, 2).load_state_dict(state)
+
+
+def test_members_are_sources_datasets_and_paths(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(30, 45))
+    members = {
+        "path": tmp_path / "x.npy",
+        "source": MemorySource(np.arange(20)),
+        "rows": rows(10, 20),
+    }
+    data = Mixture(members, until="all")
+    with ChunkedDataLoader(data, 9) as loader:
+        assert set(torch.cat(list(loader)).tolist()) == set(range(45))
+    assert data[44].item() == 29 and data[-1].item() == 29
+    named = Mixture({k: MemorySource({"x": np.arange(4) + i}) for i, k in enumerate("ab")})
+    assert next(iter(ChunkedDataLoader(named, 4)))["x"].shape == (4,)
+
+
+def test_balanced_classes_have_equal_shares():
+    labels = np.array([0] * 50 + [1] * 5 + [2] * 5)
+    with ChunkedDataLoader(balanced(rows(), labels, until="all"), 6) as loader:
+        for batch in loader:
+            assert np.bincount(labels[batch.numpy()], minlength=3).tolist() == [2, 2, 2]
+        assert len(loader) == 25  # until the largest class was passed through
+
+
+def test_wrapped_mixtures_keep_their_shares_and_subsets_are_refused():
+    images = Mixture({"a": torch.zeros(9, 1, 8, 8), "b": torch.ones(9, 1, 8, 8)}, weights=[3, 1])
+    with ChunkedDataLoader(AugmentedDataset(images, {}, training=False), 4) as loader:
+        assert next(iter(loader)).mean().item() == 0.25
+    with pytest.raises(PlanError, match="subset of each member"):
+        ChunkedDataLoader(torch.utils.data.Subset(images, [0, 1]), 1)
+
+
+def test_mixtures_that_mean_nothing_are_refused():
+    data = {"a": rows(4), "b": rows(4)}
+    for weights in ([1], {"a": 1}, {"a": 1, "c": 2}, [0, 0], [-1, 2], "ab", [1, float("nan")]):
+        with pytest.raises(PlanError):
+            Mixture(data, weights=weights)
+    for until in ("last", 0, 1.5):
+        with pytest.raises(PlanError):
+            Mixture(data, until=until)
+    with pytest.raises(PlanError, match="no samples"):
+        Mixture({"a": rows(4), "b": rows(0)})
+    with pytest.raises(PlanError, match="in order"):
+        Mixture(data).then(9, [1, 1]).then(5, [1, 2])
+    with pytest.raises(PlanError, match="one class per sample"):
+        balanced(rows(4), [1, 2])
+
+
+# -- weights
+
+
+def test_new_weights_begin_with_the_next_epoch_and_are_saved_beside_a_checkpoint(tmp_path):
+    make = partial(ChunkedDataLoader, rows(), 5, 2, epoch_samples=30)
+    loader, other = make(weights=WEIGHTS), np.arange(N)
+    first = [b.tolist() for b in loader]
+    plain = make(weights=WEIGHTS)
+    loader.set_weights(other)  # in the middle of epoch 0
+    assert first + [b.tolist() for _ in range(2) for b in loader] == [
+        b.tolist() for _ in range(3) for b in plain
+    ]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert [epoch for epoch, _ in state["weights"]] == [0, 1] and state["position"] == 0
+    (tmp_path / "checkpoint").mkdir()
+    paths = loader.save_weights(tmp_path / "checkpoint")
+    assert [p.name for p in paths] == [f"weights-{name}.npy" for _, name in state["weights"]]
+    expected = [b.tolist() for b in loader]
+    resumed = make(weights=other)  # continuing needs the last weights
+    resumed.load_state_dict(state)
+    assert [b.tolist() for b in resumed] == expected
+    with pytest.raises(PlanError, match="not known"):
+        resumed.samples_at(0, epoch=0)
+    resumed = make(weights=WEIGHTS)
+    with pytest.raises(StateError, match="load_weights"):
+        resumed.load_state_dict(state)
+    assert resumed.state_dict() == make(weights=WEIGHTS).state_dict()  # nothing changed
+    resumed.load_weights(tmp_path / "checkpoint")
+    resumed.load_state_dict(state)
+    assert [b.tolist() for b in resumed] == expected
+    assert resumed.samples_at(0, epoch=0).tolist() == first[0]
+    paths[0].write_bytes(paths[1].read_bytes())
+    with pytest.raises(StateError, match="damaged"):
+        resumed.load_weights(tmp_path / "checkpoint")
+
+
+def test_a_sample_that_comes_twice_is_augmented_differently():
+    images = torch.ones(4, 1, 16, 16)
+    noise = {"gaussian_noise_params": {"std": 0.5, "p": 1.0}, "spec_augment_params": None}
+    data = AugmentedDataset(images, noise)
+    with ChunkedDataLoader(data, 12, weights=np.ones(4), epoch_samples=12) as loader:
+        (batch,) = loader
+    assert len({tuple(row.flatten().tolist()) for row in batch}) == 12
+
+
+# -- lengths
+
+
+@few
+@given(st.integers(1, 4), st.integers(20, 200), st.integers(1, 5), st.booleans())
+def test_length_batches_keep_the_budget_on_every_rank(world, budget, epoch, chunked):
+    seen = Counter()
+    for rank in range(world):
+        options = {"rank": rank, "world_size": world, "window": 30, "group": 12}
+        loader = ChunkedDataLoader(rows(), lengths=LENGTHS, max_tokens=budget, **options)
+        loader.seek(epoch)
+        for batch in loader:
+            longest = int(LENGTHS[batch.numpy()].max())
+            assert len(batch) * longest <= budget
+            seen.update(batch.tolist())
+    assert len(seen) == N and set(seen.values()) == {1}
+
+
+def test_arguments_that_do_not_go_together_are_refused():
+    for options in (
+        {"max_tokens": 9},
+        {"window": 9},
+        {"group": 9},
+        {"lengths": LENGTHS[:3]},
+        {"lengths": LENGTHS, "max_tokens": 3},
+        {"lengths": LENGTHS, "weights": WEIGHTS},
+        {"lengths": LENGTHS, "epoch_samples": 9},
+        {"weights": WEIGHTS[:3]},
+        {"weights": WEIGHTS, "shuffle": False},
+        {"weights": WEIGHTS, "sampler": range(N)},
+        {"epoch_samples": 0},
+    ):
+        with pytest.raises(PlanError):
+            ChunkedDataLoader(rows(), 4, **options)
+    for options in ({"lengths": LENGTHS}, {"weights": WEIGHTS}):
+        with pytest.raises(PlanError):
+            ChunkedDataLoader(mixed(), 4, **options)
+    loader = ChunkedDataLoader(rows(), lengths=LENGTHS, max_tokens=60, group=4)
+    with pytest.raises(PlanError, match="cannot skip"):
+        loader.skip(0, 5, 9)
+    with pytest.raises(PlanError, match="no weights"):
+        loader.set_weights(WEIGHTS)
+
+
+# -- packing
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_packed_documents_are_the_same_from_any_storage(split, tmp_path):
+    docs = documents()
+    tokens = np.concatenate(docs).astype(np.uint16)
+    np.save(tmp_path / "tokens.npy", tokens)
+    packed = [
+        pack(docs, 32, split=split),
+        pack([{"input_ids": torch.from_numpy(d), "id": 3} for d in docs], 32, split=split),
+        *(
+            pack(data, 32, lengths=LENGTHS, split=split)
+            for data in (docs, tokens, MemorySource(tokens), str(tmp_path / "tokens.npy"))
+        ),
+    ]
+    first = packed[0].__getbatch__(np.arange(len(packed[0])))
+    assert first["tokens"][first["segment_ids"] > 0].sort()[0].tolist() == sorted(tokens.tolist())
+    for each in packed[1:]:
+        batch = each.__getbatch__(np.arange(len(each)))
+        assert all(torch.equal(batch[name], first[name]) for name in first)
+    with StreamLoader(packed[3], 4, drop_last=False) as loader:
+        got = [t for b in loader for t in flat(b)]
+    assert sorted(got) == sorted(tokens.tolist())
+
+
+def test_what_cannot_be_packed_is_refused():
+    with pytest.raises(PlanError, match="sum to"):
+        pack(np.arange(9), 4, lengths=[4, 4])
+    with pytest.raises(PlanError, match="integer tokens"):
+        pack(np.zeros(9), 4)
+    with pytest.raises(PlanError, match="packed already"):
+        pack(MemorySource(np.zeros((9, 3), int)), 4)
+    with pytest.raises(PlanError, match="a row of integers"):
+        pack([{"x": [1], "y": [2]}], 4)
+    with pytest.raises(PlanError, match="its length was given"):
+        pack([[1, 2], [3]], 4, lengths=[1, 1])[0]

@@ -1,0 +1,116 @@
+"""Rows held once: faults, replaced blocks, kept batches and memory, as with any other stream."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import StreamLoader
+from penstock.errors import SourceError, WorkerError
+from penstock.sources.base import composed
+from penstock.streaming import held_rows
+from penstock.testing import WatchedSource
+
+ROWS = np.arange(600 * 4, dtype="f4").reshape(600, 4)
+STEPS = 5
+
+
+def stream(before_read=lambda start, stop: None, batch_size=8, **options):
+    source = WatchedSource(ROWS, before_read, block_samples=10)
+    options = {"steps": STEPS, "block_samples": 10, "window_blocks": 4, "seed": 3} | options
+    loader = StreamLoader(source, batch_size, **options)
+    assert loader.holds_rows
+    return loader
+
+
+def windows(samples):
+    return torch.from_numpy(np.stack([ROWS[i : i + STEPS] for i in samples]))
+
+
+def test_batches_before_an_error_are_delivered_and_it_arrives_as_itself():
+    def fail(start, stop):
+        if start <= 305 < stop:
+            raise SourceError("row 305 is gone")
+
+    with stream(fail) as loader:
+        delivered, batches = 0, iter(loader)
+        with pytest.raises(SourceError, match="row 305 is gone") as caught:
+            for batch in batches:
+                assert torch.equal(batch, windows(loader.samples_at(delivered, 0)))
+                delivered += 1
+        assert any("reading samples" in note for note in caught.value.__notes__)
+
+
+def test_a_block_that_cannot_be_read_is_replaced_by_another_one(tmp_path):
+    def fail(start, stop):
+        if start <= 305 < stop:
+            raise SourceError("row 305 is gone")
+
+    listed = tmp_path / "bad.jsonl"
+    found = []
+    for _ in range(2):
+        with stream(fail, on_error="replace", quarantine=listed, drop_last=False) as loader:
+            batches = [batch.clone() for batch in loader]
+            planned = np.concatenate([loader.samples_at(i, 0) for i in range(len(loader))])
+        got = (torch.cat(batches)[:, 0, 0] / 4).long().numpy()
+        assert torch.equal(torch.cat(batches), windows(got))  # whole windows, none is torn
+        assert set(planned[planned != got]) == set(range(300, 310))
+        found.append(got)
+    assert np.array_equal(*found)
+    entries = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert [(entry["sample"], entry["stop"]) for entry in entries] == [(300, 310)]
+
+
+def test_a_read_that_hangs_times_out_and_close_returns():
+    gate = threading.Event()
+    loader = stream(lambda start, stop: gate.wait(60), timeout=0.2)
+    try:
+        with pytest.raises(WorkerError, match="samples"):
+            next(iter(loader))
+        loader.close()  # warns, and leaves the thread that hangs
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 200, 590])
+def test_a_batch_may_be_larger_than_the_rounds_that_fit_into_memory(batch_size):
+    with stream(batch_size=batch_size, window_blocks=2, drop_last=False) as loader:
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                assert torch.equal(batch, windows(loader.samples_at(step, epoch)))
+
+
+def test_batches_that_are_kept_are_never_overwritten():
+    kept = []
+    with stream() as loader:
+        for step, batch in enumerate(loader):
+            kept.append((batch, loader.samples_at(step, 0)))
+            assert all(torch.equal(one, windows(samples)) for one, samples in kept[-12:])
+        for _ in range(3):  # also by later iterations, which use the same memory
+            next(iter(loader))
+    assert all(torch.equal(one, windows(samples)) for one, samples in kept)
+
+
+def test_a_block_that_needs_more_than_was_measured_is_read_all_the_same(monkeypatch):
+    monkeypatch.setattr(held_rows, "MEASURED_BLOCKS", 1)
+    chosen = np.r_[0:100, 100:600:3]  # windows only in the first rows; then every third row
+    source = composed(WatchedSource(ROWS, block_samples=40)).select(chosen)
+    pairs = source.patches((2,), stride=(1,))
+    with StreamLoader(pairs, 16, block_samples=60, window_blocks=2, drop_last=False) as loader:
+        for step, batch in enumerate(loader):
+            samples = loader.samples_at(step, 0)
+            wanted = np.empty((len(samples), 2), "f4")
+            pairs.take(samples, {"": wanted})
+            assert np.array_equal(batch, wanted)
+
+
+def test_few_batches_are_lent_where_they_are_large():
+    large = stream(batch_size=500, memory_budget="160kB", window_blocks=1)
+    small = stream(batch_size=8)
+    with large, small:
+        kept = [next(iter(large)), next(iter(small))]
+        assert large.buffer_bytes <= 160_000
+        assert large._slots.lent == 2 and small._slots.lent == 4
+        del kept

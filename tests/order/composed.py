@@ -1,0 +1,40 @@
+"""What the laws of composed orders share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from penstock.order import Indices, Order, Steps
+
+seeds = st.integers(0, 2**64 - 1)
+DTYPES = (np.int64, np.int32, np.uint64, np.uint16)
+
+
+def one(order: Order, epoch: int = 0) -> Indices:
+    """All samples of an epoch."""
+    return order.at(epoch, np.arange(order.size))
+
+
+def feasible(size: int, batch: int, world: int, drop: bool) -> bool:
+    return size >= batch * world if drop else size >= world and not (batch == 1 and size % world)
+
+
+def deliver_on_changing_ranks(order: Order, data: Any, epoch: int = 0) -> tuple[Indices, int]:
+    """What all ranks get in an epoch while batch size and world change, and how many are left."""
+    p, got = 0, []
+    for _ in range(300):
+        batch, world = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 5))
+        if not feasible(order.size, batch, world, False):
+            batch, world = 2, 1
+        steps = Steps(order.size, batch, world, order.lanes, drop_last=False)
+        for _ in range(data.draw(st.integers(1, 8))):
+            q = steps.stop(p)
+            if q > p:
+                got += [order.at(epoch, steps.rank_positions(p, r)) for r in range(world)]
+            if q in (p, order.size):
+                return np.concatenate(got), order.size - q
+            p = q
+    raise AssertionError("an epoch without end")
