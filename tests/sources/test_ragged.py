@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import PlanError, Ragged, StreamLoader, open_source
+from penstock import PlanError, Ragged, StreamLoader, open_source, pack
 from penstock.errors import BatchError, SourceError
 from penstock.sources.base import BaseSource, Field
 from penstock.sources.ragged_rows import checked_offsets, take_by_blocks
@@ -187,3 +187,11 @@ def test_transforms_and_collate_functions_get_ragged_batches():
         assert next(iter(loader)).tolist() == [[1, 2], [3, 9], [9, 9]]
     with StreamLoader(source, 3, shuffle=False, collate_fn=lambda b: b["x"].lengths) as loader:
         assert next(iter(loader)).tolist() == [2, 1, 0]
+
+
+def test_documents_of_a_table_are_packed():
+    rows = [[1, 2, 3], [4], [5, 6, 7, 8, 9], []]
+    source = open_source(pa.table({"tokens": rows}))
+    packed = pack(source, 4)
+    tokens = [int(t) for i in range(len(packed)) for t in packed[i]["tokens"]]
+    assert sorted(t for t in tokens if t) == [1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -18,7 +18,7 @@ import webdataset
 from PIL import Image
 
 from penstock import SourceError, StreamLoader, open_source
-from penstock.sources import remembered
+from penstock.sources.cache import cache_directory
 from penstock.sources.npy import NpySource
 from tests.s3_server import Server
 from tests.sources.ragged_contract import check, text
@@ -231,7 +231,7 @@ def test_an_index_is_only_used_from_a_private_directory(tmp_path, cache):
     (saved,) = cache.glob("*/*")
     saved.write_bytes(b"damaged")
     assert len(open_source(str(tmp_path / "*.npy"))) == 1
-    assert remembered.cache_directory() == cache.parent
+    assert cache_directory() == cache.parent
 
 
 def test_an_archive_is_what_webdataset_reads(tmp_path):

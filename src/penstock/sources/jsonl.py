@@ -17,8 +17,8 @@ from penstock.errors import SourceError
 from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, checked_names
+from penstock.sources.cache import Index, remembered, stamp
 from penstock.sources.ragged_rows import take_by_blocks
-from penstock.sources.remembered import Index, remembered, stamp
 from penstock.sources.storage import new_memory, read_exactly
 
 MOST_LINE_BYTES = 1 << 28

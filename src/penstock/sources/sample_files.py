@@ -1,7 +1,7 @@
 """Folders and globs of files that are one sample each, and WebDataset archives.
 
-What the headers of the files say is remembered, see `remembered.py`; the names, sizes and times of
-the files are looked at every time.
+What the headers of the files say is remembered, see `cache.remembered`; the names, sizes and times
+of the files are looked at every time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
 from penstock.sources.base import Field, Indices, checked_names
+from penstock.sources.cache import Index, remembered, stamp
 from penstock.sources.encoded import (
     BYTES,
     IMAGES,
@@ -35,7 +36,6 @@ from penstock.sources.encoded import (
     decoder_for,
     one_field,
 )
-from penstock.sources.remembered import Index, remembered, stamp
 from penstock.sources.storage import is_pattern, read_exactly
 from penstock.sources.thread_buffers import thread_buffer
 

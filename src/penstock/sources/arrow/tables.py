@@ -15,7 +15,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
-from penstock.sources.remembered import Index, remembered, stamp
+from penstock.sources.cache import Index, remembered, stamp
 from penstock.sources.storage import RangeFile, StoredFile, new_memory, read_exactly
 
 MOST_SAMPLED_BYTES = 1 << 20
