@@ -81,6 +81,11 @@ class Ragged:
         return self.values.device
 
     @property
+    def layout(self) -> torch.layout:
+        """The layout of the values."""
+        return self.values.layout
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of the values."""
         return self.values.dtype

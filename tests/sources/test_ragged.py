@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import PlanError, Ragged, StreamLoader, open_source, pack
+from penstock import ChunkedDataLoader, PlanError, Ragged, StreamLoader, open_source, pack
+from penstock.datasets.gather import SourceDataset
 from penstock.errors import BatchError, SourceError
 from penstock.sources.base import BaseSource, Field
 from penstock.sources.ragged_rows import checked_offsets, take_by_blocks
@@ -195,3 +196,24 @@ def test_documents_of_a_table_are_packed():
     packed = pack(source, 4)
     tokens = [int(t) for i in range(len(packed)) for t in packed[i]["tokens"]]
     assert sorted(t for t in tokens if t) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_chunked_loader_delivers_ragged_batches():
+    rows = lists(23, 6)
+    with ChunkedDataLoader(Lists(rows, 5), 4, chunk_size=2) as loader:
+        seen = []
+        for _ in range(3):
+            for batch in loader:
+                index = batch["i"].tolist()
+                assert batch["x"].tolist() == [rows[i].tolist() for i in index]
+                seen += index
+    assert sorted(seen) == list(range(23))
+    sample = SourceDataset(Lists(rows, 5))[7]
+    assert sample["x"].tolist() == rows[7].tolist() and int(sample["i"]) == 7
+
+
+def test_a_buffer_of_another_length_is_refused():
+    source = Lists([[1], [2, 3]], 1)
+    for items in (2, 4):  # two samples, three items
+        with pytest.raises(PlanError, match=r"needs \(3, \*\(\)\)"):
+            source.read(0, 2, {"x": np.empty(items, np.int16)})

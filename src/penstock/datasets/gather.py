@@ -15,6 +15,7 @@ from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
 from penstock.order.keys import Keys
 from penstock.sources import Source
+from penstock.streaming.ragged import batch_of
 from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
@@ -219,15 +220,16 @@ class SourceDataset(Dataset[Any]):
             raise IndexError(f"index out of range({size})")
         batch = self.__getbatch__(np.array(indices, np.int64) % size)
         if isinstance(batch, Mapping):
-            return [{name: each[i] for name, each in batch.items()} for i in range(len(indices))]
+            rows = {
+                n: each if each.layout == torch.strided else each.to_dense()
+                for n, each in batch.items()
+            }
+            return [{name: each[i] for name, each in rows.items()} for i in range(len(indices))]
         return list(batch)
 
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
-        fields = self.source.fields
-        out = {n: np.empty((len(indices), *f.shape), f.dtype) for n, f in fields.items()}
-        self.source.take(indices, out)
-        batch = {name: torch.from_numpy(rows) for name, rows in out.items()}
+        batch = batch_of(self.source, indices)
         return batch[""] if list(batch) == [""] else batch
 
     def fingerprint(self) -> str:

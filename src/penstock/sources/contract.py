@@ -194,7 +194,8 @@ def checked_buffers(
 ) -> dict[str, Rows]:
     """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
 
-    Of a ragged field, the first ``items[name]`` rows.
+    A buffer of a ragged field must have exactly ``items[name]`` rows: a caller that does not know
+    of ragged fields would take the rest for samples.
 
     >>> fields = {"x": Field((3,), np.dtype("f4"))}
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
@@ -210,15 +211,16 @@ def checked_buffers(
             )
         rows = samples if items is None else items.get(name, samples)
         fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
-        if not fits or len(buffer) < rows:
+        exactly = items is not None and name in items
+        if not fits or len(buffer) < rows or (exactly and len(buffer) > rows):
             raise PlanError(
                 f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
-                f"reading {samples} samples needs ({rows} or more, *{field.shape}) of "
+                f"reading {samples} samples needs ({rows}{'' if exactly else ' or more'}, "
+                f"*{field.shape}) of "
                 f"{field.dtype}"
             )
-    if not items:
-        return {name: buffer[:samples] for name, buffer in out.items()}
-    return {name: buffer[: items.get(name, samples)] for name, buffer in out.items()}
+    ragged = items or {}
+    return {name: buf if name in ragged else buf[:samples] for name, buf in out.items()}
 
 
 def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:

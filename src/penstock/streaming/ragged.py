@@ -23,7 +23,7 @@ from penstock.ragged import Ragged, csr_tensor, dense_tensor
 from penstock.sizes import format_bytes, size_text
 from penstock.sources.base import Field, Rows, Source
 from penstock.sources.contract import view_of
-from penstock.sources.ragged_rows import offsets_of, ragged_fields, ragged_index
+from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields, ragged_index
 from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
     ROUNDS_HELD,
@@ -406,6 +406,28 @@ class Assembly:
         if values.device.type == "cpu":
             out = torch.from_numpy(self._dense.empty((rows, width), each.dtype))
         return dense_tensor(values, columns, offsets, width, out=out)
+
+
+def batch_of(source: Source, indices: Indices) -> dict[str, Any]:
+    """Return samples of a source as a batch, by field.
+
+    Args:
+        source: Any source.
+        indices: The samples, in any order.
+    """
+    out, offsets = {}, {}
+    for name, each in source.fields.items():
+        rows = len(indices)
+        if each.ragged:
+            ends = np.append(0, np.cumsum(lengths_of(source, name, indices)))
+            offsets[name + OFFSETS], rows = torch.from_numpy(ends), int(ends[-1])
+        out[name] = np.empty((rows, *each.shape), each.dtype)
+    source.take(indices, out)
+    batch = {name: torch.from_numpy(rows) for name, rows in out.items()}
+    if not offsets:
+        return batch
+    check_columns(source.fields, out, int(indices.min()), int(indices.max()) + 1)
+    return Assembly(source.fields)(batch | offsets)
 
 
 # -- copying
