@@ -148,7 +148,7 @@ _EXPORTS = {
     "penstock.loaders": (
         "ChunkedDataLoader ChunkedSampler Loader ReplayLoader StreamLoader worker_init_fn"
     ),
-    "penstock.datasets": "Mixture balanced pack",
+    "penstock.datasets": "Mixture pack",
     "penstock.sources": "Source concatenate open_source zip_sources",
     "penstock.order": "BlockOrder Order ShuffledOrder",
     "penstock.keyed": "keyed_generator",
@@ -196,7 +196,8 @@ _ALSO = {
     ),
     "penstock.datasets": (
         "AugmentedDataset ReplacingDataset StandardizedDataset WorkerSafeAugmentedDataset "
-        "WorkerSafeStandardizedDataset compute_standardization create_augmented_dataset_wrapper"
+        "WorkerSafeStandardizedDataset balanced compute_standardization "
+        "create_augmented_dataset_wrapper"
     ),
     "penstock.domains.spectrograms": "SpectrogramFolder read_pixel_table",
     "penstock.domains.audio": "QuantizedAudioDataset QuantizedAutoregressiveAudio",

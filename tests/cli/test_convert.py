@@ -1,5 +1,6 @@
 """What is converted holds the same data, appears when it is complete, and replaces nothing."""
 
+import json
 import subprocess
 import sys
 import tracemalloc
@@ -11,8 +12,9 @@ import torch
 import xarray
 import zarr
 
-from penstock import StreamLoader, open_source
-from penstock.cli.convert import check_conversion, run_convert, write_zarr
+from penstock import Standardize, StreamLoader, open_source
+from penstock.cli import zarr_writer
+from penstock.cli.convert import check_conversion, run_convert, run_stats, write_zarr
 from penstock.cli.zarr_writer import geometry
 from penstock.domains.steering import (
     JASPERSteeringDataset,
@@ -83,16 +85,17 @@ def test_a_steering_directory_becomes_hdf5_with_the_same_batches(tmp_path):
     assert same_batch(one.__getbatch__(np.arange(20)), other.__getbatch__(np.arange(20)))
 
 
-def test_memory_does_not_grow_with_the_data(tmp_path):
+def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(zarr_writer, "MOST_THREADS", 2)  # each holds a shard of a megabyte
     peaks = []
-    for rows in (4_000, 12_000):
+    for rows in (8_000, 24_000):
         np.save(tmp_path / f"{rows}.npy", np.zeros((rows, 256), np.float32))
         source = open_source(tmp_path / f"{rows}.npy")
         tracemalloc.start()
-        write_zarr(source, tmp_path / f"{rows}.zarr", 2, quietly)
+        write_zarr(source, tmp_path / f"{rows}.zarr", 16, quietly)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0] < 4_000 * 1024
+    assert peaks[1] < 1.5 * peaks[0] < 8_000 * 1024
 
 
 def test_chunks_are_about_a_megabyte_and_shards_hold_whole_chunks():
@@ -211,6 +214,29 @@ def test_the_command_converts_refuses_and_fails_by_its_exit_code(tmp_path, capsy
         with pytest.raises(SystemExit) as left:
             run_convert(tmp_path / source, tmp_path / target, chunk_rows=None)
         assert left.value.code == code and message in capsys.readouterr().err
+
+
+def test_statistics_are_printed_and_written_for_standardize(tmp_path, capsys):
+    rows = np.random.default_rng(0).normal(280, 10, (50, 3, 4)).astype("f4")
+    rows[0, 0, 0] = np.nan
+    group = zarr.create_group(tmp_path / "a.zarr")
+    group.create_array("x", data=rows, dimension_names=("time", "level", "lon"))
+    group.create_array("y", data=np.arange(50), dimension_names=("time",))
+    output = tmp_path / "stats.json"
+    run_stats(str(tmp_path / "a.zarr"), output, per="level", fields=["x", "y"], along="time")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["field", "mean", "std", "min", "max", "count", "nans"]
+    assert [line.split()[0] for line in printed[1:]] == ["x", "y"]
+    found = json.loads(output.read_text())
+    assert np.allclose(found["x"]["mean"], np.nanmean(rows, axis=(0, 2)))
+    assert found["x"]["nans"] == [1, 0, 0] and found["y"]["mean"] == 24.5
+    transform = Standardize({"x": found["x"]}, nan=0.0)
+    with StreamLoader(tmp_path / "a.zarr", 50, transform=transform) as loader:
+        batch = next(iter(loader))
+    assert batch["x"].mean(dim=(0, 2)).abs().max() < 1e-3 and batch["y"].dtype == torch.int64
+    with pytest.raises(SystemExit) as left:
+        run_stats(str(tmp_path / "none"), None, per=None)
+    assert left.value.code == 2 and "there is nothing at" in capsys.readouterr().err
 
 
 # -- what the copy keeps

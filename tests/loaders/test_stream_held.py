@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock import StreamLoader
-from penstock.errors import SourceError, WorkerError
-from penstock.sources.base import composed
+from penstock.errors import PlanError, SourceError, WorkerError
+from penstock.sources.base import Field, composed
 from penstock.streaming import held_rows
 from penstock.testing import WatchedSource
 
@@ -82,6 +82,15 @@ def test_a_batch_may_be_larger_than_the_rounds_that_fit_into_memory(batch_size):
                 assert torch.equal(batch, windows(loader.samples_at(step, epoch)))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_skipped_positions_of_several_ranks_are_left_out(rank):
+    with stream(rank=rank, world_size=2) as loader:
+        loader.skip(0, 33, 250)  # an odd number: the lanes of a rank change
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                assert torch.equal(batch, windows(loader.samples_at(step, epoch)))
+
+
 def test_batches_that_are_kept_are_never_overwritten():
     kept = []
     with stream() as loader:
@@ -114,3 +123,34 @@ def test_few_batches_are_lent_where_they_are_large():
         assert large.buffer_bytes <= 160_000
         assert large._slots.lent == 2 and small._slots.lent == 4
         del kept
+
+
+class Declared:
+    """A source of which only the shape is known: a budget looks at nothing else."""
+
+    block_samples = 24
+
+    def __init__(self, rows, width):
+        self._rows, self.fields = rows, {"": Field((width,), np.dtype("f4"))}
+
+    def __len__(self):
+        return self._rows
+
+    def fingerprint(self):
+        return "declared"
+
+    def read(self, start, stop, out):
+        raise NotImplementedError
+
+    take = read
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget", "blocks"), [(7, "1GB", 39), (25, "1GB", 39), (7, "256MB", 20)]
+)
+def test_windows_of_77_megabytes_are_mixed_within_the_budget(steps, budget, blocks):
+    loader = StreamLoader(Declared(960, 20_480), 32, steps=steps, memory_budget=budget)
+    assert loader.holds_rows and loader.buffer_bytes <= loader.memory_budget
+    assert min(loader.window_blocks, loader.samples // loader.block_samples) >= blocks
+    with pytest.raises(PlanError, match="too small"):
+        StreamLoader(Declared(960, 20_480), 32, steps=25, memory_budget="100MB")

@@ -1,10 +1,11 @@
-"""`penstock convert`: write data in a layout made for streaming.
+"""`penstock convert`: write data in a layout made for streaming. `penstock stats`: describe it.
 
 Most data becomes Zarr. Domains add converters of their own (entry points `penstock.converters`).
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.arguments import whole_number
-from penstock.atomic_files import new_directory
+from penstock.atomic_files import new_directory, replace_text
 from penstock.cli.zarr_writer import Part, Progressed, advice, write_parts
 from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import load_extensions, optional
 from penstock.progress import progress_bar
 from penstock.sources import Source, ZarrSource, hdf5, open_source
+from penstock.sources.base import composed
 from penstock.sources.cf import DIMENSIONS_V2, encoded_mark, zarr_attributes
 from penstock.sources.sliceable import StoreSource, numpy_dtype
 from penstock.sources.storage import ByteStore, DirectoryStore
@@ -55,12 +57,41 @@ def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoRetu
     raise SystemExit(0)
 
 
+def run_stats(source: str, output: Path | None, *, per: int | str | None, **options: Any) -> None:
+    """Print the statistics of each field, and write them as JSON; exit with 2 if refused.
+
+    Args:
+        source: What `open_source` opens.
+        output: The file to write; None for none.
+        per: An axis of a sample, by number or name.
+        options: ``fields=`` and ``along=`` of `open_source`.
+    """
+    try:
+        found = composed(open_source(source, **options)).statistics(per=per)
+        if output is not None:
+            named = {name: each.to_dict() for name, each in found.items()}
+            replace_text(output, json.dumps(named, indent=1) + "\n")
+    except (PenstockError, OSError) as error:
+        _exit(error, 2)
+    columns = ("mean", "std", "min", "max", "count", "nans")
+    width = max(5, *map(len, found))
+    print(f"{'field':{width}}" + "".join(f" {column:>12}" for column in columns))
+    for name, each in found.items():
+        cells = [_cell(getattr(each, column)) for column in columns]
+        print(f"{name or 'array':{width}}" + "".join(f" {cell:>12}" for cell in cells))
+
+
+def _cell(value: Any) -> str:
+    low, high = np.min(value), np.max(value)
+    return f"{low:.6g}" if np.ndim(value) == 0 else f"{low:.3g}..{high:.3g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """A conversion that was checked and can begin.
 
     Attributes:
-        run: Converts; called with a function that is told how many rows are done.
+        run: Converts; called with a function that takes the rows done and the rows in all.
         plan: What will be written, and why, a line for each array.
         rows: The number of rows to write.
     """

@@ -12,9 +12,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
+from penstock.keyed import current_reading
 from penstock.order import Indices
 from penstock.order.keys import Keys
-from penstock.sources import Source
+from penstock.sources import ComposedSource, Source
 from penstock.streaming.ragged import batch_of
 from penstock.transforms import Transform
 
@@ -229,7 +230,10 @@ class SourceDataset(Dataset[Any]):
 
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
-        batch = batch_of(self.source, indices)
+        source, reading = self.source, current_reading()
+        if reading is not None and isinstance(source, ComposedSource):
+            source = source.drawn(reading.seed, reading.epoch)  # its random patches
+        batch = batch_of(source, indices)
         return batch[""] if list(batch) == [""] else batch
 
     def fingerprint(self) -> str:

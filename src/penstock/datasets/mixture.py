@@ -12,15 +12,25 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
-from penstock.arguments import array_of, map_style, mapping, real_number, shown, text, whole_number
+from penstock.arguments import (
+    a_path,
+    array_of,
+    map_style,
+    mapping,
+    real_number,
+    shown,
+    text,
+    whole_number,
+)
 from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.permutation import LARGEST
 from penstock.registry import unknown_name
-from penstock.sources import Source, open_source
+from penstock.sources import Source, concatenate, open_source
 
 Weights = Mapping[str, float] | Sequence[float] | None
 
@@ -30,8 +40,9 @@ class Mixture(Dataset[Any]):
 
     Each member is passed through once, in its own shuffle, before any of its samples repeats, also
     across epochs. Shares are exact within a short cycle of rows, so practically in every batch.
-    As a dataset it is the members one after the other; the shares are those of the order that
-    `ChunkedDataLoader` makes for it. A member may be a `Mixture` itself.
+    As a dataset it is the members one after the other; the shares are those of the order that a
+    loader makes for it: `ChunkedDataLoader`, or `StreamLoader` if all members are sources, arrays
+    or paths. For `ChunkedDataLoader`, a member may be a `Mixture` itself.
 
     Args:
         members: By name: sources, map-style datasets, or paths of what `open_source` opens.
@@ -181,6 +192,29 @@ class Mixture(Dataset[Any]):
             size = make(stages=self._stages[:1], until=size).size
         return make(stages=self._stages, until=size)
 
+    # -- from storage
+
+    def joined_source(self) -> Source:
+        """Return the members as one source, for `StreamLoader`."""
+        if self.label is not None:
+            raise PlanError(
+                f"label={self.label!r} of a Mixture is for ChunkedDataLoader: leave it out, and "
+                "call mixture.locate(loader.samples_at(step))"
+            )
+        return concatenate([_source_of(n, member) for n, member in self.members.items()])
+
+    def block_order(self, seed: int, block: int, window: int, lanes: int) -> MixedBlocks:
+        """Return the order of a loader that reads the members in blocks.
+
+        Args:
+            seed: Of all shuffles.
+            block: Samples per block.
+            window: Blocks that a lane holds, over all members.
+            lanes: Independent readers.
+        """
+        sizes = [len(member) for member in self.members.values()]
+        return MixedBlocks(sizes, self._stages, seed, block, window, lanes, self.until)
+
     # -- samples
 
     def __len__(self) -> int:
@@ -314,11 +348,77 @@ def balanced(data: Any, labels: npt.ArrayLike, *, until: str | int = "first") ->
             f"labels must be one class per sample, {len(dataset):,} of them, got {classes.shape}"
         )
     names, which = np.unique(classes, return_inverse=True)
-    rows: Any = np.argsort(which, kind="stable")  # Subset takes an array, 8 bytes per index
-    parts: Any = np.split(rows, np.cumsum(np.bincount(which))[:-1])
-    members = {str(n): Subset(dataset, p) for n, p in zip(names, parts, strict=True)}
-    mixture = Mixture.__new__(Mixture)  # one dataset for all classes, read in one operation
-    mixture._begin(Subset(dataset, rows), members, [1] * len(members), until, None)
+    parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    by_name = {str(name): part for name, part in zip(names, parts, strict=True)}
+    return _of_parts(dataset, by_name, [1] * len(parts), until)
+
+
+def prioritized(
+    data: Any,
+    parts: Mapping[str, Any],
+    weights: Weights,
+    *,
+    cover_within_epochs: int | None = None,
+) -> Mixture:
+    """Return a mixture of parts of one dataset; an epoch has as many samples as the dataset.
+
+    Args:
+        data: A map-style dataset, a source, or a path.
+        parts: By name: samples ``[start, stop]``, or the path of a ``.npy`` file of indices; one
+            may be None, the rest. Every sample must be in exactly one part.
+        weights: The share of each part, by name.
+        cover_within_epochs: Refuse weights with which some sample does not come within this number
+            of epochs; None to accept any.
+
+    >>> mixture = prioritized(torch.arange(9), {"hard": [0, 3], "rest": None}, [1, 1])
+    >>> mixture.shares, mixture.until
+    ({'hard': 0.5, 'rest': 0.5}, 9)
+    """
+    dataset = _opened("data", data)
+    size, given = len(dataset), mapping("parts", parts)
+    rows = {n: _rows_of(n, part, size) for n, part in given.items() if part is not None}
+    times = np.bincount(np.concatenate([np.empty(0, np.int64), *rows.values()]), minlength=size)
+    rests = [name for name, part in given.items() if part is None]
+    if len(rests) > 1 or times.max() > 1 or (times.min() == 0 and not rests):
+        raise PlanError(
+            f"parts must have each of {size:,} samples once, but {np.sum(times > 1):,} are in "
+            f"several and {np.sum(times == 0):,} in none: change them; one part may be the rest"
+        )
+    rows |= {name: np.flatnonzero(times == 0) for name in rests}
+    mixture = _of_parts(dataset, {name: rows[name] for name in given}, weights, size)
+    if cover_within_epochs is not None:
+        epochs = whole_number("cover_within_epochs", cover_within_epochs, minimum=1, unit="epoch")
+        counts = mixture.stages[0][1]
+        cycles = epochs * size // sum(counts)
+        for (name, part), count in zip(mixture.members.items(), counts, strict=True):
+            if count * cycles < len(part):
+                raise PlanError(
+                    f"part {name!r} of {len(part):,} samples gets {count * cycles:,} places in "
+                    f"{epochs} epochs of {size:,}: raise its weight, or cover_within_epochs"
+                )
+    return mixture
+
+
+def _rows_of(name: str, part: Any, size: int) -> Indices:
+    if isinstance(part, str | PathLike):
+        part = np.load(a_path(f"parts[{name!r}]", part), allow_pickle=False)
+    elif isinstance(part, Sequence) and len(part) == 2:
+        start, stop = (whole_number(f"parts[{name!r}]", each, minimum=0) for each in part)
+        part = np.arange(start, min(stop, size + 1))
+    rows = array_of(f"parts[{name!r}]", part)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or (rows.size and rows.max() >= size):
+        raise PlanError(f"parts[{name!r}] must be samples of {size:,}, got {shown(part)}")
+    return rows.astype(np.int64)
+
+
+def _of_parts(
+    dataset: Any, parts: Mapping[str, Any], weights: Weights, until: str | int
+) -> Mixture:
+    """Return a mixture of samples of one dataset, which is read in one operation."""
+    rows: Any = np.concatenate(list(parts.values()))  # Subset takes arrays: 8 bytes per index
+    members = {name: Subset(dataset, part) for name, part in parts.items()}
+    mixture = Mixture.__new__(Mixture)
+    mixture._begin(Subset(dataset, rows), members, weights, until, None)
     return mixture
 
 
@@ -341,6 +441,18 @@ def _opened(name: str, member: Any) -> Any:
     if isinstance(member, Source) and not hasattr(member, "__getitem__"):
         return SourceDataset(member)
     return map_style(f"member {name!r}", member)
+
+
+def _source_of(name: str, member: Any) -> Source:
+    """Return a member as a source, to be read in blocks."""
+    if isinstance(member, SourceDataset):
+        return member.source
+    if isinstance(member, torch.Tensor | np.ndarray):
+        return open_source(member)
+    raise SourceError(
+        f"StreamLoader reads storage block by block, and member {name!r} of the mixture is a "
+        f"{type(member).__name__}: use ChunkedDataLoader(mixture, batch_size), or make it a source"
+    )
 
 
 def _weight(value: Any) -> float | int:

@@ -209,6 +209,20 @@ class WeightedOrders:
             self.known[digest_of(units)] = units
 
 
+def use_new_stages(position: Position) -> None:
+    """Make the plan again; refuse stages that change what was delivered already."""
+    state = position.state()
+    position.rebuild_plan()
+    try:
+        check_identity(state, position.plan.order)
+    except StateError as error:
+        here = state["epoch"] * state["places"] + state["position"]
+        raise PlanError(
+            f"Mixture.then changes weights before sample {here:,}, up to which samples were "
+            f"delivered already: use at={here} or more"
+        ) from error
+
+
 class ComposedOrders:
     """The part of a `ChunkedDataLoader` that changes weights while training."""
 
@@ -238,12 +252,13 @@ class ComposedOrders:
     def save_weights(self, directory: str | Path) -> list[Path]:
         """Write the weights that the state names, beside a checkpoint; return their paths.
 
-        A state has only the digests of weights. Files are named by digest, and written once.
+        A state has only the digests of weights. Files are named by digest, and written once. If the
+        loader has no weights, nothing is written. `CheckpointManager` calls this.
 
         Args:
             directory: Where the checkpoint is; created if it does not exist.
         """
-        return self._own_weights().save(directory)
+        return [] if self._weights is None else self._weights.save(directory)
 
     def load_weights(self, directory: str | Path) -> None:
         """Read the weights that `save_weights` wrote, so that `load_state_dict` finds them.
@@ -251,7 +266,8 @@ class ComposedOrders:
         Args:
             directory: Where the checkpoint is.
         """
-        self._own_weights().load(directory)
+        if self._weights is not None:
+            self._weights.load(directory)
 
     def _current_position(self) -> Position:
         return self.position  # type: ignore[attr-defined,no-any-return]
@@ -280,16 +296,6 @@ class ComposedOrders:
 
     def _follow_stages(self, position: Position) -> None:
         """Use the stages that were added to the mixture, if they are still to come."""
-        if self._mixture is None or self._mixture.stages == self._stages:
-            return
-        state = position.state()
-        position.rebuild_plan()
-        try:
-            check_identity(state, position.plan.order)
-        except StateError as error:
-            here = state["epoch"] * state["places"] + state["position"]
-            raise PlanError(
-                f"Mixture.then changes weights before sample {here:,}, up to which samples were "
-                f"delivered already: use at={here} or more"
-            ) from error
-        self._stages = self._mixture.stages
+        if self._mixture is not None and self._mixture.stages != self._stages:
+            use_new_stages(position)
+            self._stages = self._mixture.stages

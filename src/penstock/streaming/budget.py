@@ -257,6 +257,8 @@ class Resolver:
         demand: The memory that a geometry needs.
         samples: Samples in the dataset.
         natural: Samples in a chunk of the storage, of the widest field.
+        whole_rows: Samples that whole rows of the storage have: more than a chunk if samples are
+            parts of rows.
         decodes: Whether chunks of the storage are decoded; else it is memory-mapped.
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
@@ -266,6 +268,7 @@ class Resolver:
     demand: Demand
     samples: int
     natural: int
+    whole_rows: int
     decodes: bool
     budget: int
     again: Callable[[int, Geometry, int], Resolver]
@@ -358,20 +361,28 @@ class Resolver:
         """Return the block size: a storage chunk, or several if parts of them are needed again."""
         natural = block = min(self.natural, self.samples)
         if self.decodes:
-            while (
-                self.decoded_per_byte(block) > MOST_DECODED
-                and self.samples // (2 * block) >= FEWEST_BLOCKS * lanes
-                and self._mixes(2 * block, lanes)
-            ):
-                block *= 2
-            if block > natural:
-                why = f"{block // natural} storage chunks, to decode fewer of them twice"
-                return ExplainedValue(block, why)
-            return ExplainedValue(natural, "the storage's chunking")
+            for larger in self._larger(lanes):
+                if self.decoded_per_byte(block) <= MOST_DECODED:
+                    break
+                if self.decoded_per_byte(larger) < self.decoded_per_byte(block):
+                    block = larger
+            if block == natural:
+                return ExplainedValue(natural, "the storage's chunking")
+            chunks = f"{block / natural:.3g} storage chunks, to decode fewer of them twice"
+            return ExplainedValue(block, chunks)
         while block > 1 and not self._mixes(block, lanes):
             block = -(-block // 2)  # memory-mapped: no chunk would be decoded twice
         why = "the storage's chunking" if block == natural else "the budget allows several a window"
         return ExplainedValue(block, why)
+
+    def _larger(self, lanes: int) -> Iterator[int]:
+        """Yield larger blocks, ascending, as long as enough of them are mixed."""
+        sizes = {first << i for first in (self.natural, self.whole_rows) for i in range(1, 32)}
+        for block in sorted(sizes | {self.whole_rows}):
+            if self.samples // block < FEWEST_BLOCKS * lanes or not self._mixes(block, lanes):
+                return
+            if block > self.natural:
+                yield block
 
     def decoded_per_byte(self, block: int) -> float:
         """Return the bytes that are decoded per byte of the rows that a block adds."""

@@ -160,7 +160,8 @@ class HeldTable:
         self._free = deque(range(blocks.places))
         self._wanted = 0  # free places that the next part waits for
         self._rounds: deque[_HeldRound] = deque()
-        self._complete = 0  # rounds that are read
+        self._complete = 0  # rounds that are read; the others follow them
+        self._ready = 0  # batches that are complete
         self._next = 0  # the next batch
         self._begun: HeldBatch | None = None  # the next batch, if a part of it was gathered
 
@@ -198,6 +199,7 @@ class HeldTable:
 
     def round_read(self) -> None:
         """Note that the next round is complete."""
+        self._ready = self._rounds[self._complete].round.ready
         self._complete += 1
         self._free_rounds()
 
@@ -205,33 +207,44 @@ class HeldTable:
         """Gather a complete batch."""
         begun, self._begun = self._begun, None
         made = begun or self._blocks.begin_batch()
-        if begun is None:
-            made.gather(self._index(self._rounds[0], batch)[:rows], None)
+        parts = [held for held in self._held() if held.round.first <= batch < held.round.stop]
+        if begun is None and len(parts) == 1:
+            made.gather(self._index(parts[0], batch)[:rows], None)
         else:
-            self._gather_part(made, batch)
+            for held in parts:
+                self._gather_part(made, held, batch)
         finished = made.finish(rows)
         self._next = batch + 1
         self._free_rounds()
         return finished
 
+    def _held(self) -> list[_HeldRound]:
+        """Return the rounds that are read."""
+        return list(self._rounds)[: self._complete]
+
     def _free_rounds(self) -> None:
-        """Free the rounds whose complete batches were all handed out.
+        """Free the rounds that no later batch needs.
 
-        The next batch can have samples of such a round too. They are gathered now: a batch may be
-        larger than all the rounds that fit into memory.
+        The next batch can be incomplete, and need samples of a round that has no other ones. They
+        are gathered now: a batch may be larger than all the rounds that fit into memory.
         """
-        while self._complete and self._rounds[0].round.ready <= self._next:
-            if self._rounds[0].round.stop > self._next:
+        for held in self._held():
+            last = held.round.stop == self._next + 1 and self._ready <= self._next
+            if last:
                 self._begun = self._begun or self._blocks.begin_batch()
-                self._gather_part(self._begun, self._next)
-            held = self._rounds.popleft()
-            self._complete -= 1
-            for place in held.places:
-                self._blocks.free(place)
-            self._free.extend(held.places)
+                self._gather_part(self._begun, held, self._next)
+            if last or held.round.stop <= self._next:
+                self._rounds.remove(held)
+                self._complete -= 1
+                self._free_places(held)
 
-    def _gather_part(self, made: HeldBatch, batch: int) -> None:
-        numbers = self._index(self._rounds[0], batch)
+    def _free_places(self, held: _HeldRound) -> None:
+        for place in held.places:
+            self._blocks.free(place)
+        self._free.extend(held.places)
+
+    def _gather_part(self, made: HeldBatch, held: _HeldRound, batch: int) -> None:
+        numbers = self._index(held, batch)
         rows = np.flatnonzero(numbers >= 0)
         if len(rows):
             made.gather(numbers[rows], rows)
@@ -246,5 +259,4 @@ class HeldTable:
             self._begun.drop()
             self._begun = None
         while self._rounds:
-            for place in self._rounds.popleft().places:
-                self._blocks.free(place)
+            self._free_places(self._rounds.popleft())

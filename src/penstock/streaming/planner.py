@@ -5,11 +5,14 @@ Planning is pure arithmetic; nothing is read here. `Planner` plans one part ahea
 
 from __future__ import annotations
 
+import heapq
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import NamedTuple, Protocol
+from functools import partial
+from itertools import chain, pairwise, repeat
+from operator import itemgetter
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,8 @@ from penstock.order import Cursor, Indices, Plan, Span, Steps
 PART_SAMPLES = 1 << 18  # planned together: about 10 MB of temporary arrays
 PART_BLOCKS = 1 << 12  # planned together at most: about 1 MB of Python objects
 _NO_ROWS = np.empty(0, np.int64)
+
+Positions: TypeAlias = Callable[[int, int], Indices]  # of samples begin:end of a window
 
 
 class WindowedOrder(Protocol):
@@ -38,6 +43,41 @@ class WindowedOrder(Protocol):
 
     def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
         """Return positions of the window's samples ``begin:end``, ordered as `window_reads`."""
+        ...
+
+
+class LaneWindow(Protocol):
+    """What a lane reads together, and where it is delivered.
+
+    Attributes:
+        start: The first row of the lane with a sample of this window; row i of a lane is position
+            ``i * lanes + lane``.
+        stop: One past the last one. Rows between them can belong to other windows.
+        spans: The blocks to read; they can have different sizes.
+    """
+
+    @property
+    def start(self) -> int: ...  # noqa: D102
+    @property
+    def stop(self) -> int: ...  # noqa: D102
+    @property
+    def spans(self) -> Sequence[Span]: ...  # noqa: D102
+
+    def rows(self, begin: int, end: int) -> Indices:
+        """Return the row of samples ``begin:end`` of the window, in the order of ``spans``."""
+        ...
+
+
+@runtime_checkable
+class LaneOrder(Protocol):
+    """An order whose lanes have windows of their own.
+
+    Windows of a lane can have different sizes, and overlap: a mixture has one of each member at a
+    time. Every row of a lane is in exactly one of its windows.
+    """
+
+    def windows(self, epoch: int, lane: int) -> Iterator[LaneWindow]:
+        """Yield the windows of a lane, ascending by their first row."""
         ...
 
 
@@ -163,12 +203,12 @@ class Part:
 
 
 class _Run(NamedTuple):
-    """Consecutive blocks of one lane's window: samples ``begin : end`` of the window."""
+    """Consecutive blocks of a window: samples ``begin : end`` of it."""
 
-    column: int
     begin: int
     end: int
     spans: list[Span]
+    positions: Positions
 
 
 class Planner:
@@ -213,36 +253,79 @@ class Planner:
         return self._next
 
 
-def plan_parts(plan: Plan, windows: WindowedOrder, segments: Iterator[Segment]) -> Iterator[Part]:
+def plan_parts(
+    plan: Plan, order: WindowedOrder | LaneOrder, segments: Iterator[Segment]
+) -> Iterator[Part]:
     """Yield the parts of a rank's stream, segment after segment; each is planned on request."""
     done = 0
     for segment in segments:
-        ends = plan.skips.original(segment.epoch, np.array([segment.start, segment.stop - 1]))
-        first, last = (windows.round_of(segment.epoch, end) for end in ends.tolist())
-        for k in range(first, last + 1):
-            yield from _plan_round(plan, windows, segment, k, done)
+        if isinstance(order, LaneOrder):
+            yield from _plan_lanes(plan, order, segment, done)
+        else:
+            yield from _plan_rounds(plan, order, segment, done)
         done += segment.count
 
 
-def _plan_round(
-    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, done: int
-) -> Iterator[Part]:
-    start = windows.round_start(segment.epoch, k)
-    ends = np.array([start, windows.round_start(segment.epoch, k + 1)])
-    begin, end = plan.skips.kept(segment.epoch, ends).tolist()
-    span = begin, end
-    touched = segment.steps_in(*span, plan.steps.whole)
-    if not touched:  # all of it is skipped
-        return
-    complete = (
-        touched.stop
-        if span[1] >= segment.bounds(touched.stop - 1, plan.steps.whole)[1]
-        else touched.stop - 1
-    )
-    this = Round(done + touched.start, done + touched.stop, done + complete)
-    # The first position of a round can belong to any lane, not only to lane 0.
-    columns = [(lane - start) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
-    begins, following = True, _runs(windows, segment.epoch, k, columns)
+def _plan_rounds(plan: Plan, windows: WindowedOrder, segment: Segment, done: int) -> Iterator[Part]:
+    epoch, whole = segment.epoch, plan.steps.whole
+    ends = plan.skips.original(epoch, np.array([segment.start, segment.stop - 1]))
+    first, last = (windows.round_of(epoch, end) for end in ends.tolist())
+    for k in range(first, last + 1):
+        start = windows.round_start(epoch, k)
+        borders = np.array([start, windows.round_start(epoch, k + 1)])
+        begin, end = plan.skips.kept(epoch, borders).tolist()
+        touched = segment.steps_in(begin, end, whole)
+        if not touched:  # all of it is skipped
+            continue
+        is_complete = end >= segment.bounds(touched.stop - 1, whole)[1]
+        complete = touched.stop if is_complete else touched.stop - 1
+        # The first position of a round can belong to any lane, not only to lane 0.
+        columns = [(lane - start) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
+        read = [
+            (
+                windows.window_reads(epoch, k, each),
+                partial(windows.window_positions, epoch, k, each),
+            )
+            for each in columns
+        ]
+        this = Round(done + touched.start, done + touched.stop, done + complete)
+        yield from _parts(plan, segment, this, (begin, end), touched.start, read)
+
+
+def _plan_lanes(plan: Plan, order: LaneOrder, segment: Segment, done: int) -> Iterator[Part]:
+    """Yield the parts of each window, which is a round of its own, by their first positions.
+
+    A step is complete when the next window begins after it.
+    """
+    whole, lanes = plan.steps.whole, plan.steps.lanes
+
+    def opened(lane: int) -> Iterator[tuple[int, int, LaneWindow, Positions]]:
+        def positions(window: LaneWindow, begin: int, end: int) -> Indices:
+            return window.rows(begin, end) * lanes + lane
+
+        for window in order.windows(segment.epoch, lane):
+            ends = np.array([window.start * lanes + lane, (window.stop - 1) * lanes + lane + 1])
+            begin, end = plan.skips.kept(segment.epoch, ends).tolist()
+            if segment.steps_in(begin, end, whole):
+                yield begin, end, window, partial(positions, window)
+
+    mine = _lanes(plan, segment, range(segment.count))
+    windows = heapq.merge(*map(opened, mine), key=itemgetter(0))
+    for (begin, end, window, of), after in pairwise(chain(windows, [None])):  # type: ignore[misc]
+        touched = segment.steps_in(begin, end, whole)
+        complete = segment.count
+        if after is not None:
+            complete = segment.steps_in(max(after[0], segment.start), segment.stop, whole).start
+        this = Round(done + touched.start, done + touched.stop, done + complete)
+        yield from _parts(plan, segment, this, (begin, end), touched.start, [(window.spans, of)])
+
+
+def _parts(
+    plan: Plan, segment: Segment, this: Round, span: tuple[int, int], first: int,
+    windows: Sequence[tuple[Sequence[Span], Positions]],
+) -> Iterator[Part]:  # fmt: skip
+    """Yield the parts of a round, whose positions are in ``span``."""
+    begins, following = True, _runs(windows)
     runs = next(following, [])
     while begins or runs:
         after = next(following, [])
@@ -250,7 +333,7 @@ def _plan_round(
         rows: list[Indices] = []
         wanted = 0
         for run in runs:
-            found, mine = _batch_rows(plan, windows, segment, k, run, span, touched.start)
+            found, mine = _batch_rows(plan, segment, run, span, first)
             reads += _reads(segment.epoch, run.spans, mine, wanted)
             rows.append(found if mine is None else found[mine])
             wanted += rows[-1].size
@@ -259,36 +342,35 @@ def _plan_round(
         begins, runs = False, after
 
 
-def _runs(windows: WindowedOrder, epoch: int, k: int, columns: list[int]) -> Iterator[list[_Run]]:
+def _runs(windows: Sequence[tuple[Sequence[Span], Positions]]) -> Iterator[list[_Run]]:
     """Yield the blocks of a round's windows in groups of about one part."""
     group: list[_Run] = []
     size = 0
-    for column in columns:
+    for window, positions in windows:
         spans: list[Span] = []
         begin = end = 0
-        for span in windows.window_reads(epoch, k, column):
+        for span in window:
             spans.append(span)
             end += span.count
             if size + end - begin >= PART_SAMPLES or len(spans) >= PART_BLOCKS:
-                yield [*group, _Run(column, begin, end, spans)]
+                yield [*group, _Run(begin, end, spans, positions)]
                 group, size, spans, begin = [], 0, [], end
         if spans:
-            group.append(_Run(column, begin, end, spans))
+            group.append(_Run(begin, end, spans, positions))
             size += end - begin
     if group:
         yield group
 
 
 def _batch_rows(
-    plan: Plan, windows: WindowedOrder, segment: Segment, k: int, run: _Run,
-    span: tuple[int, int], first: int,
-) -> tuple[Indices, npt.NDArray[np.bool_] | None]:  # fmt: skip
+    plan: Plan, segment: Segment, run: _Run, span: tuple[int, int], first: int
+) -> tuple[Indices, npt.NDArray[np.bool_] | None]:
     """Return `Segment.batch_rows` for a run, in pieces: a large block needs large temporaries."""
     rows: Indices = np.empty(run.end - run.begin, np.int64)
     mine: npt.NDArray[np.bool_] | None = None
     for begin in range(run.begin, run.end, PART_SAMPLES):
         end = min(begin + PART_SAMPLES, run.end)
-        positions = windows.window_positions(segment.epoch, k, run.column, begin, end)
+        positions = run.positions(begin, end)
         kept = plan.skips.kept(segment.epoch, positions)
         found, selected = segment.batch_rows(plan, kept, span=span, first=first)
         if segment.epoch in plan.skips:

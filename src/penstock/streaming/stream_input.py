@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from penstock.sources.base import (
 )
 from penstock.sources.boxes import Leaf
 from penstock.sources.ragged_rows import offsets_of
+from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
 from penstock.streaming.held_rows import StoredRows
 
@@ -90,6 +92,12 @@ class StreamInput:
         """Samples that are cheapest to read together."""
         block = self.source.block_samples
         return block if self.rows is None else min(block, self.rows.most_samples)
+
+    @property
+    def whole_rows(self) -> int:
+        """Samples that a chunk of whole rows has: more than a block if samples are patches."""
+        layout = None if self.rows is None else self.rows.source.layout
+        return prod(layout.counts) if isinstance(layout, Patches) else self.block_samples
 
     def drop(self) -> None:
         """Free resident fields; the next read loads them again."""

@@ -158,6 +158,8 @@ class CheckpointManager:
         check_loadable({name: each for name, each in state.items() if name != "rng_state"})
         remove_unfinished(self.checkpoint_dir)
         path = self._new_path(epoch, step)
+        for each in _named(loaders).values():  # weights of samples are too large for a state
+            getattr(each, "save_weights", lambda _: None)(self.checkpoint_dir)
         write_checkpoint(path, state)
         self._tidy([*entries, metadata_of(path.name, state)])
         if self.drive_backup:
@@ -245,12 +247,14 @@ class CheckpointManager:
             state = read_checkpoint(chosen)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
-        self._put_back(_named(loaders), state)
+        self._put_back(_named(loaders), state, chosen.parent)
         if restore_rng and "rng_state" in state:
             _restore_random_state(chosen, state["rng_state"])
         return state
 
-    def _put_back(self, loaders: Mapping[str, Stateful], state: dict[str, Any]) -> None:
+    def _put_back(
+        self, loaders: Mapping[str, Stateful], state: dict[str, Any], folder: Path
+    ) -> None:
         states = state.get("loader_states") or {}
         if not isinstance(states, Mapping):
             raise DamagedCheckpointError(
@@ -263,6 +267,7 @@ class CheckpointManager:
                     f"the checkpoint has no state of the loader {name!r}, only of "
                     f"{sorted(states)}: save it with loaders="
                 )
+            getattr(loader, "load_weights", lambda _: None)(folder)
             loader.load_state_dict(states[name])
 
     def _recovery(self, damaged: Path) -> str:

@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset
 from penstock.datamodules.inputs import is_source
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datamodules.splitting import check_share, split
-from penstock.errors import ConfigError
+from penstock.datasets.mixture import Mixture, prioritized
+from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
@@ -21,6 +22,7 @@ from penstock.loaders.partition import validation_loader
 from penstock.loaders.plan_settings import order_factory
 from penstock.order import derive_key
 from penstock.ranks import ranks
+from penstock.registry import unknown_name
 from penstock.seeds import Seed
 from penstock.sources import open_source
 from penstock.sources.base import Source, composed
@@ -35,7 +37,9 @@ OF_TRAINING = ("cycle", "max_passes", "start_chunk", "validate_every", "skip")
 log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
-WAYS = "a _name_, a _target_, a path, or sections train and val"
+WAYS = "a _name_, a _target_, a path, a mixture, or sections train and val"
+MIXTURE = ("mixture", "weights", "until", "label")
+PRIORITY = ("parts", "weights", "cover_within_epochs")
 
 
 def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
@@ -45,8 +49,13 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
         return None
     section = {"path": section} if isinstance(section, str) else section
     if "_name_" in section or _is_sequence_dataset(section):
+        if settings.train.priority is not None:
+            raise ConfigError(
+                f"train.priority ({settings.where('train.priority')}) needs a dataset with a path, "
+                "a _target_ or a mixture: one with a _name_ makes its own loaders"
+            )
         return _of_sequences(section, maker, loaders)
-    if "_target_" in section or "path" in section:
+    if "_target_" in section or "path" in section or "mixture" in section:
         return _of_one(settings, _opened("dataset", section, maker), loaders)
     if any(part in section for part in PARTS):
         return _of_parts(settings, maker, loaders)
@@ -86,13 +95,18 @@ def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
         return _of_module(made, loaders)
     share = settings.dataset.get("val_split") if isinstance(settings.dataset, Mapping) else None
     if share is None:
-        return loaded({"train": made}, loaders)
+        return loaded({"train": _prioritized(settings, made)}, loaders)
     check_share(share)
+    if isinstance(made, Mixture):
+        raise ConfigError(
+            f"dataset.val_split ({settings.where('dataset.val_split')}) of a mixture: give "
+            "dataset.train a mixture, and dataset.val a path"
+        )
     steps = loaders.options.get("steps", 1)
     train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
     if is_source(made) and steps > 1:
         log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
-    return loaded({"train": train, "val": val}, loaders)
+    return loaded({"train": _prioritized(settings, train), "val": val}, loaders)
 
 
 def _of_module(made: Any, loaders: PartLoaders) -> Any:
@@ -120,7 +134,21 @@ def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData
         for part in PARTS
         if section.get(part) is not None
     }
+    made["train"] = _prioritized(settings, made["train"])
     return loaded(made, loaders)
+
+
+def _prioritized(settings: Settings, data: Any) -> Any:
+    """Return the training data in the shares of ``train.priority``; as it is without."""
+    section = settings.train.priority
+    if section is None:
+        return data
+    check_names("train.priority", section, PRIORITY)
+    try:
+        return prioritized(data, **section)
+    except (PlanError, TypeError) as error:
+        where = settings.where("train.priority")
+        raise ConfigError(f"train.priority ({where}): {error}") from error
 
 
 def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
@@ -142,6 +170,8 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
     if isinstance(section, Mapping) and "path" in section and "_target_" not in section:
         options = {n: v for n, v in section.items() if n not in ("path", "val_split")}
         return open_source(section["path"], **options)
+    if isinstance(section, Mapping) and "mixture" in section:
+        return _mixture(key, section, maker)
     if not isinstance(section, Mapping):
         found = type(section).__name__
         raise maker.refused(
@@ -150,6 +180,26 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
     return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
+
+
+def _mixture(key: str, section: Mapping[str, Any], maker: Maker) -> Mixture:
+    """Return the mixture of a section; its members are sections or paths themselves."""
+    check_names(key, section, (*MIXTURE, "val_split"))
+    members, options = section["mixture"], {n: section[n] for n in MIXTURE[1:] if n in section}
+    if not isinstance(members, Mapping):
+        raise maker.refused(f"{key}.mixture", f"must be members by name, got {members!r}")
+    opened = {str(n): _opened(f"{key}.mixture.{n}", m, maker) for n, m in members.items()}
+    try:
+        return Mixture(opened, **options)
+    except PlanError as error:
+        raise maker.refused(key, str(error)) from error
+
+
+def check_names(key: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse a key that a section does not have."""
+    for name in section:
+        if name not in known:
+            raise ConfigError(unknown_name(f"key of {key}", str(name), known))
 
 
 lightning = optional("lightning.pytorch", extra="lightning")
@@ -248,7 +298,15 @@ class PartLoaders:
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
-        options |= {"order": order_factory(self.chunks.order_of), "seed": self.chunks.seed}
+        options |= {"seed": self.chunks.seed}
+        if isinstance(data, Mixture):
+            if self.chunks.order == "block":
+                raise ConfigError(
+                    "train.chunk_order=block of a mixture: use shuffled or sequential"
+                )
+            chunk = self._train_chunk(data.make_order(0).size)
+            return ChunkedDataLoader(data, self.batch_size, chunk, **options, **self._shuffle)
+        options |= {"order": order_factory(self.chunks.order_of)}
         return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
 
     def validation(self, data: Any) -> Any:

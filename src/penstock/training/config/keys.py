@@ -137,6 +137,7 @@ CHUNKS: Final[dict[str, Kind]] = {
     if option.name != "start_chunk"  # on the command line: --chunk
 }
 TRAIN: Final[dict[str, Kind]] = CHUNKS | {
+    "priority": SECTION.or_none(),
     "seed": INTEGER.or_none(),
     "interval": one_of("epoch", "step"),
     "monitor": TEXT,
@@ -214,6 +215,7 @@ STREAM_LOADER: Final[dict[str, Kind]] = {
     "steps": whole(1),
     "device": TEXT.or_none(),
     "lanes": whole(1).or_none(),
+    "mixing": NUMBER.or_none(),
     "transform": SECTION.or_none(),
     "collate": SECTION.or_none(),
     "threads": whole(1).or_none(),

@@ -36,6 +36,8 @@ class TrainSettings:
         max_passes: Passes of the dataset after which training ends.
         validate_every: Chunks between two validations, or ``{min, max, loss_change}``.
         skip: Positions to leave out, each ``[epoch, start, stop]``.
+        priority: Parts of the training data that come more often: ``{parts, weights,
+            cover_within_epochs}``, the arguments of `penstock.datasets.mixture.prioritized`.
         seed: Seed of the model's initial weights; None draws one for each run.
         interval: How often the scheduler steps: ``"epoch"`` or ``"step"``.
         monitor: The metric that schedulers and the best checkpoint depend on.
@@ -53,6 +55,7 @@ class TrainSettings:
     max_passes: int | None = None
     validate_every: Any = None
     skip: Any = None
+    priority: Any = None
     seed: int | None = 0
     interval: str = "epoch"
     monitor: str = "val/loss"
