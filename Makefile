@@ -3,11 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# JOBS: processes that run tests side by side; TIMES: runs of `make flaky`
-JOBS ?= 2
+# JOBS: processes that run tests side by side, three for two cores because many tests wait;
+# TIMES: runs of `make flaky`
+JOBS ?= 3
 TIMES ?= 50
 VERSIONS ?= 3.11 3.12 3.13 3.14
-MATRIX ?= -m "not proof and not cuda" -n $(JOBS) --dist loadfile
+# conftest.py puts files of a few long tests first
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+MATRIX ?= -m "not proof and not cuda" $(SIDE_BY_SIDE)
+# every process of a test would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick check bench proof reliability flaky matrix cuda clean
 
@@ -16,11 +21,12 @@ demo: $(READY)
 
 # every test, and a random sample of the campaigns of `make proof`
 test: $(READY)
-	$(BIN)/pytest -q -m "not proof and not cuda" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -q -m "not proof and not cuda" $(SIDE_BY_SIDE)
 
 # under a minute, while you edit: order, plan, sources, collate, settings
+quick: JOBS = 2
 quick: $(READY)
-	$(BIN)/pytest -q -m "not proof and not cuda and not timing" -n $(JOBS) --dist loadfile \
+	$(BIN)/pytest -q -m "not proof and not cuda and not timing" $(SIDE_BY_SIDE) \
 		tests/order tests/keyed tests/checks tests/collate tests/training/config \
 		tests/sources/test_memory.py tests/sources/test_npy.py tests/sources/test_combine.py \
 		src/penstock/order src/penstock/collate
@@ -39,8 +45,8 @@ bench: $(READY)
 # the campaigns at full length; 2,000 examples of every law; the long forms of other tests
 proof: $(READY)
 	$(BIN)/python -m tests.campaigns run --jobs $(JOBS)
-	HYPOTHESIS_PROFILE=proof $(BIN)/pytest -q -m "law and not cuda" -n $(JOBS) --dist loadfile
-	$(BIN)/pytest -q -m "proof and not law and not cuda" -n $(JOBS) --dist loadfile
+	HYPOTHESIS_PROFILE=proof $(BIN)/pytest -q -m "law and not cuda" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -q -m "proof and not law and not cuda" $(SIDE_BY_SIDE)
 
 # the campaigns at full length, written to docs/reliability.md
 reliability: $(READY)

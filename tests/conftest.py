@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("law")
         if timed.depends_on_time(item):
             item.add_marker("timing")
+    # files of a few long tests first: at the end, processes side by side share the short ones
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: sizes[item.path])
     if PROFILE == "proof":
         laws.lengthen([item for item in items if laws.is_law(item)])
     if config.getoption("markexpr") or any("::" in arg for arg in config.args):
@@ -42,7 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("proof")]
     if long:
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+        items[:] = [item for item in items if not item.get_closest_marker("proof")]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collections, and its pages shared with forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,8 +80,11 @@ def commands():
 
 
 @pytest.fixture(autouse=True)
-def library_log_is_captured() -> None:
-    """Undo what configurations of other libraries did to the log of this process."""
+def the_log_is_left_as_it_was() -> Iterator[None]:
+    """Fail a test that switches the log of the library off for the tests after it."""
     log = logging.getLogger("penstock")
+    yield
+    left = (log.disabled, log.propagate, log.level)
     log.disabled, log.propagate = False, True
     log.setLevel(logging.NOTSET)
+    assert left == (False, True, logging.NOTSET)

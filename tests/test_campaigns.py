@@ -11,7 +11,7 @@ from tests.campaigns import page
 from tests.campaigns.results import Outcome, table
 
 ROOT = Path(__file__).parents[1]
-SAMPLE_SECONDS = 15  # no trial begins after these
+SAMPLE_SECONDS = 10  # no trial begins after these
 
 
 @pytest.mark.timing

@@ -14,13 +14,18 @@ which `remove_unfinished` deletes.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Final
+
+log = logging.getLogger("penstock")
 
 UNFINISHED: Final = ".tmp"
 TOKEN_BYTES: Final = 8
@@ -92,6 +97,22 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Replace ``path`` by a file with this text, in UTF-8."""
     replace_file(path, lambda file: file.write(text.encode()))
+
+
+def cache_path(kind: str, identity: str) -> Path:
+    """Return the file in the user's cache for something with this identity."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = blake2b(identity.encode(), digest_size=12).hexdigest()
+    return home / "penstock" / kind / f"{name}.json"
+
+
+def write_cache(path: Path, value: object) -> None:
+    """Write ``value`` as JSON; a failure is only logged: without the cache, only time is lost."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(value))
+    except OSError as error:
+        log.info("cannot write to the cache: %s", error)
 
 
 def remove_unfinished(directory: Path) -> None:

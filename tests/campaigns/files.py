@@ -81,7 +81,9 @@ def save(folder: Path, first: int, count: int) -> None:
         torch.nn.init.constant_(model.weight, number)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         manager.save(model, optimizer, None, number, {"val_loss": float(number)})
-        (folder.parent / "confirmed").write_text(str(number))
+        next_number = folder.parent / "confirmed.next"
+        next_number.write_text(str(number))
+        next_number.replace(folder.parent / "confirmed")  # at once: a kill leaves no empty file
 
 
 @cache

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checks import BatchSchema, TensorSpec, schema
+from penstock import checks
+from penstock.checks import BatchSchema, TensorSpec
 from penstock.errors import BatchError
 
 SCHEMA = BatchSchema(
@@ -102,11 +103,11 @@ def test_a_check_draws_no_random_number_and_leaves_the_batch_alone():
 
 def test_checks_stand_without_asserts():
     """With ``python -O`` the compiler leaves out assert statements."""
-    source = Path(schema.__file__).read_text()
+    source = Path(checks.__file__).read_text()
     optimized = ModuleType("optimized_schema")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, optimized.__name__, optimized)  # dataclasses look it up
-        exec(compile(source, schema.__file__, "exec", optimize=1), vars(optimized))
+        exec(compile(source, checks.__file__, "exec", optimize=1), vars(optimized))
         checked = optimized.BatchSchema({"": optimized.TensorSpec()})
         with pytest.raises(AssertionError, match="NaN detected"):
             checked.check(torch.tensor([float("nan")]))

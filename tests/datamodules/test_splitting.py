@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from penstock.datamodules.splitting import KeyedIndices, split, split_sizes
+from penstock.datamodules.inputs import KeyedIndices, split, split_sizes
 from penstock.errors import ConfigError
 from penstock.sources import MemorySource
 from penstock.sources.base import ComposedSource

@@ -124,7 +124,7 @@ def test_any_number_of_workers_delivers_identical_batches(base, workers, method)
     assert same_batch(two_epochs(prepared(base), workers, **options), CONTROL)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.proof)])
 def test_any_start_method_delivers_identical_batches(method):
     assert same_batch(two_epochs(prepared(), 2, multiprocessing_context=method), CONTROL)
 

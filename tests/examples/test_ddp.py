@@ -1,4 +1,4 @@
-"""The examples run under torchrun, stop, go on with other ranks, and end as undisturbed."""
+"""The examples run on several ranks, stop, go on with other ranks, and end as undisturbed."""
 
 import os
 import re
@@ -74,8 +74,8 @@ def ends_alike(commands, folder, said):
 
 
 def test_stopped_and_continued_on_three_ranks_it_ends_as_undisturbed(commands, tmp_path):
-    options = ["--dir", tmp_path / "run", "--stop-at", 50]
-    ends_alike(commands, tmp_path, run(torchrun(2, EXAMPLES / "ddp.py", *options)))
+    command = [EXAMPLES / "ddp.py", "--dir", tmp_path / "run", "--stop-at", 50]
+    ends_alike(commands, tmp_path, forked(commands.ranks(2, tmp_path, *command)))
 
 
 @pytest.mark.proof

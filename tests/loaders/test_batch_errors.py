@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from penstock import ChunkedDataLoader, StreamLoader, WorkerError
-from penstock.datamodules.tbptt import TBPTTDataLoader
+from penstock.datamodules.sequence_loaders import TBPTTDataLoader
 
 
 class Bad(Dataset):

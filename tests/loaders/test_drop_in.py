@@ -326,7 +326,7 @@ class Waiting(Made):
 
     def __getitem__(self, index):
         if index == 2:
-            threading.Event().wait(4)
+            threading.Event().wait(2)
         return index
 
 
@@ -384,7 +384,7 @@ def open_dataset(worker):
     ("make", "method"),
     [
         (lambda: Opened(torch.arange(8), torch.ones(8)), "fork"),
-        (lambda: Opened(torch.arange(8), torch.ones(8)), "spawn"),
+        (lambda: Opened(torch.arange(8), torch.ones(8)), "forkserver"),
         (lambda: OpenedSamples(numbers), "fork"),
         (lambda: OpenedBatches(numbers), "fork"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import AugmentedDataset, ChunkedDataLoader, PlanError, StateError, StreamLoader
-from penstock.datamodules.tbptt import TBPTTDataLoader
+from penstock.datamodules.sequence_loaders import TBPTTDataLoader
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.sampler import ChunkedSampler
 from penstock.order import BlockOrder, SequentialOrder, ShuffledOrder

@@ -1,7 +1,6 @@
 """The next window is read while this one is used, over the end of an epoch too."""
 
 import threading
-import time
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ PATIENCE = 20.0
 
 
 class Counted:
-    """Says when so many blocks have been read."""
+    """Sets ``reached`` when ``wanted`` blocks have been read."""
 
     def __init__(self, wanted):
         self.left, self.lock, self.reached = wanted, threading.Lock(), threading.Event()
@@ -47,37 +46,29 @@ def test_the_next_epoch_is_begun_before_the_last_batch_of_this_one_is_taken():
         assert loader.state_dict() | {"epoch": 1, "position": 0} == loader.state_dict()
 
 
-def test_reading_goes_on_over_the_ends_of_chunks_and_epochs_without_beginning_anew():
+def test_reading_continues_over_the_ends_of_chunks_and_epochs():
     source = WatchedSource(ARRAY)
     with StreamLoader(source, 10, chunk_size=7, **GEOMETRY) as loader:
         while loader.state_dict()["epoch"] < 3:
             for _ in loader:
                 pass
-        stream = loader._stream
         next(iter(loader))
-        assert loader._stream is stream
     assert len(source.reads) <= 3 * 60 + 3 * 5 + 5  # nothing was read twice
 
 
-def test_reading_ahead_waits_for_room_and_not_for_ever_more():
-    source = WatchedSource(np.arange(100_000))
-    with StreamLoader(source, 10, **GEOMETRY) as loader:
+def test_no_more_is_read_ahead_than_there_is_room_for():
+    beyond = Counted(5 * 5 + 1)
+    with StreamLoader(WatchedSource(np.arange(100_000), beyond), 10, **GEOMETRY) as loader:
         next(iter(loader))
-        deadline = time.monotonic() + 20
-        while not loader._stream._pipeline._memory._wanted and time.monotonic() < deadline:
-            time.sleep(0.01)  # until the readers wait for room
-        assert loader._stream._pipeline._memory._wanted
-    assert len(source.reads) <= 5 * 5
+        assert not beyond.reached.wait(1.0)  # without a bound it is there in milliseconds
 
 
 def test_evaluation_reads_ahead_into_its_next_pass():
-    source = WatchedSource(ARRAY)
-    with StreamLoader(source, 50, evaluation=True, **GEOMETRY) as loader:
+    beyond = Counted(61)  # one block of the next pass
+    with StreamLoader(WatchedSource(ARRAY, beyond), 50, evaluation=True, **GEOMETRY) as loader:
         one = torch.cat(list(loader))
-        stream = loader._stream
-        other = torch.cat(list(loader))
-        assert loader._stream is stream
-        assert torch.equal(one, other)
+        assert beyond.reached.wait(PATIENCE)
+        assert torch.equal(one, torch.cat(list(loader)))
 
 
 # -- the end of the walk: transform and collate

@@ -20,6 +20,7 @@ from penstock.streaming import threads
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.threads import BackgroundThread, start_all, stop_all
 from penstock.testing import WatchedSource
+from tests.cases import each_once
 
 ARRAY = np.arange(2000)
 GEOMETRY = {"block_samples": 10, "window_blocks": 5}
@@ -298,8 +299,9 @@ for _ in loader: pass
 }
 
 
-@pytest.mark.parametrize("kind", ["stream", "threads", "chunks"])
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("kind", "ending"), each_once(["stream", "threads", "chunks"], list(ENDINGS))
+)
 def test_the_process_ends_although_a_read_never_returns(kind, ending):
     program = [sys.executable, "-W", "ignore", "-c", PROGRAM + ENDINGS[ending], kind]
     done = subprocess.run(program, capture_output=True, text=True, timeout=100)  # it does end

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import StreamLoader, concatenate, open_source, zip_sources
-from penstock.datamodules.splitting import split
+from penstock.datamodules.inputs import split
 from penstock.errors import PlanError
 from penstock.sources.base import composed, seams_of
 from penstock.sources.memory import MemorySource

@@ -42,8 +42,7 @@ class Misbehaving(Large):
     def __getitem__(self, index):
         if index >= 2 * len(self.behaviours) and not self.behaved:
             self.behaved = True
-            while not (self.folder / "all arrived").exists():  # another thread sends what was read
-                time.sleep(0.01)
+            wait_for((self.folder / "all arrived").exists)  # another thread sends what was read
             (self.folder / str(os.getpid())).touch()
             self.behave(self.behaviours[get_worker_info().id])
         return super().__getitem__(index)
@@ -71,14 +70,15 @@ def misbehaving(method, behaviours):
         batches = iter(loader)
         came = [next(batches) for _ in behaviours]
         (dataset.folder / "all arrived").touch()
-        while any(process.pid not in behaving(folder) for process in loader._workers.processes):
-            time.sleep(0.01)
+        wait_for(lambda: len(list(dataset.folder.glob("[0-9]*"))) == len(behaviours))
     return loader, batches, came
 
 
-def behaving(folder):
-    """The workers that are about to do what they are here for."""
-    return {int(path.name) for path in Path(folder).glob("[0-9]*")}
+def wait_for(condition, seconds=100):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def killed(method, *behaviours):
@@ -182,14 +182,12 @@ def in_finalizer(frame):
     return False
 
 
-def cycles(method, count, persistent):
+def cycles(method, count):
     """Open, read a batch, break and close, ``count`` times; say what has grown."""
     options = {"num_workers": 2, "multiprocessing_context": method}
     before = None
     for cycle in range(int(count)):
-        loader = ChunkedDataLoader(
-            Large(), 2, 100, persistent_workers=persistent == "True", **options
-        )
+        loader = ChunkedDataLoader(Large(), 2, 100, persistent_workers=cycle % 2 == 0, **options)
         for _batch in loader:
             break
         loader.close()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from penstock.domains.recording import RandomChunkLoader
-from penstock.domains.recording.chunk_pipeline import ChunkPipeline
+from penstock.domains.recording.chunk_loader import ChunkPipeline
 from penstock.loaders.stream import StreamLoader
 from penstock.streaming.transfer import Transfer, transfer_to
 from penstock.testing import WatchedSource, assert_resumes_everywhere

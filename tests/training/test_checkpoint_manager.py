@@ -26,7 +26,7 @@ from penstock.training import (
     NoCheckpointError,
     TrainingConfig,
 )
-from penstock.training.checkpoint_registry import REGISTRY, kept, ranked
+from penstock.training.checkpoint_files import REGISTRY, kept, ranked
 
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
 

@@ -1,6 +1,7 @@
 """Files that the training side reads, damaged in any way: read, or refused with the file's name."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -9,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.domains.audio.files import AudioFile, load_index, save_index
+from penstock.atomic_files import write_cache
+from penstock.domains.audio.files import AudioFile, load_index
+from penstock.domains.folds.engine import RunDirectory
 from penstock.domains.folds.fold import CURVES
-from penstock.domains.folds.run_directory import RunDirectory
 from penstock.errors import PenstockError
 from penstock.training import CheckpointManager, TrainingConfig
-from penstock.training.checkpoint_files import write_checkpoint
-from penstock.training.checkpoint_registry import git_commit
-from penstock.training.run.csv_log import read_lines
+from penstock.training.checkpoint_files import git_commit, write_checkpoint
+from penstock.training.run.directory import read_lines
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.tune import TuneCache
+from penstock.tuning.trials import TuneCache
 
 
 class Settings:
@@ -127,7 +128,7 @@ class Index:
     name = "index.json"
 
     def write(self, folder):
-        save_index(folder / self.name, [AudioFile("a.wav", 10, 8000, 1, 20, 5)])
+        write_cache(folder / self.name, [asdict(AudioFile("a.wav", 10, 8000, 1, 20, 5))])
 
     def read(self, folder):
         for file in load_index(folder / self.name).values():

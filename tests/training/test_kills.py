@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from penstock.domains.folds.run_directory import RunDirectory
+from penstock.domains.folds.engine import RunDirectory
 from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, last_readable

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from penstock import StreamLoader
 from penstock.errors import ConfigError, PlanError
 from penstock.tuning import DataLoaderConfig, Machine, tune
-from penstock.tuning.tune import TuneCache
+from penstock.tuning.trials import TuneCache
 
 DATA = torch.zeros(64, 4)
 NO_COUNT = [True, 0, -1, 1.5, "3", None, 2**63, float("nan"), [3]]

@@ -83,7 +83,7 @@ def exit_codes(*, debug: bool) -> Iterator[None]:
     """Exit with 2 for an invalid request and 1 for a failed run, if the block raises."""
     # imported here: other commands work without the libraries of training
     from penstock.training.run.checkpoints import one_line
-    from penstock.training.run.outcome import RunFailedError
+    from penstock.training.run.train import RunFailedError
 
     try:
         yield

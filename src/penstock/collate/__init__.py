@@ -1,30 +1,19 @@
 """Collation of samples into batches: collators, their registry, and task specs."""
 
-from penstock.collate.audio import AudioCollator
-from penstock.collate.collators import Collator, CollatorInfo, CollatorRegistry
-from penstock.collate.default import CollateError, DefaultCollator, stack, unequal
-from penstock.collate.task_spec import TaskSpec, get_default_task_specs
-from penstock.collate.text import TextCollator
-from penstock.collate.vision import NORMALIZATIONS, VisionCollator
+from penstock.collate.collators import Collator as Collator
+from penstock.collate.collators import CollatorInfo as CollatorInfo
+from penstock.collate.collators import CollatorRegistry as CollatorRegistry
+from penstock.collate.default import CollateError as CollateError
+from penstock.collate.default import DefaultCollator as DefaultCollator
+from penstock.collate.default import stack as stack
+from penstock.collate.default import unequal as unequal
+from penstock.collate.media import NORMALIZATIONS as NORMALIZATIONS
+from penstock.collate.media import AudioCollator as AudioCollator
+from penstock.collate.media import VisionCollator as VisionCollator
+from penstock.collate.task_spec import TaskSpec as TaskSpec
+from penstock.collate.task_spec import get_default_task_specs as get_default_task_specs
+from penstock.collate.text import TextCollator as TextCollator
 
 # Names used by code written for other engines.
 LanguageModelingDataCollator = TextCollator
 VisionDataCollator = VisionCollator
-
-__all__ = [
-    "NORMALIZATIONS",
-    "AudioCollator",
-    "CollateError",
-    "Collator",
-    "CollatorInfo",
-    "CollatorRegistry",
-    "DefaultCollator",
-    "LanguageModelingDataCollator",
-    "TaskSpec",
-    "TextCollator",
-    "VisionCollator",
-    "VisionDataCollator",
-    "get_default_task_specs",
-    "stack",
-    "unequal",
-]

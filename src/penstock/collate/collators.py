@@ -6,14 +6,14 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from penstock.arguments import instance, text
-from penstock.collate.audio import AudioCollator
 from penstock.collate.default import DefaultCollator
+from penstock.collate.media import AudioCollator, VisionCollator
 from penstock.collate.task_spec import MODALITIES, TASK_TYPES, TaskSpec, check_task_spec
 from penstock.collate.text import TextCollator
-from penstock.collate.vision import VisionCollator
 from penstock.errors import ConfigError
 from penstock.registry import Registry, close_name, unknown_name
 
@@ -115,10 +115,7 @@ class CollatorRegistry:
         return decorate
 
     def get_collator(
-        self,
-        task_spec: TaskSpec | None = None,
-        collator_name: str | None = None,
-        **kwargs: Any,
+        self, task_spec: TaskSpec | None = None, collator_name: str | None = None, **kwargs: Any
     ) -> Collator:
         """Return a new collator by name, or the one that fits a task.
 
@@ -137,10 +134,7 @@ class CollatorRegistry:
         elif task_spec is not None:
             info = self._choose(task_spec)
         else:
-            raise ConfigError(
-                "pass task_spec= or collator_name= to select a collator, got neither "
-                f"(available: {', '.join(self._collators)})"
-            )
+            raise ConfigError("cannot select a collator: pass task_spec= or collator_name=")
         return _make(info, {"task_spec": task_spec, **kwargs})
 
     def list_collators(self) -> list[CollatorInfo]:
@@ -149,9 +143,7 @@ class CollatorRegistry:
 
     def _choose(self, task_spec: TaskSpec) -> CollatorInfo:
         ranked = [(_fit(info, task_spec), info) for info in reversed(self._collators.entries())]
-        best, info = max(
-            ranked, key=lambda each: each[0]
-        )  # max returns the first of equals: the latest
+        best, info = max(ranked, key=itemgetter(0))  # of equals, the latest registration
         if best == 0:
             raise ConfigError(
                 unknown_name("modality", task_spec.modality, self._collators)
@@ -181,10 +173,7 @@ def _make(info: CollatorInfo, offered: dict[str, Any]) -> Collator:
     for name in () if takes_all else offered.keys() - {*accepted, *CONTEXT}:
         meant = close_name(name, set(accepted) - offered.keys())
         if meant is not None:
-            raise ConfigError(
-                f"collator {info.name!r} takes no {name!r}: did you mean {meant!r}? "
-                f"(it takes {', '.join(accepted)})"
-            )
+            raise ConfigError(f"collator {info.name!r} takes no {name!r}: did you mean {meant!r}?")
     arguments = {k: v for k, v in offered.items() if takes_all or k in accepted}
     collator: Collator = info.factory(**arguments)
     return collator

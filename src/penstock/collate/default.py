@@ -125,10 +125,7 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
     if not isinstance(first, tuple):
         return {names[0]: list(samples)}
     if len(first) > len(names):
-        raise CollateError(
-            f"sample 0 is a tuple of {len(first)}, expected at most {len(names)} "
-            f"({', '.join(names)}): give samples as dicts"
-        )
+        raise CollateError(f"sample 0 is a tuple of {len(first)}, expected {', '.join(names)}")
     for number, sample in enumerate(samples):
         if not isinstance(sample, tuple) or len(sample) != len(first):
             raise CollateError(f"sample {number} is not a tuple of {len(first)}, as sample 0 is")
@@ -152,9 +149,7 @@ def _mapped_columns(samples: Sequence[Mapping[Any, Any]], path: str = "") -> dic
         pass  # reported below, with the number of the sample
     for number, sample in enumerate(samples):
         if not isinstance(sample, Mapping):
-            raise CollateError(
-                f"{at(path, number)} is a {type(sample).__name__}, sample 0 a mapping"
-            )
+            raise CollateError(f"{at(path, number)} is a {type(sample).__name__}, not a mapping")
         for key in [*first, *sample]:
             if (key in first) != (key in sample):
                 has, lacks = (0, number) if key in first else (number, 0)
@@ -219,15 +214,9 @@ def label_tensor(values: Sequence[Any], *, multilabel: bool = False) -> torch.Te
     rows = [np.asarray(each) for each in values] if isinstance(values[0], list | tuple) else values
     labels = collate_values(rows, "labels")
     if not isinstance(labels, torch.Tensor):
-        raise CollateError(
-            f"{at('labels', 0)} is {values[0]!r}: labels must be numbers; map the classes to "
-            "integers first"
-        )
+        raise CollateError(f"{at('labels', 0)} is {values[0]!r}: map the classes to integers")
     if multilabel and labels.ndim != 2:
-        raise CollateError(
-            "multilabel targets are one 0 or 1 per class, got labels of shape "
-            f"{tuple(labels.shape[1:])} a sample"
-        )
+        raise CollateError(f"multilabel targets are one 0 or 1 per class, got {labels.shape}")
     if multilabel or labels.dtype == torch.float64:
         return labels.to(torch.float32)
     return labels if labels.is_floating_point() or labels.is_complex() else labels.to(torch.int64)
@@ -274,10 +263,7 @@ def stack(values: Sequence[Any], path: str) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise unequal(values, path) from error
     if first.dtype.kind not in "biufc":
-        raise CollateError(
-            f"{at(path, 0)} is an array of {first.dtype}, which no tensor can hold: "
-            "give numbers, or a list of strings"
-        )
+        raise CollateError(f"{at(path, 0)} is an array of {first.dtype}, which no tensor can hold")
     if not all(isinstance(a, np.ndarray) and a.shape == first.shape for a in values):
         raise unequal(values, path)
     if first.ndim == 0:

@@ -88,9 +88,7 @@ class TaskSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(
-                f"a task needs a name that is a non-empty str, got {shown(self.name)}"
-            )
+            raise ConfigError(f"the name of a task must be a non-empty str, got {shown(self.name)}")
         for name in ("task_type", "modality", "model_family", "loss_type", "target_field"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "target_field" and value is None):

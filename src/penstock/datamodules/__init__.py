@@ -1,24 +1,13 @@
 """Data modules: a dataset and its loaders for training, validation and test."""
 
-from penstock.datamodules.protocol import DataModuleProtocol
+from penstock.datamodules.protocol import DataModuleProtocol as DataModuleProtocol
 from penstock.datamodules.resolution import (
-    ImageResolutionSequenceDataset,
-    ResolutionSequenceDataset,
+    ImageResolutionSequenceDataset as ImageResolutionSequenceDataset,
 )
-from penstock.datamodules.sequence import SequenceDataset, default_data_path
-from penstock.datamodules.sequence_collation import PaddedCollation
-from penstock.datamodules.sequence_loaders import loader_registry
-from penstock.datamodules.tbptt import TBPTTDataLoader
-from penstock.datamodules.universal import UniversalDataModule
-
-__all__ = [
-    "DataModuleProtocol",
-    "ImageResolutionSequenceDataset",
-    "PaddedCollation",
-    "ResolutionSequenceDataset",
-    "SequenceDataset",
-    "TBPTTDataLoader",
-    "UniversalDataModule",
-    "default_data_path",
-    "loader_registry",
-]
+from penstock.datamodules.resolution import ResolutionSequenceDataset as ResolutionSequenceDataset
+from penstock.datamodules.sequence import SequenceDataset as SequenceDataset
+from penstock.datamodules.sequence import default_data_path as default_data_path
+from penstock.datamodules.sequence_collation import PaddedCollation as PaddedCollation
+from penstock.datamodules.sequence_loaders import TBPTTDataLoader as TBPTTDataLoader
+from penstock.datamodules.sequence_loaders import loader_registry as loader_registry
+from penstock.datamodules.universal import UniversalDataModule as UniversalDataModule

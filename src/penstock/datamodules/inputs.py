@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset, Subset
 
+from penstock.arguments import real_number
 from penstock.errors import ConfigError
+from penstock.order import Indices, Permutation, derive_key
 from penstock.sources import open_source
-from penstock.sources.base import Source
+from penstock.sources.base import Source, composed
 
 log = logging.getLogger("penstock")
 
@@ -34,10 +36,7 @@ def opened(data: Any, name: str) -> Any:
         name: The name of the argument, for messages.
     """
     if _is_of_datasets(data) and isinstance(data, dict):
-        raise ConfigError(
-            f"{name} is several datasets, {sorted(data)}: pass one of them as train_data= and "
-            "another as val_data="
-        )
+        raise ConfigError(f"{name} is several datasets, {sorted(data)}: pass one of them")
     is_table = type(data).__module__.startswith("pyarrow.")
     if is_table or isinstance(data, str | os.PathLike | Mapping):
         return open_source(data)
@@ -144,14 +143,9 @@ def check_padding(data: list[torch.Tensor]) -> None:
     """Raise `ConfigError` for tensors that padding the first axis cannot make equal."""
     kinds = {(each.shape[1:], each.dtype) if each.ndim else None: i for i, each in enumerate(data)}
     if len(kinds) > 1 or None in kinds:
-        different = sorted(kinds.values())[:2]
-        shown = ", ".join(
-            f"sample {i} is {tuple(data[i].shape)} {data[i].dtype}" for i in different
-        )
-        raise ConfigError(
-            f"tensors of a batch may differ only in their first axis: {shown}; pass a "
-            "data_collator that accepts them"
-        )
+        others = sorted(kinds.values())[:2]
+        shown = ", ".join(f"sample {i} is {tuple(data[i].shape)} {data[i].dtype}" for i in others)
+        raise ConfigError(f"tensors may differ only in their first axis: {shown}")
 
 
 def padded(samples: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -163,3 +157,76 @@ def padded(samples: list[torch.Tensor]) -> list[torch.Tensor]:
     """
     lengths = torch.tensor([len(each) for each in samples])
     return [pad_sequence(samples, batch_first=True), lengths]
+
+
+def split_sizes(samples: int, val_split: float) -> tuple[int, int]:
+    """Return the numbers of training and validation samples: at least one each.
+
+    >>> split_sizes(100, 0.2), split_sizes(10, 0.9), split_sizes(3, 0.01)
+    ((80, 20), (1, 9), (2, 1))
+    """
+    check_share(val_split)
+    if samples < 2:
+        left = "pass val_data=, or val_split=0"
+        raise ConfigError(f"val_split={val_split!r} needs 2 samples or more: {left}")
+    validated = min(max(1, round(samples * val_split)), samples - 1)
+    return samples - validated, validated
+
+
+def check_share(val_split: float) -> None:
+    """Raise `ConfigError` for a fraction that leaves nothing to train on."""
+    if not 0 <= real_number("val_split", val_split, error=ConfigError) < 1:
+        raise ConfigError(f"val_split must be in [0, 1), got {val_split!r}")
+
+
+class KeyedIndices(Sequence[int]):
+    """Positions ``start:stop`` of a keyed shuffle, computed on access instead of stored.
+
+    >>> both = [KeyedIndices(10, key=7, start=0, stop=8), KeyedIndices(10, key=7, start=8, stop=10)]
+    >>> sorted([*both[0], *both[1]]) == list(range(10))
+    True
+    """
+
+    def __init__(self, length: int, *, key: int, start: int, stop: int) -> None:
+        self._shuffle, self._positions = Permutation(length, key), range(start, stop)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        if isinstance(position, slice):
+            return [self._shuffle[each] for each in self._positions[position]]
+        return self._shuffle[self._positions[position]]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Indices:
+        """Return all of them as an array."""
+        positions = np.arange(self._positions.start, self._positions.stop)
+        return np.asarray(self._shuffle(positions), dtype)
+
+
+def split(data: Any, val_split: float, seed: int, *, steps: int = 1) -> tuple[Any, Any]:
+    """Return the training and the validation part of ``data``, of the same type as ``data``.
+
+    The same seed gives the same parts. A source is cut along the blocks of its storage, so that
+    both parts still stream efficiently.
+
+    Args:
+        data: Anything with a length.
+        val_split: Fraction of the samples to validate on.
+        seed: Seed of the shuffle.
+        steps: Consecutive rows in a sample of a stream. Windows do not cross the gaps of a random
+            split, so with more than one the last rows of a source are the validation part.
+    """
+    train, validated = split_sizes(len(data), val_split)
+    if is_source(data):
+        by = "random" if steps == 1 else "time"
+        sizes = {"train": train, "val": validated}
+        return tuple(composed(data).split(sizes, by=by, seed=seed).values())  # type: ignore[return-value]
+    key = derive_key(seed, "split")
+    parts = (0, train), (train, len(data))
+    first, second = (KeyedIndices(len(data), key=key, start=a, stop=b) for a, b in parts)
+    return chosen(data, first), chosen(data, second)

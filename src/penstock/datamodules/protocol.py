@@ -32,25 +32,6 @@ class DataModuleProtocol(Protocol):
         ...
 
 
-class BatchSettings(Protocol):
-    """The part of a training configuration that concerns the data."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch."""
-        ...
-
-    @property
-    def random_seed(self) -> int | None:
-        """Seed of the order and of the split."""
-        ...
-
-    @property
-    def validation_split(self) -> float:
-        """Fraction of the samples to validate on."""
-        ...
-
-
 class ClosableModule:
     """A data module that releases its loaders at the end of a ``with`` block or of a fit.
 
@@ -81,9 +62,8 @@ def lightning_class(cls: type[T]) -> type[T]:
     Lightning accepts only data modules of its own class. Without Lightning, or if Lightning is not
     imported yet, returns ``cls`` itself.
     """
-    imported = (
-        getattr(sys.modules.get(name), "LightningDataModule", None) for name in LIGHTNING_PACKAGES
-    )
+    modules = (sys.modules.get(name) for name in LIGHTNING_PACKAGES)
+    imported = (getattr(module, "LightningDataModule", None) for module in modules)
     bases = tuple(base for base in imported if base is not None and not issubclass(cls, base))
     if not bases:
         return cls

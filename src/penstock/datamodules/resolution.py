@@ -130,9 +130,7 @@ def strided(x: torch.Tensor, resolution: Any) -> torch.Tensor:
         return _resampled(x, [check_resolution(each) for each in resolution])
     step = 1 if resolution is None else check_resolution(resolution)
     if x.ndim < 2:
-        raise ConfigError(
-            f"resolution {resolution!r} needs sequences, got a batch of shape {tuple(x.shape)}"
-        )
+        raise ConfigError(f"resolution {resolution!r} needs sequences, got shape {tuple(x.shape)}")
     lengths = max(1, x.ndim - 2)
     return x[(slice(None), *[slice(None, None, step)] * lengths)] if step > 1 else x
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 
 import torch
 from torch.utils.data import random_split
@@ -27,6 +27,7 @@ from penstock.seeds import Seed
 
 log = logging.getLogger("penstock")
 
+Options: TypeAlias = Mapping[str, Any]
 FORMAT: Final = "penstock-sequence/1"
 NOT_PICKLED: Final = {"_loaders", "trainer", "_trainer"}  # loaders, workers, Lightning's trainer
 
@@ -323,9 +324,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         size = self._infer_chunk_sizes(**loader)[1]
         return self._cached("val", self.dataset_val, size, loader)
 
-    def _cached(
-        self, partition: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
-    ) -> Any:
+    def _cached(self, partition: str, dataset: Any, chunk_size: int | None, loader: Options) -> Any:
         """Return the loader of a partition: the existing one, or a new one."""
         options = {"chunk_size": chunk_size, **loader}
         resolution = loader.get("resolution", 1)
@@ -333,12 +332,9 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         build = partial(self._build, partition, dataset, chunk_size, loader)
         return self._loaders.get(name, dataset, options, build)
 
-    def _build(
-        self, partition: str, dataset: Any, chunk_size: int | None, loader: Mapping[str, Any]
-    ) -> Any:
-        kind, options = loader_options(
-            loader, self.collate_args, self.loader_args, self._collation()
-        )
+    def _build(self, partition: str, dataset: Any, chunk_size: int | None, loader: Options) -> Any:
+        own = self.collate_args, self.loader_args, self._collation()
+        kind, options = loader_options(loader, *own)
         if self._split_seed is not None:
             self._split_seed.for_ranks(ranks())  # refuses ranks that split differently
         options.setdefault("seed", self._chunk_seed)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch
 
-from penstock.arguments import flag, function, instance, whole_number
+from penstock.arguments import flag, function, instance
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
-from penstock.datamodules.inputs import (
-    check_padding,
-    is_hugging_face,
-    is_ragged,
-    is_source,
-    is_stream,
-    opened,
-    padded,
-    without_empty_text,
-)
-from penstock.datamodules.protocol import (
-    BatchSettings,
-    ClosableModule,
-    DataModuleProtocol,
-    lightning_class,
-)
-from penstock.datamodules.splitting import check_share, split
+from penstock.datamodules import inputs
+from penstock.datamodules.protocol import ClosableModule, DataModuleProtocol, lightning_class
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
@@ -101,24 +86,20 @@ class UniversalDataModule(ClosableModule):
         executor: str | None = None,
     ) -> None:
         super().__init__()
-        check_share(val_split)
+        inputs.check_share(val_split)
         instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
         registry = collator_registry
         instance("collator_registry", registry, CollatorRegistry, optional=True, error=ConfigError)
-        batch_size = whole_number(
-            "batch_size", batch_size, minimum=1, unit="sample", error=ConfigError
-        )
-        num_workers = whole_number("num_workers", num_workers, minimum=0, error=ConfigError)
         flag("keep_empty_text", keep_empty_text, error=ConfigError)
         function("data_collator", data_collator, error=ConfigError)
-        if text_field is not None and not isinstance(text_field, str):
-            raise ConfigError(f"text_field must be the name of a field, got {text_field!r}")
+        instance("text_field", text_field, str, optional=True, error=ConfigError)
         self.task_spec, self.tokenizer, self.data_collator = task_spec, tokenizer, data_collator
         self.batch_size, self.val_split, self.num_workers = batch_size, val_split, num_workers
         self.collator_registry, self.text_field = collator_registry, text_field
         self.keep_empty_text, self.executor = keep_empty_text, executor
         self._seed = Seed(seed)
-        self._config()  # checks the settings now, not at the first batch
+        config = self._config()  # checks the settings now, not at the first batch
+        self.batch_size, self.num_workers = config.batch_size, config.num_workers
         self._loaders: dict[str, ModuleLoader] = {}
         if train_data is None:
             raise ConfigError("train_data must be the data to train on, got None")
@@ -128,7 +109,7 @@ class UniversalDataModule(ClosableModule):
         self._split()
 
     @classmethod
-    def from_config(cls, config: BatchSettings, train_data: Any, **kwargs: Any) -> Self:
+    def from_config(cls, config: Any, train_data: Any, **kwargs: Any) -> Self:
         """Return a module with the batch size, seed and split of a `TrainingConfig`.
 
         Args:
@@ -136,11 +117,8 @@ class UniversalDataModule(ClosableModule):
             train_data: The data to train on.
             **kwargs: More arguments of the class; they override the configuration.
         """
-        settings = {
-            "batch_size": config.batch_size,
-            "seed": config.random_seed,
-            "val_split": config.validation_split,
-        }
+        settings = {"batch_size": config.batch_size, "seed": config.random_seed}
+        settings["val_split"] = config.validation_split
         return cls(train_data, **(settings | kwargs))
 
     # -- loaders
@@ -163,7 +141,9 @@ class UniversalDataModule(ClosableModule):
         return self._loader("test")
 
     def _loader(self, partition: str) -> ModuleLoader | None:
-        self._share_seed()  # which may split the data again
+        before = self.seed
+        if self._seed.for_ranks(ranks()) != before:
+            self._split()  # again: another seed was drawn before the ranks existed
         data = getattr(self, f"{partition}_data")
         if data is not None and partition not in self._loaders:
             seed = self._seed.fixed("loaders were made of it")
@@ -179,12 +159,6 @@ class UniversalDataModule(ClosableModule):
         """The seed in use: passed in, drawn at random, or restored from a state."""
         return self._seed.value
 
-    def _share_seed(self) -> None:
-        """Split again by rank 0's seed if another one was drawn before the ranks existed."""
-        before = self.seed
-        if self._seed.for_ranks(ranks()) != before:
-            self._split()
-
     def _config(self) -> DataLoaderConfig:
         return DataLoaderConfig(
             batch_size=self.batch_size,
@@ -198,34 +172,26 @@ class UniversalDataModule(ClosableModule):
     def _prepared(self, name: str, data: Any) -> Any:
         if data is None:
             return None
-        data = opened(data, name)
-        if not self._is_text or self.keep_empty_text:
+        data = inputs.opened(data, name)
+        spec, field = self.task_spec, self.text_field
+        is_text = self.tokenizer is not None if spec is None else spec.is_text()
+        if not is_text or self.keep_empty_text:
             return data
-        return without_empty_text(data, self._text_fields)
-
-    @property
-    def _is_text(self) -> bool:
-        return self.tokenizer is not None if self.task_spec is None else self.task_spec.is_text()
-
-    @property
-    def _text_fields(self) -> Sequence[str]:
-        if self.text_field is not None:
-            return [self.text_field]
-        return [*(() if self.task_spec is None else self.task_spec.input_fields), "text"]
+        named = [*(() if spec is None else spec.input_fields), "text"]
+        return inputs.without_empty_text(data, named if field is None else [field])
 
     def _split(self) -> None:
         """Set ``train_data`` and ``val_data`` as they will be loaded."""
         self.train_data, self.val_data = self._given, self._val_given
         if self._val_given is not None or not self.val_split:
             return
-        if is_stream(self._given):
+        if inputs.is_stream(self._given):
             raise ConfigError(
                 f"{type(self._given).__name__} has no length, so val_split={self.val_split!r} "
-                "cannot be computed: pass val_data= (for example its take(n), and skip(n) to train "
-                "on), or val_split=0"
+                "cannot be computed: pass val_data= (such as its take(n)), or val_split=0"
             )
         seed = self._seed.for_ranks(ranks())
-        self.train_data, self.val_data = split(self._given, self.val_split, seed)
+        self.train_data, self.val_data = inputs.split(self._given, self.val_split, seed)
 
     def _collator(self, data: Any) -> Collator | None:
         if self.data_collator is not None:
@@ -238,10 +204,10 @@ class UniversalDataModule(ClosableModule):
             return registry.get_collator(self.task_spec, **options)
         if self.tokenizer is not None:
             return registry.get_collator(collator_name="text", **options)
-        if is_ragged(self._given):
-            check_padding(self._given)
-            return padded
-        return DefaultCollator() if is_hugging_face(data) else None
+        if inputs.is_ragged(self._given):
+            inputs.check_padding(self._given)
+            return inputs.padded
+        return DefaultCollator() if inputs.is_hugging_face(data) else None
 
     # -- state
 
@@ -269,7 +235,7 @@ class UniversalDataModule(ClosableModule):
     @property
     def _identity(self) -> dict[str, Any]:
         splits = self._val_given is None and self.val_split > 0
-        known = None if is_source(self._given) else fingerprint_of(self._given)
+        known = None if inputs.is_source(self._given) else fingerprint_of(self._given)
         return {
             "format": FORMAT,
             "seed": self.seed,
@@ -299,7 +265,7 @@ def _make_loader(
     data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
 ) -> ModuleLoader:
     """Return the loader for one part of the data, whatever its type."""
-    if is_source(data):
+    if inputs.is_source(data):
         return StreamLoader(
             data,
             config.batch_size,
@@ -309,7 +275,7 @@ def _make_loader(
             evaluation=evaluation,
             collate_fn=None if collate is None else BySample(collate),
         )
-    if is_stream(data):
+    if inputs.is_stream(data):
         return ReplayLoader(
             data,
             batch_size=config.batch_size,

@@ -70,7 +70,10 @@ class AugmentedDataset(Dataset[Any]):
         self.augment_params = deepcopy(mapping("augment_params", augment_params, error=ConfigError))
         self.seed = whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
         self.transform = build_augmentation(self.augment_params)
-        if _is_standardized(base_dataset):
+        inner = base_dataset
+        while isinstance(inner, Subset):
+            inner = inner.dataset
+        if isinstance(inner, StandardizedDataset):
             refuse_clamp(self.transform)
         self._reader = Reader(base_dataset)
         self._switches = SharedIntegers(0, flag("training", training))
@@ -111,10 +114,8 @@ class AugmentedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not self.training:
             return self.base_dataset[index]
-        position = index + len(self) if index < 0 else index
-        return transform_samples([self.base_dataset[index]], self.transform, self._keys(position))[
-            0
-        ]
+        keys = self._keys(index + len(self) if index < 0 else index)
+        return transform_samples([self.base_dataset[index]], self.transform, keys)[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices, augmented together."""
@@ -131,9 +132,9 @@ class AugmentedDataset(Dataset[Any]):
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
         batch = self._reader.batch(indices)
-        return (
-            transform_batch(batch, self.transform, self._keys(indices)) if self.training else batch
-        )
+        if not self.training:
+            return batch
+        return transform_batch(batch, self.transform, self._keys(indices))
 
     def fingerprint(self) -> str | None:
         """Identity of the base dataset's data."""
@@ -192,15 +193,11 @@ def create_augmented_dataset_wrapper(
         params = {"spec_augment_params": params}
     wanted = {"spec_augment_params": use_spec_augment, "gaussian_noise_params": use_gaussian_noise}
     if any(wanted[part] and params.get(part) is None for part in _PARTS):
-        params = {**_recommended_for(dataset), **params}
+        shape = tuple(first_field(dataset[0]).shape)
+        size = (shape[-2], shape[-1]) if len(shape) > 1 else (224, 313)
+        params = recommended_augmentation(len(dataset), classes_of(dataset), size) | params
     chosen = {part: params.get(part) if wanted[part] else None for part in _PARTS}
     return AugmentedDataset(dataset, chosen, training)
-
-
-def _recommended_for(dataset: Any) -> dict[str, Any]:
-    shape = first_field(dataset[0]).shape[-2:]
-    size = (shape[0], shape[1]) if len(shape) == 2 else (224, 313)
-    return dict(recommended_augmentation(len(dataset), classes_of(dataset), size))
 
 
 def classes_of(dataset: Any) -> int:
@@ -219,34 +216,31 @@ def classes_of(dataset: Any) -> int:
     return CLASSES if inner is None else classes_of(inner)
 
 
-def _is_standardized(dataset: Any) -> bool:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return isinstance(dataset, StandardizedDataset)
-
-
 class SharedIntegers:
     """A few integers in shared memory; worker processes see them change.
 
-    >>> shared = SharedIntegers(0, 7)
-    >>> shared[0] = 3
-    >>> shared[0], shared[1]
-    (3, 7)
+    Args:
+        *values: The first values.
+
+    >>> switches = SharedIntegers(0, 1)
+    >>> switches[0] = 7
+    >>> switches[0], switches[1]
+    (7, 1)
     """
 
     def __init__(self, *values: int) -> None:
-        self._values = _share(torch.tensor(values))
+        self.__setstate__({"tensor": torch.tensor(values)})
+
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        return {"tensor": self._tensor}
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         # a worker gets the shared memory itself; a plain pickle gets a copy, which is shared again
-        self._values = _share(state["_values"])
+        self._tensor = state["tensor"].share_memory_()  # type: ignore[no-untyped-call]
+        self._values: Indices = self._tensor.numpy()  # the same memory, faster to read
 
     def __getitem__(self, index: int) -> int:
         return int(self._values[index])
 
     def __setitem__(self, index: int, value: int) -> None:
         self._values[index] = value
-
-
-def _share(values: torch.Tensor) -> torch.Tensor:
-    return values.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,14 +40,14 @@ def gather_of(dataset: Any) -> Gather | None:
         gathers = getattr(dataset, "gathers", True) and not _samples_are_its_own(type(dataset))
         return own if gathers else None
     if _is_plain(dataset):
-        return _GatherTensor(dataset)
+        return partial(_take, dataset)
     if type(dataset) in (np.ndarray, np.memmap):
         plain = dataset.ndim and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
-        return _GatherArray(dataset) if plain else None
+        return partial(_take_array, dataset) if plain else None
     if hasattr(dataset, "__getitems__") and type(dataset) is not Subset:
         return None
     if getattr(type(dataset), "__getitem__", None) is TensorDataset.__getitem__:
-        return _GatherTensors(dataset) if all(map(_is_plain, dataset.tensors)) else None
+        return partial(_take_tensors, dataset) if all(map(_is_plain, dataset.tensors)) else None
     if type(dataset) is Subset and (inner := gather_of(dataset.dataset)) is not None:
         return _GatherSubset(inner, dataset)
     return None
@@ -85,28 +85,13 @@ def _take(tensor: torch.Tensor, indices: Indices) -> torch.Tensor:
     return torch.from_numpy(np.take(array, indices, axis=0))
 
 
-class _GatherTensor:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __call__(self, indices: Indices) -> torch.Tensor:
-        return _take(self.tensor, indices)
+def _take_array(array: np.ndarray[Any, Any], indices: Indices) -> torch.Tensor:
+    return torch.from_numpy(np.take(array, indices, axis=0))
 
 
-class _GatherArray:
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-    def __call__(self, indices: Indices) -> torch.Tensor:
-        return torch.from_numpy(np.take(self.array, indices, axis=0))
-
-
-class _GatherTensors:
-    def __init__(self, dataset: TensorDataset) -> None:
-        self.dataset = dataset  # not its tensors: they may be replaced
-
-    def __call__(self, indices: Indices) -> list[torch.Tensor]:
-        return [_take(tensor, indices) for tensor in self.dataset.tensors]
+def _take_tensors(dataset: TensorDataset, indices: Indices) -> list[torch.Tensor]:
+    # of the dataset each time: its tensors may be replaced
+    return [_take(tensor, indices) for tensor in dataset.tensors]
 
 
 class _GatherSubset:
@@ -131,22 +116,18 @@ def fingerprint_of(dataset: Any) -> str | None:
     if callable(own):
         value = own()
         return None if value is None else str(value)
-    if isinstance(dataset, torch.Tensor | np.ndarray):
-        return _array_digest([dataset])
-    if isinstance(dataset, TensorDataset):
-        return _array_digest(dataset.tensors)
+    if isinstance(dataset, torch.Tensor | np.ndarray | TensorDataset):
+        # a few rows tell regenerated data apart at once, however large it is
+        arrays = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset]
+        return short_digest(_array_parts(arrays))
     return None
 
 
-def _array_digest(arrays: Iterable[Any]) -> str:
-    """Return a digest of shapes, dtypes and a few rows of each array."""
-    return short_digest(part for array in arrays for part in _array_parts(array))
-
-
-def _array_parts(array: Any) -> Iterator[bytes]:
-    yield repr((tuple(array.shape), str(array.dtype))).encode()
-    for row in sampled_blocks(len(array), SAMPLED_ROWS):
-        yield _row_bytes(array[row])
+def _array_parts(arrays: Iterable[Any]) -> Iterator[bytes]:
+    """Yield shape, dtype and a few rows of each array."""
+    for array in arrays:
+        yield repr((tuple(array.shape), str(array.dtype))).encode()
+        yield from (_row_bytes(array[row]) for row in sampled_blocks(len(array), SAMPLED_ROWS))
 
 
 def _row_bytes(row: Any) -> bytes:
@@ -256,7 +237,10 @@ def transform_samples(samples: list[Any], transform: Transform, keys: Keys) -> l
     else:
         pairs = zip(fields, keys, strict=True)
         changed = [transform.batch(x.unsqueeze(0), np.array([key]))[0] for x, key in pairs]
-    return [_with_first(sample, x) for sample, x in zip(samples, changed, strict=True)]
+    return [
+        (x, *sample[1:]) if isinstance(sample, tuple | list) else x
+        for sample, x in zip(samples, changed, strict=True)
+    ]
 
 
 def first_field(sample: Any) -> torch.Tensor:
@@ -269,7 +253,3 @@ def first_field(sample: Any) -> torch.Tensor:
             f"got {type(sample).__name__}: convert it in the base dataset"
         )
     return torch.as_tensor(sample)
-
-
-def _with_first(sample: Any, x: torch.Tensor) -> Any:
-    return (x, *sample[1:]) if isinstance(sample, tuple | list) else x

@@ -88,9 +88,8 @@ class StandardizedDataset(Dataset[Any]):
 
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
-        return transform_batch(
-            self._reader.batch(self._members[indices]), self._standardize, _NO_KEYS
-        )
+        batch = self._reader.batch(self._members[indices])
+        return transform_batch(batch, self._standardize, _NO_KEYS)
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the base dataset if it has one."""
@@ -188,9 +187,7 @@ def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array
     if not values.sum().isfinite():
         finite = values.isfinite().reshape(len(values), -1).all(1)
         worst = samples[int(finite.int().argmin())]
-        raise BatchError(
-            f"sample {worst} has a value that is not finite: repair it, or leave it out"
-        )
+        raise BatchError(f"sample {worst} has a value that is not finite: repair or exclude it")
     if not per_channel:
         return values.reshape(1, -1).numpy()
     if values.ndim < 2:

@@ -37,10 +37,8 @@ class TrainerLoader(DataLoader[Any]):
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader) or loader.position.chunk is not None:
-            raise ConfigError(
-                f"an epoch of a Trainer is a pass over the data: give a Penstock loader without "
-                f"chunk_size, got {type(loader).__name__}"
-            )
+            found = type(loader).__name__
+            raise ConfigError(f"give a Penstock loader without chunk_size, got {found}")
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
             _Addressed(loader), batch_sampler=self._addresses, collate_fn=_unchanged, num_workers=0

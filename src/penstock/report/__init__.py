@@ -1,5 +1,3 @@
 """Reports of measurements: tables, JSON, plots and self-contained pages."""
 
-from penstock.report.benchmark import BenchmarkReport
-
-__all__ = ["BenchmarkReport"]
+from penstock.report.benchmark import BenchmarkReport as BenchmarkReport

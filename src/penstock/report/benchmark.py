@@ -49,15 +49,10 @@ class BenchmarkReport:
 
     def __post_init__(self) -> None:
         if not isinstance(self.results, Mapping):
-            raise ConfigError(
-                f"results must be a dict of dicts, as benchmark_configurations() returns it, got "
-                f"{type(self.results).__name__}"
-            )
+            raise ConfigError(f"results must be a dict of dicts, got {type(self.results).__name__}")
         for name, found in self.results.items():
             if not isinstance(name, str) or not isinstance(found, Mapping):
-                raise ConfigError(
-                    f"results must have a dict of figures for each name, got {name!r}: {found!r}"
-                )
+                raise ConfigError(f"results must have figures by name, got {name!r}: {found!r}")
             for figure in FIGURES & found.keys():
                 label = f"{figure} of {name}"
                 real_number(label, found[figure], minimum=0, error=ConfigError)

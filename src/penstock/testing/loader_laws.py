@@ -64,9 +64,8 @@ def _expect_rest(rest: Iterator[_Delivered], want: Sequence[_Delivered], where: 
             raise AssertionError(f"{where}, only {number} of {len(want)} batches came")
         at = f"{where}, batch {number} of the rest"
         if not same_batch(found.batch, expected.batch):
-            raise AssertionError(
-                f"{at} is another: expected {expected.batch!r}, got {found.batch!r}"
-            )
+            both = f"expected {expected.batch!r}, got {found.batch!r}"
+            raise AssertionError(f"{at} is another: {both}")
         _expect(
             found.after == expected.after,
             f"{at} leaves state {found.after}, expected {expected.after}",
@@ -179,9 +178,7 @@ def _expect_same_steps(
             tails[0].extend(a)
             tails[1].extend(b)
         else:
-            _expect(
-                a == b, f"step {number} is {a[:9]}... on {one[0]} ranks, {b[:9]}... on {other[0]}"
-            )
+            _expect(a == b, f"step {number} is {a[:9]} on {one[0]} ranks, {b[:9]} on {other[0]}")
     _expect(
         sorted(tails[0]) == sorted(tails[1]),
         f"the last steps hold other samples on {other[0]} ranks than on {one[0]}",

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
 import pickle
 import random
+import re
 import struct
+import subprocess
 import warnings
 import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
-from penstock.atomic_files import replace_file
+from penstock.arguments import whole_number
+from penstock.atomic_files import replace_file, replace_text
 from penstock.errors import ConfigError, PenstockError
 
 
@@ -35,6 +41,28 @@ class UnreadableCheckpointError(CheckpointError):
 
 class NoCheckpointError(PenstockError, FileNotFoundError):
     """A checkpoint that is not there."""
+
+
+def list_files(directory: Path) -> list[Path]:
+    """Return the files of a directory by name; none if it does not exist."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:  # glob would return an empty list, as if there were no checkpoints
+        raise UnreadableCheckpointError(
+            f"{str(directory)!r} cannot be listed ({error.strerror}): make it readable, and try "
+            "again"
+        ) from error
+
+
+def make_directory(name: str, path: Path) -> None:
+    """Create a directory; the `ConfigError` names the argument or key that it comes from."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be created or written to ({error.strerror}): give another {name}"
+        raise ConfigError(f"{name} {str(path)!r} {why}") from error
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -79,16 +107,16 @@ def _read(file: IO[bytes], watched: _Watched, path: Path) -> dict[str, Any]:
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # of damaged bytes
             state = torch.load(file, map_location="cpu", weights_only=True)
     except DAMAGED as error:
-        cause = watched.failure or (error if _is_about_memory(error) else None)
+        text = str(error)
+        memory = "allocate memory" in text or "not enough memory" in text
+        cause = watched.failure or (error if memory else None)
         if cause is not None:
             raise _unreadable(path, cause) from error
-        raise DamagedCheckpointError(
-            f"checkpoint {path.name!r} is corrupted ({reason_of(error)})"
-        ) from error
+        why = f"is corrupted ({reason_of(error)})"
+        raise DamagedCheckpointError(f"checkpoint {path.name!r} {why}") from error
     if not isinstance(state, dict):
-        raise DamagedCheckpointError(
-            f"checkpoint {path.name!r} is corrupted (it holds a {type(state).__name__}, not a dict)"
-        )
+        found = type(state).__name__
+        raise DamagedCheckpointError(f"checkpoint {path.name!r} is corrupted (it is a {found})")
     return state
 
 
@@ -118,10 +146,6 @@ def _unreadable(path: Path, error: BaseException) -> UnreadableCheckpointError:
     )
 
 
-def _is_about_memory(error: BaseException) -> bool:
-    return "allocate memory" in str(error) or "not enough memory" in str(error)
-
-
 def reason_of(error: BaseException) -> str:
     """The line of torch's page-long messages that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -148,9 +172,8 @@ def check_loadable(state: Mapping[str, Any]) -> None:
             torch.load(saved, weights_only=True)
         except Exception as error:  # an object's own pickling may raise anything
             raise ConfigError(
-                f"{name} cannot be in a checkpoint, it would not load again: "
-                f"{reason_of(error)}; keep "
-                "tensors, numbers, strings, lists and dicts of these, nothing else"
+                f"{name} cannot be in a checkpoint, it would not load again: {reason_of(error)}; "
+                "keep tensors, numbers, strings, lists and dicts of these, nothing else"
             ) from error
 
 
@@ -194,3 +217,127 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+log = logging.getLogger("penstock")
+
+Entries: TypeAlias = "list[CheckpointMetadata]"
+REGISTRY: Final = "checkpoint_registry.json"
+_PATTERN: Final = re.compile(r"checkpoint_.*\.pt")
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """One checkpoint: its file, where in training it was taken, and how good it was.
+
+    Args:
+        file: Its name in the directory.
+        sequence: Counts the saves into a directory; the latest has the largest.
+        epoch: Of training, when it was saved.
+        global_step: Of training, when it was saved.
+        metrics: Numbers by name.
+        monitor: The metric that decides which checkpoint is the best.
+        timestamp: When it was saved, in ISO format.
+    """
+
+    file: str
+    sequence: int
+    epoch: int
+    global_step: int
+    metrics: dict[str, float]
+    monitor: str
+    timestamp: str
+
+    def __post_init__(self) -> None:
+        for name in ("file", "monitor", "timestamp"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} must be text, got {value!r}")
+        for name in ("sequence", "epoch", "global_step"):
+            whole_number(name, getattr(self, name), error=ConfigError)
+        if not isinstance(self.metrics, dict) or self.monitor not in self.metrics:
+            raise ConfigError(f"metrics must have a number for {self.monitor!r}: {self.metrics!r}")
+        for name, value in self.metrics.items():
+            if not isinstance(name, str) or type(value) not in (int, float):
+                raise ConfigError(f"metrics must be numbers by name, got {name!r}: {value!r}")
+
+    @property
+    def monitor_value(self) -> float:
+        """The metric that is watched."""
+        return self.metrics[self.monitor]
+
+
+def read_registry(directory: Path) -> list[CheckpointMetadata]:
+    """The checkpoints there are, earliest first, whatever became of the registry's file.
+
+    What it names and is gone is left out; what is there and not named (the process was killed
+    before it could, or the file is damaged) is read. A damaged checkpoint is left out, and logged;
+    one that cannot be read now raises: without it an earlier one would be taken for the latest.
+    """
+    there = {path.name: path for path in list_files(directory) if _PATTERN.fullmatch(path.name)}
+    known = {entry.file: entry for entry in _named(directory / REGISTRY) if entry.file in there}
+    found = list(known.values())
+    for name in there.keys() - known.keys():
+        try:
+            found.append(metadata_of(name, read_checkpoint(there[name])))
+        except DamagedCheckpointError as error:
+            log.warning("%s: left out", error)
+    return sorted(found, key=lambda entry: (entry.sequence, entry.file))
+
+
+def write_registry(directory: Path, entries: list[CheckpointMetadata]) -> None:
+    """Write the registry's file, as a whole."""
+    replace_text(directory / REGISTRY, json.dumps([asdict(entry) for entry in entries], indent=1))
+
+
+def _named(path: Path) -> list[CheckpointMetadata]:
+    try:
+        return [CheckpointMetadata(**entry) for entry in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, RecursionError) as error:
+        log.warning("%s is damaged (%s): it is made again from the checkpoints", path, error)
+        return []
+    except OSError as error:
+        raise UnreadableCheckpointError(
+            f"{str(path)!r} cannot be read ({error.strerror}): make it readable, or delete it"
+        ) from error
+
+
+def metadata_of(file: str, state: dict[str, Any]) -> CheckpointMetadata:
+    """The registry's entry of a checkpoint."""
+    names = ("sequence", "epoch", "global_step", "metrics", "monitor", "timestamp")
+    try:
+        return CheckpointMetadata(file, **{name: state[name] for name in names})
+    except KeyError as error:
+        raise DamagedCheckpointError(f"checkpoint {file!r} is corrupted (no {error})") from error
+    except ConfigError as error:
+        raise DamagedCheckpointError(f"checkpoint {file!r} is corrupted ({error})") from error
+
+
+def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetadata]:
+    """Best first; of equals the earliest; what is not a number last."""
+    sign = 1 if mode == "min" else -1
+
+    def badness(entry: CheckpointMetadata) -> tuple[bool, float]:
+        value = entry.monitor_value
+        return (True, 0) if value != value else (False, sign * value)
+
+    return sorted(entries, key=badness)
+
+
+def kept(entries: Entries, *, best: int, last: int, mode: str) -> Entries:
+    """Those that stay: the best and the last ones, at least one of each."""
+    stay = {entry.file for entry in ranked(entries, mode)[: max(1, best)]}
+    stay |= {entry.file for entry in entries[-max(1, last) :]}
+    return [entry for entry in entries if entry.file in stay]
+
+
+def git_commit(start: Path) -> str | None:
+    """Return the commit checked out at ``start`` or above it; None where there is none."""
+    try:
+        # asked of git itself: refs may be packed, and HEAD need not be in .git
+        command = ("git", "-C", str(start), "rev-parse", "--verify", "HEAD")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

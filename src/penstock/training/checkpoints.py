@@ -6,32 +6,14 @@ import logging
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.arguments import a_path, choice, flag, shown, text, whole_number
 from penstock.atomic_files import remove_unfinished, replace_file
 from penstock.errors import ConfigError
-from penstock.training.checkpoint_files import (
-    CheckpointError,
-    DamagedCheckpointError,
-    NoCheckpointError,
-    check_loadable,
-    random_state,
-    read_checkpoint,
-    reason_of,
-    restore_random_state,
-    write_checkpoint,
-)
-from penstock.training.checkpoint_registry import (
-    CheckpointMetadata,
-    git_commit,
-    kept,
-    metadata_of,
-    ranked,
-    read_registry,
-    write_registry,
-)
+from penstock.training import checkpoint_files as files
 
 log = logging.getLogger("penstock")
 
@@ -138,7 +120,8 @@ class CheckpointManager:
             missing_is_fine = part is None and name != "model"
             if not missing_is_fine and not callable(getattr(part, "state_dict", None)):
                 raise ConfigError(f"{name} must have a state_dict(), got {shown(part)}")
-        entries = read_registry(self.checkpoint_dir)
+        # read first: a directory that cannot be listed must not get another checkpoint
+        entries = files.read_registry(self.checkpoint_dir)
         state = {
             "epoch": epoch,
             "global_step": step,
@@ -149,19 +132,19 @@ class CheckpointManager:
             "metrics": (numbers := self._numbers(metrics)),
             "monitor": self.monitor,
             "monitor_value": numbers[self.monitor],
-            "rng_state": random_state(),
+            "rng_state": files.random_state(),
             "timestamp": datetime.now(UTC).isoformat(),
-            "git_commit": git_commit(Path.cwd()),
+            "git_commit": files.git_commit(Path.cwd()),
             "custom_state": custom_state,
             "sequence": 1 + max((entry.sequence for entry in entries), default=0),
         }
-        check_loadable({name: each for name, each in state.items() if name != "rng_state"})
+        files.check_loadable({name: each for name, each in state.items() if name != "rng_state"})
         remove_unfinished(self.checkpoint_dir)
         path = self._new_path(epoch, step)
         for each in _named(loaders).values():  # weights of samples are too large for a state
             getattr(each, "save_weights", lambda _: None)(self.checkpoint_dir)
-        write_checkpoint(path, state)
-        self._tidy([*entries, metadata_of(path.name, state)])
+        files.write_checkpoint(path, state)
+        self._tidy([*entries, files.metadata_of(path.name, state)])
         if self.drive_backup:
             self._back_up(path)
         return path
@@ -188,10 +171,10 @@ class CheckpointManager:
             path = self.checkpoint_dir / f"{stem}_{number}.pt"
         return path
 
-    def _tidy(self, entries: list[CheckpointMetadata]) -> None:
+    def _tidy(self, entries: list[files.CheckpointMetadata]) -> None:
         """Delete what is not kept; the registry first, so that it never names what is gone."""
-        stay = kept(entries, best=self.keep_best_k, last=self.keep_last_n, mode=self.mode)
-        write_registry(self.checkpoint_dir, stay)
+        stay = files.kept(entries, best=self.keep_best_k, last=self.keep_last_n, mode=self.mode)
+        files.write_registry(self.checkpoint_dir, stay)
         for entry in entries:
             if entry not in stay:
                 (self.checkpoint_dir / entry.file).unlink(missing_ok=True)
@@ -201,28 +184,26 @@ class CheckpointManager:
         try:
             self.drive_backup_path.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as saved:
-                replace_file(
-                    self.drive_backup_path / path.name,
-                    lambda copy: shutil.copyfileobj(saved, copy),
-                )
+                copy = partial(shutil.copyfileobj, saved)
+                replace_file(self.drive_backup_path / path.name, copy)
         except OSError as error:  # the checkpoint itself is safe: training continues
             log.warning("no backup of %s in %s: %s", path.name, self.drive_backup_path, error)
 
     # -- finding
 
-    def list_checkpoints(self) -> list[CheckpointMetadata]:
+    def list_checkpoints(self) -> list[files.CheckpointMetadata]:
         """All there are, the latest epoch first."""
-        entries = read_registry(self.checkpoint_dir)
+        entries = files.read_registry(self.checkpoint_dir)
         return sorted(entries, key=lambda e: (e.epoch, e.global_step, e.sequence), reverse=True)
 
     def get_best(self) -> Path | None:
         """The checkpoint with the best value of ``monitor``; None where there is none."""
-        entries = ranked(read_registry(self.checkpoint_dir), self.mode)
+        entries = files.ranked(files.read_registry(self.checkpoint_dir), self.mode)
         return self.checkpoint_dir / entries[0].file if entries else None
 
     def get_latest(self) -> Path | None:
         """The checkpoint saved last; None where there is none."""
-        entries = read_registry(self.checkpoint_dir)
+        entries = files.read_registry(self.checkpoint_dir)
         return self.checkpoint_dir / entries[-1].file if entries else None
 
     # -- loading
@@ -240,13 +221,12 @@ class CheckpointManager:
         """
         chosen = self.get_best() if path is None else Path(path)
         if chosen is None:
-            raise NoCheckpointError(
-                f"No checkpoints found in {self.checkpoint_dir}: save one first, or give a path"
-            )
+            where = self.checkpoint_dir
+            raise files.NoCheckpointError(f"No checkpoints found in {where}: save one first")
         try:
-            state = read_checkpoint(chosen)
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
+            state = files.read_checkpoint(chosen)
+        except files.DamagedCheckpointError as error:
+            raise files.DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
         self._put_back(_named(loaders), state, chosen.parent)
         if restore_rng and "rng_state" in state:
             _restore_random_state(chosen, state["rng_state"])
@@ -257,21 +237,16 @@ class CheckpointManager:
     ) -> None:
         states = state.get("loader_states") or {}
         if not isinstance(states, Mapping):
-            raise DamagedCheckpointError(
-                f"the checkpoint's loader_states must be states by name, found {states!r}: load "
-                "another one"
-            )
+            raise files.DamagedCheckpointError(f"loader_states must be by name, found {states!r}")
         for name, loader in loaders.items():
             if name not in states:
-                raise CheckpointError(
-                    f"the checkpoint has no state of the loader {name!r}, only of "
-                    f"{sorted(states)}: save it with loaders="
-                )
+                missing = f"no state of the loader {name!r}, only of {sorted(states)}"
+                raise files.CheckpointError(f"the checkpoint has {missing}")
             getattr(loader, "load_weights", lambda _: None)(folder)
             loader.load_state_dict(states[name])
 
     def _recovery(self, damaged: Path) -> str:
-        for entry in reversed(read_registry(self.checkpoint_dir)):
+        for entry in reversed(files.read_registry(self.checkpoint_dir)):
             path = self.checkpoint_dir / entry.file
             if path != damaged and _reads(path):
                 return (
@@ -290,17 +265,17 @@ def _named(loaders: Stateful | Mapping[str, Stateful] | None) -> Mapping[str, St
 
 def _restore_random_state(path: Path, state: Any) -> None:
     try:
-        restore_random_state(state)
+        files.restore_random_state(state)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(
+        raise files.CheckpointError(
             f"checkpoint {path.name!r} has states of random generators that cannot be restored "
-            f"({reason_of(error)}): pass restore_rng=False to load it without them"
+            f"({files.reason_of(error)}): pass restore_rng=False to load it without them"
         ) from error
 
 
 def _reads(path: Path) -> bool:
     try:
-        read_checkpoint(path)
-    except (CheckpointError, NoCheckpointError):
+        files.read_checkpoint(path)
+    except (files.CheckpointError, files.NoCheckpointError):
         return False
     return True

@@ -1,16 +1,8 @@
 """Choosing a loader and its settings: configuration, factory, measurements, `tune`."""
 
-from penstock.loaders.machine import Machine
-from penstock.tuning.config import DataLoaderConfig
-from penstock.tuning.factory import DataLoaderFactory, OptimalDataLoaderFactory
-from penstock.tuning.monitor import DataLoaderPerformanceMonitor
-from penstock.tuning.tune import tune
-
-__all__ = [
-    "DataLoaderConfig",
-    "DataLoaderFactory",
-    "DataLoaderPerformanceMonitor",
-    "Machine",
-    "OptimalDataLoaderFactory",
-    "tune",
-]
+from penstock.loaders.machine import Machine as Machine
+from penstock.tuning.factory import DataLoaderConfig as DataLoaderConfig
+from penstock.tuning.factory import DataLoaderFactory as DataLoaderFactory
+from penstock.tuning.factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
+from penstock.tuning.monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
+from penstock.tuning.trials import tune as tune

@@ -4,24 +4,111 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from penstock.arguments import flag, function, instance, whole_number
+from penstock.arguments import choice, flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.machine import Machine, this_machine
-from penstock.loaders.options import check_batch_size, check_dataset, check_torchs
+from penstock.loaders.options import EXECUTORS, check_batch_size, check_dataset, check_torchs
 from penstock.loaders.sharding import workers_for
 from penstock.loaders.worker_errors import unpicklable_part
 from penstock.loaders.workers import worker_init_fn
 from penstock.sizes import format_bytes, parse_bytes
-from penstock.tuning.config import DataLoaderConfig
 from penstock.tuning.cost import measure_cost
+
+_whole = partial(whole_number, error=ConfigError)
+_flag = partial(flag, error=ConfigError)
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": partial(_whole, minimum=1, unit="sample"),
+    "num_workers": partial(_whole, minimum=0),
+    "shuffle": _flag,
+    "drop_last": _flag,
+}
+_CHECKS_UNLESS_NONE: dict[str, Callable[[str, Any], Any]] = {
+    "prefetch_factor": partial(_whole, minimum=1, unit="batch"),
+    "threads": partial(_whole, minimum=1),
+    "seed": partial(_whole, minimum=0, maximum=(1 << 64) - 1),
+    "pin_memory": _flag,
+    "persistent_workers": _flag,
+    "executor": partial(choice, allowed=EXECUTORS, error=ConfigError),
+    "collate_fn": partial(function, error=ConfigError),
+}
+
+
+@dataclass(frozen=True)
+class DataLoaderConfig:
+    """Settings of a loader over any dataset.
+
+    Args:
+        batch_size: Number of samples in a batch of this rank.
+        shuffle: Use a different random order in every epoch. False keeps the dataset's order.
+        num_workers: Number of worker processes. Ignored by the other executors.
+        pin_memory: Copy batches to pinned memory. None does so if there is an accelerator.
+        prefetch_factor: Number of batches that each worker reads ahead. None uses torch's 2.
+        persistent_workers: Keep workers between epochs. None does so if there are workers.
+        drop_last: Drop the last batch of an epoch if it is incomplete.
+        seed: Seed of the shuffle. None draws one at random and logs it.
+        collate_fn: Makes a batch from a list of samples. None uses the collator of the task, or
+            torch's default.
+        executor: ``inline``, ``threads`` or ``processes``. None uses processes if there are
+            workers.
+        threads: Number of threads of the executor ``threads``. None uses one per core.
+
+    Raises:
+        ConfigError: A value is invalid, or ``executor="processes"`` without workers.
+
+    >>> DataLoaderConfig(num_workers=0).options()["num_workers"]
+    0
+    """
+
+    batch_size: int = 32
+    shuffle: bool = True
+    num_workers: int = 2
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = 2
+    persistent_workers: bool | None = None
+    drop_last: bool = False
+    seed: int | None = 42
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    executor: str | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, check in (_CHECKS | _CHECKS_UNLESS_NONE).items():
+            value = getattr(self, name)
+            if value is not None or name in _CHECKS:
+                object.__setattr__(self, name, check(name, value))
+        if self.executor == "processes" and not self.num_workers:
+            raise ConfigError("executor='processes' needs workers: pass num_workers=1 or more")
+
+    def options(self) -> dict[str, Any]:
+        """Return keyword arguments of `ChunkedDataLoader`, without impossible combinations."""
+        workers = self.num_workers if self.executor in (None, "processes") else 0
+        accelerator = torch.accelerator.is_available()
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "num_workers": workers,
+            "pin_memory": accelerator if self.pin_memory is None else self.pin_memory,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+            "executor": self.executor,
+            "threads": self.threads if self.executor == "threads" else None,
+            "collate_fn": self.collate_fn,
+        }
+        if workers:
+            options["prefetch_factor"] = self.prefetch_factor
+            options["persistent_workers"] = self.persistent_workers is not False
+        return options
+
 
 log = logging.getLogger("penstock")
 
@@ -134,11 +221,7 @@ class DataLoaderFactory:
                 shape or type.
         """
         check_dataset(dataset)
-        if not isinstance(config, DataLoaderConfig):
-            raise ConfigError(
-                f"config must be a DataLoaderConfig, got {type(config).__name__}: "
-                "pass DataLoaderConfig(batch_size=32, ...)"
-            )
+        instance("config", config, DataLoaderConfig, error=ConfigError)
         instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
         function("data_collator", data_collator, error=ConfigError)
         collate = data_collator or config.collate_fn
@@ -167,7 +250,12 @@ def _create(
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL
     chosen = DataLoaderFactory.get_optimal_config(size, *hints) | ours
     del chosen["persistent_workers"]  # depends on the final number of workers
-    excluded = _excluded_options(dataset, given)
+    # a sampler of the caller decides the order: ours would contradict it
+    excluded: tuple[str, ...] = ()  # options of ours that torch rejects with the caller's
+    if given.get("batch_sampler") is not None:
+        excluded = "shuffle", "evaluation", "drop_last"
+    elif given.get("sampler") is not None or isinstance(dataset, IterableDataset):
+        excluded = "shuffle", "evaluation"
     options = {"batch_size": batch_size, **chosen, **given}
     options = {k: v for k, v in options.items() if k in given or k not in excluded}
     if given.get("batch_sampler") is not None:
@@ -182,15 +270,6 @@ def _create(
     if options["num_workers"] and not excluded:
         options, reason = _fit_workers(dataset, options, given, budget)
     return build_loader(dataset, options, reason)
-
-
-def _excluded_options(dataset: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options of ours that torch rejects together with the caller's."""
-    if given.get("batch_sampler") is not None:
-        return "shuffle", "evaluation", "drop_last"
-    if given.get("sampler") is not None or isinstance(dataset, IterableDataset):
-        return "shuffle", "evaluation"
-    return ()
 
 
 def _fit_workers(
@@ -266,9 +345,8 @@ def stack_tensors(dataset: Any) -> Any:
     Raises:
         ConfigError: The tensors differ in shape or type.
     """
-    if not isinstance(dataset, list | tuple) or not dataset:
-        return dataset
-    if not all(isinstance(sample, torch.Tensor) for sample in dataset):
+    listed = isinstance(dataset, list | tuple) and dataset
+    if not listed or not all(isinstance(sample, torch.Tensor) for sample in dataset):
         return dataset
     shapes = {(tuple(sample.shape), sample.dtype): i for i, sample in enumerate(dataset)}
     if len(shapes) > 1:

@@ -37,9 +37,7 @@ from penstock.metrics import (
 log = logging.getLogger("penstock")
 
 SETTLED_SECONDS = 0.1  # minimum measurement of a loader whose read-ahead is unknown
-NO_BATCH = (
-    "cannot measure: the loader yields no batch; it is empty, or drop_last drops the only batch"
-)
+NO_BATCH = "cannot measure: the loader yields no batch; it is empty, or drop_last drops it"
 DEFAULT_CONFIGS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0, "pin_memory": False},
     {"num_workers": 4, "pin_memory": True, "persistent_workers": True},
@@ -61,11 +59,8 @@ class DataLoaderPerformanceMonitor:
     """
 
     def __init__(self) -> None:
-        self.metrics: dict[str, list[float]] = {
-            "batch_loading_times": [],
-            "gpu_utilization": [],
-            "memory_usage": [],
-        }
+        names = ("batch_loading_times", "gpu_utilization", "memory_usage")
+        self.metrics: dict[str, list[float]] = {name: [] for name in names}
 
     def time_batch_loading(self, dataloader: Any, num_batches: int = 10) -> dict[str, float]:
         """Return the seconds that ``next()`` takes, and the throughput of an empty loop.
@@ -140,10 +135,7 @@ class DataLoaderPerformanceMonitor:
             configs = default_configs(this_machine().cores)
         listed = isinstance(configs, Sequence) and not isinstance(configs, str | bytes)
         if not listed or not configs or not all(isinstance(each, Mapping) for each in configs):
-            raise ConfigError(
-                f"configs must be a list of one or more dicts, such as [{{'num_workers': 2}}], "
-                f"got {configs!r}"
-            )
+            raise ConfigError(f"configs must be a list of one or more dicts, got {configs!r}")
         results: dict[str, dict[str, Any]] = {}
         for number, config in enumerate(configs, 1):
             print(f"Testing configuration {number}/{len(configs)}: {dict(config)}")
@@ -202,9 +194,7 @@ def default_configs(cores: int) -> list[dict[str, Any]]:
     [0, 4, 8, 8]
     """
     cores = whole_number("cores", cores, minimum=1, error=ConfigError)
-    return [
-        {**config, "num_workers": min(config["num_workers"], cores)} for config in DEFAULT_CONFIGS
-    ]
+    return [each | {"num_workers": min(each["num_workers"], cores)} for each in DEFAULT_CONFIGS]
 
 
 def read_ahead(dataloader: Any) -> int | None:
@@ -225,8 +215,7 @@ def _check_batches(dataloader: Any, num_batches: Any) -> int:
     if isinstance(dataloader, str | bytes | PathLike) or not hasattr(dataloader, "__iter__"):
         raise BatchError(
             f"dataloader must be an iterable of batches, got {dataloader!r}: measure "
-            "StreamLoader(path, batch_size) for a path, and iter(loader.get_next_chunk, "
-            "(None, None)) for the chunks of an epoch that was started"
+            "StreamLoader(path, batch_size), or iter(loader.get_next_chunk, (None, None))"
         )
     return whole_number("num_batches", num_batches, minimum=1, unit="batch", error=BatchError)
 
@@ -277,7 +266,8 @@ def _deliveries(
         with _iterator(dataloader) as batches:
             for batch in batches:
                 seconds = perf_counter() - begin
-                taken.append(Delivery(seconds, samples_of(batch), bytes_of(batch)))
+                sizes = samples_of(batch), bytes_of(batch)
+                taken.append(Delivery(seconds, *sizes))
                 yield taken[-1]
                 begin = perf_counter()
                 if step is not None:

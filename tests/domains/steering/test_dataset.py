@@ -275,7 +275,9 @@ def test_mapped_files_that_changed_on_the_way_are_noticed(plain):
         pickle.loads(sent)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.proof)]
+)
 def test_persistent_workers_of_a_stock_loader_see_every_change(plain, start):
     data = JASPERSteeringDataset(plain, "train")
     loader = DataLoader(

@@ -90,7 +90,7 @@ def test_a_relative_directory_is_converted(built, monkeypatch):
 def test_workers_read_hdf5(built):
     convert_to_hdf5(built)
     data = JASPERSteeringDataset(built, "train")
-    loader = DataLoader(data, 8, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(data, 8, num_workers=1, multiprocessing_context="forkserver")
     got = [batch["negative_embs"] for batch in loader]
     assert torch.equal(torch.cat(got), samples(data)["negative_embs"])
 

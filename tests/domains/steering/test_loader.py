@@ -433,19 +433,12 @@ def test_an_empty_loader_is_an_error_not_a_stop(directory):
 # -- reuse
 
 
-def test_a_second_loader_of_a_loaded_directory_is_quick_and_shares_its_tables(tmp_path):
-    directory = build_steering_directory(
-        tmp_path, pairs=20_000, embedding_dim=64, n_neg=2, clusters=3
-    )
+def test_a_second_loader_of_a_loaded_directory_shares_its_tables(directory):
     first = create_loader(directory, "train", 64)
-    taken = []
     for size in (16, 32, 64):
-        begin = time.perf_counter()
         loader = create_loader(directory, "train", size)
-        taken.append(time.perf_counter() - begin)
         assert loader.dataset_obj.source_embs is first.dataset_obj.source_embs
         assert loader.dataset_obj is not first.dataset_obj
-    assert min(taken) < 0.05  # 2 ms on a quiet machine
 
 
 def test_a_dataset_given_is_used_and_must_fit(directory, own):

@@ -13,10 +13,16 @@ from torch import nn
 
 from penstock.errors import BatchError, ConfigError
 from penstock.training.build import registries
-from penstock.training.build.layers import EmbeddingEncoder, LinearEncoder, SequenceDecoder
-from penstock.training.build.model import parameter_groups
-from penstock.training.build.module import parts_of
-from penstock.training.build.tasks import accuracy, accuracy_among, cross_entropy, mse
+from penstock.training.build.model import parameter_groups, parts_of
+from penstock.training.build.registries import (
+    EmbeddingEncoder,
+    LinearEncoder,
+    SequenceDecoder,
+    accuracy,
+    accuracy_among,
+    cross_entropy,
+    mse,
+)
 from penstock.training.config.keys import CALLBACKS
 from tests.training.build.jobs import fit, job
 
@@ -109,7 +115,7 @@ def test_targets_and_names_may_be_mixed(tmp_path):
         loader: {batch_size: 4}
         dataset: {train: {_target_: HERE.Numbers, size: 24}}
         model: {_target_: torch.nn.Linear, in_features: 2, out_features: 3}
-        task: {_target_: penstock.training.build.tasks.Task,
+        task: {_target_: penstock.training.build.registries.Task,
                loss: {_target_: torch.nn.CrossEntropyLoss}}
         optimizer: {_target_: torch.optim.SGD, lr: 0.5, _partial_: true}
         scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, interval: step}

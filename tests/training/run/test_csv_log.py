@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.training.run.csv_log import CsvLog
+from penstock.training.run.directory import CsvLog
 
 names = st.sampled_from(["loss", "val/loss", "epoch", 'odd,"name"'])
 lines = st.lists(st.dictionaries(names, st.floats(-1e3, 1e3), min_size=1), min_size=1, max_size=6)

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from penstock.training.run import Outcome
-from penstock.training.run.signals import SIGNALS, Ranks, SignalListener, StoppedBySignal
+from penstock.training.run.trainer import SIGNALS, Ranks, SignalListener, StoppedBySignal
 from tests.training.run.forking import forked
 
 

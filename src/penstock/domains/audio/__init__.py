@@ -1,19 +1,13 @@
 """Audio corpora: quantised windows of files, and sequence datasets of them."""
 
-from penstock.domains.audio.dataset import AudioDataset, QuantizedAudioDataset
-from penstock.domains.audio.files import AudioFile, index_files
-from penstock.domains.audio.sequence import QuantizedAutoregressiveAudio
-from penstock.domains.audio.speech_commands import (
-    SpeechCommands09,
-    SpeechCommands09Autoregressive,
+from penstock.domains.audio.dataset import AudioDataset as AudioDataset
+from penstock.domains.audio.dataset import QuantizedAudioDataset as QuantizedAudioDataset
+from penstock.domains.audio.files import AudioFile as AudioFile
+from penstock.domains.audio.files import index_files as index_files
+from penstock.domains.audio.sequence import (
+    QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio,
 )
-
-__all__ = [
-    "AudioDataset",
-    "AudioFile",
-    "QuantizedAudioDataset",
-    "QuantizedAutoregressiveAudio",
-    "SpeechCommands09",
-    "SpeechCommands09Autoregressive",
-    "index_files",
-]
+from penstock.domains.audio.sequence import SpeechCommands09 as SpeechCommands09
+from penstock.domains.audio.sequence import (
+    SpeechCommands09Autoregressive as SpeechCommands09Autoregressive,
+)

@@ -159,10 +159,8 @@ class AudioDataset(Dataset[Any]):
         self.drop_last = flag("drop_last", drop_last)
         self.context_len = _optional_count("context_len", context_len, 0) or 0
         self.pad_len = _optional_count("pad_len", pad_len, 0) or 0
-        self.is_stereo, self.keep_channel = (
-            flag("is_stereo", is_stereo),
-            flag("keep_channel", keep_channel),
-        )
+        self.is_stereo = flag("is_stereo", is_stereo)
+        self.keep_channel = flag("keep_channel", keep_channel)
         self.interleaving_strategy = check_strategy(interleaving_strategy)
         self.target_sr = _optional_count("target_sr", target_sr, 1)
         self.sample_len = _optional_count("sample_len", sample_len, 1)
@@ -170,14 +168,10 @@ class AudioDataset(Dataset[Any]):
         check_rates(files, self.target_sr)
         if self.is_stereo:
             check_stereo(files)
-        self.windows = AudioWindows(
-            files, sample_len=self.sample_len, target_sr=self.target_sr, drop_last=drop_last
-        )
+        sizes = {"sample_len": self.sample_len, "target_sr": self.target_sr}
+        self.windows = AudioWindows(files, **sizes, drop_last=drop_last)
         if not len(self.windows):
-            raise PlanError(
-                f"none of the {len(files)} files has {sample_len} samples: use drop_last=False, "
-                "or a smaller sample_len"
-            )
+            raise PlanError(f"none of the {len(files)} files has {sample_len} samples: shorten it")
 
     @property
     def zero(self) -> int:
@@ -227,10 +221,7 @@ class AudioDataset(Dataset[Any]):
         if not self.is_stereo:
             frames = frames.mean(axis=1, keepdims=True) if frames.shape[1] > 1 else frames
         elif frames.shape[1] != 2:
-            raise SourceError(
-                f"{window.file.name} has {frames.shape[1]} channels, stereo needs 2: use "
-                "is_stereo=False"
-            )
+            raise SourceError(f"{window.file.name} is not stereo: use is_stereo=False")
         if self.target_sr is not None and self.target_sr != window.file.sample_rate:
             frames = self._resample(frames, window)
         wave = torch.from_numpy(frames)
@@ -282,28 +273,17 @@ class QuantizedAudioDataset(AudioDataset):
         **options: Any,
     ) -> None:
         found = index_files(path, on_error=on_error) if files is None else checked_files(files)
-        check_rates(
-            found, target_sr
-        )  # also of the files not used here: training and test need the same rate
+        check_rates(found, target_sr)  # also of unused ones: training and test need the same rate
         ratio_min = real_number("ratio_min", ratio_min, minimum=0, maximum=1)
         ratio_max = real_number("ratio_max", ratio_max, minimum=0, maximum=1)
         part = found[int(ratio_min * len(found)) : int(ratio_max * len(found))]
         if not part:
             raise PlanError(
-                f"none of {len(found)} files is in the range [{ratio_min}, {ratio_max}): "
-                "use more files or a larger range"
+                f"none of {len(found)} files is in the range [{ratio_min}, {ratio_max})"
             )
         super().__init__(
-            path,
-            part,
-            bits,
-            sample_len,
-            quantization,
-            return_type,
-            drop_last,
-            target_sr,
-            context_len,
-            pad_len,
+            *(path, part, bits, sample_len, quantization, return_type, drop_last),
+            *(target_sr, context_len, pad_len),
             **options,
         )
 
@@ -317,9 +297,7 @@ def _optional_count(name: str, value: Any, minimum: int) -> int | None:
 
 def check_strategy(strategy: str) -> str:
     """Return ``strategy``; raises `PlanError` if `interleave` does not know it."""
-    if isinstance(strategy, str) and strategy in ("temporal", "blocking"):
-        return strategy
-    if isinstance(strategy, str) and re.fullmatch(r"blocking-[1-9]\d*", strategy):
+    if isinstance(strategy, str) and re.fullmatch(r"temporal|blocking(-[1-9]\d*)?", strategy):
         return strategy
     raise PlanError(
         "interleaving_strategy must be 'temporal', 'blocking' or 'blocking-<n>', "

@@ -8,12 +8,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from penstock.arguments import a_path, choice, shown, text, whole_number
-from penstock.atomic_files import replace_text
+from penstock.atomic_files import cache_path, write_cache
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 
@@ -60,7 +59,8 @@ def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> l
     """
     choice("on_error", on_error, POLICIES)
     root = a_path("folder", folder).resolve()
-    known = load_index(_index_path(root))
+    index = cache_path("audio", str(root))
+    known = load_index(index)
     files, looked_at = [], 0
     for entry in _entries(root):
         status = entry.stat()
@@ -70,8 +70,9 @@ def index_files(folder: str | os.PathLike[str], *, on_error: str = "raise") -> l
             looked_at += 1
         if file is not None:
             files.append(file)
+    # the index is written only if it changed: many ranks read it at once
     if looked_at or len(files) != len(known):
-        save_index(_index_path(root), files)
+        write_cache(index, [asdict(file) for file in files])
     return files
 
 
@@ -101,9 +102,8 @@ def check_stereo(files: Sequence[AudioFile]) -> None:
     """Raise `PlanError` for a file that does not have two channels."""
     for file in files:
         if file.channels != 2:
-            raise PlanError(
-                f"{file.name} has {file.channels} channels, stereo needs 2: use is_stereo=False"
-            )
+            found = f"{file.name} has {file.channels} channels"
+            raise PlanError(f"{found}, stereo needs 2: use is_stereo=False")
 
 
 def natural_key(name: str) -> list[Any]:
@@ -120,15 +120,10 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
     try:
         found = list(os.scandir(root))
     except OSError as error:
-        raise SourceError(
-            f"cannot list {root}: {error.strerror}; pass the folder of the corpus"
-        ) from error
+        raise SourceError(f"cannot list the corpus {root}: {error.strerror}") from error
     audio = [e for e in found if e.name.lower().endswith(EXTENSIONS) and e.is_file()]
     if not audio:
-        raise SourceError(
-            f"no audio files in {root}: none of its {len(found)} entries ends in "
-            f"{', '.join(EXTENSIONS)}"
-        )
+        raise SourceError(f"no audio files in {root}: none ends in {', '.join(EXTENSIONS)}")
     yield from sorted(audio, key=lambda entry: natural_key(entry.name))
 
 
@@ -143,18 +138,10 @@ def _read_header(path: Path, status: os.stat_result, on_error: str) -> AudioFile
         identity = status.st_size, status.st_mtime_ns
         return AudioFile(path.name, info.frames, info.samplerate, info.channels, *identity)
     if on_error == "raise":
-        raise SourceError(
-            f"cannot read {path}: {problem}; repair or remove it, or use on_error='skip'"
-        )
+        raise SourceError(f"cannot read {path}: {problem}; repair it, or use on_error='skip'")
     if on_error == "warn":
         log.warning("skipping %s: %s", path, problem)
     return None
-
-
-def _index_path(root: Path) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = blake2b(str(root).encode(), digest_size=12).hexdigest()
-    return home / "penstock" / "audio" / f"{name}.json"
 
 
 def load_index(path: Path) -> dict[str, AudioFile]:
@@ -163,15 +150,6 @@ def load_index(path: Path) -> dict[str, AudioFile]:
         return {entry["name"]: AudioFile(**entry) for entry in json.loads(path.read_text())}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
-
-
-def save_index(path: Path, files: list[AudioFile]) -> None:
-    """Write the files to the index; a failure is only logged."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps([asdict(file) for file in files]))
-    except OSError as error:  # without the index, only time is lost
-        log.info("cannot save the index of audio files: %s", error)
 
 
 # -- reading
@@ -200,7 +178,6 @@ def read_range(path: Path, start: int, frames: int) -> Any:
     except soundfile.LibsndfileError as error:
         raise SourceError(f"cannot read {path}: {error}; {ADVICE}") from error
     if len(found) != frames:
-        raise SourceError(
-            f"{path} ends after {start + len(found)} frames, fewer than its header says; {ADVICE}"
-        )
+        end = start + len(found)
+        raise SourceError(f"{path} ends after {end} frames, before its header says; {ADVICE}")
     return found

@@ -1,15 +1,9 @@
 """Cross-validation of classifiers, with splits in which no author is in two parts."""
 
-from penstock.domains.folds.cross_validation import cross_val_training, single_fold_training
-from penstock.domains.folds.engine import TrainingEngine
-from penstock.domains.folds.splits import Folds, Split, author_folds, author_split
-
-__all__ = [
-    "Folds",
-    "Split",
-    "TrainingEngine",
-    "author_folds",
-    "author_split",
-    "cross_val_training",
-    "single_fold_training",
-]
+from penstock.domains.folds.cross_validation import cross_val_training as cross_val_training
+from penstock.domains.folds.cross_validation import single_fold_training as single_fold_training
+from penstock.domains.folds.engine import TrainingEngine as TrainingEngine
+from penstock.domains.folds.splits import Folds as Folds
+from penstock.domains.folds.splits import Split as Split
+from penstock.domains.folds.splits import author_folds as author_folds
+from penstock.domains.folds.splits import author_split as author_split

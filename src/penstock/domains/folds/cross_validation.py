@@ -12,11 +12,16 @@ from torch import nn
 
 from penstock.arguments import flag, shown
 from penstock.datasets.standardized import as_indices
-from penstock.domains.folds.config import CROSS_VALIDATION, SINGLE_FOLD, fold_config
-from penstock.domains.folds.data import LabelledData, collect_data
+from penstock.domains.folds.data import (
+    CROSS_VALIDATION,
+    SINGLE_FOLD,
+    LabelledData,
+    collect_data,
+    fold_config,
+)
 from penstock.domains.folds.engine import TrainingEngine
 from penstock.domains.folds.splits import author_folds, author_split, check_split
-from penstock.errors import ConfigError, PlanError
+from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.order import Indices
 
@@ -66,19 +71,14 @@ def cross_val_training(
     data = collect_data(data_path, features, labels, authors, groups)
     if precomputed_splits is not None:
         splits = precomputed_splits
-        if (
-            not isinstance(splits, tuple | list)
-            or not splits
-            or not isinstance(splits[0], list | tuple)
-        ):
-            raise ConfigError(
-                f"precomputed_splits must be (folds, score, seed), got {shown(splits)}"
-            )
+        listed = isinstance(splits, tuple | list) and splits
+        if not listed or not isinstance(splits[0], list | tuple):
+            raise ConfigError(f"precomputed_splits must be (folds, score, seed): {shown(splits)}")
         folds = [_parts("precomputed_splits", each, data) for each in splits[0]]
     else:
         folds = author_folds(
             data.labels,
-            _required(data.authors),
+            data.required_authors(),
             settings["k_folds"],
             max_attempts=settings["max_split_attempts"],
             min_val_segments=settings["min_val_segments"],
@@ -131,15 +131,13 @@ def single_fold_training(
     settings = _settings(config, SINGLE_FOLD, spec_augment, gaussian_noise)
     data = collect_data(data_path, features, labels, authors, groups)
     if precomputed_split is not None:
-        if not isinstance(precomputed_split, tuple | list):
-            raise ConfigError(
-                f"precomputed_split must be (train, val, score), got {shown(precomputed_split)}"
-            )
-        train, val = _parts("precomputed_split", precomputed_split[:2], data)
+        parts = precomputed_split
+        parts = parts[:2] if isinstance(parts, tuple | list) else parts
+        train, val = _parts("precomputed_split", parts, data)
     elif flag("use_predefined_split", use_predefined_split, error=ConfigError):
         train, val, _ = author_split(
             data.labels,
-            _required(data.authors),
+            data.required_authors(),
             settings["test_size"],
             random_state=settings["random_state"],
             max_attempts=settings["max_split_attempts"],
@@ -147,7 +145,16 @@ def single_fold_training(
             progress=progress,
         )
     else:
-        train, val = _stratified(data.labels, settings["test_size"], settings["random_state"])
+        sklearn = optional("sklearn.model_selection", extra="train")
+        train, val = map(
+            np.sort,
+            sklearn.train_test_split(
+                np.arange(len(data.labels)),
+                test_size=settings["test_size"],
+                stratify=data.labels,
+                random_state=settings["random_state"],
+            ),
+        )
     engine = _engine(model_class, num_classes, data, settings, run_directory, progress)
     return engine.run_single_fold(data.dataset, train, val, groups=data.recordings)
 
@@ -182,19 +189,3 @@ def _parts(name: str, parts: Any, data: LabelledData) -> tuple[Indices, Indices]
     train, val = (as_indices(part, len(data.labels)) for part in parts)
     check_split(train, val, data.authors)
     return train, val
-
-
-def _required(authors: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
-    if authors is None:
-        raise PlanError("a split by author needs authors=, one for each sample")
-    return authors
-
-
-def _stratified(
-    labels: npt.NDArray[np.int64], test_size: float, random_state: int
-) -> tuple[Indices, Indices]:
-    sklearn = optional("sklearn.model_selection", extra="train")
-    train, val = sklearn.train_test_split(
-        np.arange(len(labels)), test_size=test_size, stratify=labels, random_state=random_state
-    )
-    return np.sort(train), np.sort(val)

@@ -2,25 +2,126 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
-from penstock.arguments import a_path, array_of, shown
-from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
-from penstock.datasets.gather import first_field
+from penstock.arguments import (
+    LARGEST_INTEGER,
+    LARGEST_SEED,
+    a_path,
+    array_of,
+    flag,
+    mapping,
+    real_number,
+    shown,
+    whole_number,
+)
 from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders import Loader
-from penstock.order import Indices, derive_key
-from penstock.transforms import recommended_augmentation
-from penstock.tuning import DataLoaderFactory
+from penstock.order import derive_key
+from penstock.registry import unknown_name
+
+log = logging.getLogger("penstock")
+
+COMMON: Final[dict[str, Any]] = {
+    "num_epochs": 220,
+    "batch_size": 24,
+    "learning_rate": 0.001,
+    "use_class_weights": False,
+    "early_stopping": 35,  # epochs without a lower validation loss; 0 never stops early
+    "standardize": True,
+    "spec_augment": False,
+    "gaussian_noise": False,
+    "optimize_dataloaders": True,  # False: torch's own loaders
+    "benchmark_performance": False,  # True: add measurements of the loaders to the result
+    "l2_regularization": 0.0,
+    "gradient_clipping": 0.0,  # largest norm of the gradients; 0 disables clipping
+    "mixed_precision": False,  # forward passes in bfloat16
+    "seed": 42,  # of weights, order, augmentation and dropout
+}
+CROSS_VALIDATION: Final[dict[str, Any]] = COMMON | {
+    "k_folds": 4,
+    "aggregate_predictions": True,
+    "max_split_attempts": 30000,
+    "min_val_segments": 0,
+}
+SINGLE_FOLD: Final[dict[str, Any]] = COMMON | {
+    "num_epochs": 250,
+    "batch_size": 48,
+    "test_size": 0.2,  # share of the segments
+    "random_state": 435,
+    "max_split_attempts": 10000,
+    "min_test_segments": 5,
+    "l2_regularization": 1e-4,
+}
+ENGINE: Final[dict[str, Any]] = COMMON | {"aggregate_predictions": True}
+ALL: Final = CROSS_VALIDATION | SINGLE_FOLD
+# accepted, so that older configurations still run
+UNUSED: Final = {
+    "standardize_sample_size": "statistics are exact",
+    "parallel_folds": "folds run one after the other, so that results can be repeated",
+    "max_parallel_folds": "folds run one after the other, so that results can be repeated",
+    "debug_dataloaders": "the chosen loaders are logged",
+}
+_MINIMUM: Final = {"num_epochs": 1, "batch_size": 1, "k_folds": 2, "max_split_attempts": 1}
+_MAXIMUM: Final = {"seed": LARGEST_SEED, "random_state": 2**32 - 1}  # the latter by scikit-learn
+
+
+def fold_config(
+    given: Mapping[str, Any] | None,
+    defaults: Mapping[str, Any],
+    known: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return ``defaults`` updated with the settings that the user passed.
+
+    Args:
+        given: The user's settings.
+        defaults: All settings and their default values.
+        known: The names that may be passed. None means those of ``defaults``.
+
+    Raises:
+        ConfigError: A name is unknown or a value is invalid.
+
+    >>> fold_config({"batch_size": 8}, CROSS_VALIDATION)["k_folds"]
+    4
+    >>> fold_config({"batchsize": 8}, CROSS_VALIDATION)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: unknown setting 'batchsize': did you mean 'batch_size'? ...
+    """
+    config, known = dict(defaults), known or defaults
+    settings = {} if given is None else mapping("config", given, error=ConfigError)
+    for name, value in settings.items():
+        if name in UNUSED:
+            log.info("setting %r is not used: %s", name, UNUSED[name])
+        elif name not in known:
+            raise ConfigError(unknown_name("setting", name, known))
+        else:
+            config[name] = _checked(name, value)
+    return config
+
+
+def _checked(name: str, value: Any) -> Any:
+    default = ALL[name]
+    if isinstance(default, bool):
+        return flag(name, value, error=ConfigError)
+    if isinstance(default, float):
+        number = real_number(name, value, error=ConfigError)
+        if name == "test_size" and not 0 < number < 1:
+            raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
+        return real_number(name, value, minimum=0, error=ConfigError)
+    least, most = _MINIMUM.get(name, 0), _MAXIMUM.get(name, LARGEST_INTEGER)
+    return whole_number(name, value, minimum=least, maximum=most, error=ConfigError)
+
 
 # -- samples
 
@@ -33,6 +134,12 @@ class LabelledData:
     labels: npt.NDArray[np.int64]
     authors: npt.NDArray[Any] | None
     recordings: npt.NDArray[Any] | None
+
+    def required_authors(self) -> npt.NDArray[Any]:
+        """Return the authors; raise `PlanError` if there are none."""
+        if self.authors is None:
+            raise PlanError("a split by author needs authors=, one for each sample")
+        return self.authors
 
 
 def collect_data(
@@ -72,9 +179,7 @@ def collect_data(
             raise ConfigError(f"features must be numbers, one row per sample, got {shown(values)}")
         classes = _classes(labels)
         if len(values) != len(classes):
-            raise ConfigError(
-                f"features has {len(values)} samples, labels {len(classes)}: they must be equal"
-            )
+            raise ConfigError(f"features has {len(values)} samples, labels {len(classes)}")
         x = torch.as_tensor(values, dtype=torch.float32)
         dataset = TensorDataset(x, torch.from_numpy(classes))
     known: list[npt.NDArray[Any] | None] = []
@@ -89,9 +194,7 @@ def collect_data(
 def _classes(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     found = array_of("labels", labels, error=ConfigError)
     if found.ndim != 1 or not len(found) or found.dtype.kind not in "iuf":
-        raise ConfigError(
-            f"labels must be the class of each sample, got {found.dtype} of shape {found.shape}"
-        )
+        raise ConfigError(f"labels must be one class per sample, got {found.dtype} {found.shape}")
     if not (np.isfinite(found) & (found == np.floor(found))).all():
         raise ConfigError(f"labels must be whole numbers, got {shown(labels)}")
     return found.astype(np.int64)
@@ -109,75 +212,6 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64]:
     if labels is None:
         labels = [int(dataset[index][1]) for index in range(len(dataset))]
     return np.asarray(labels, np.int64)[: len(dataset)]
-
-
-def check_labels(labels: npt.NDArray[np.int64], classes: int) -> None:
-    """Raise `PlanError` if a label is not in ``range(classes)``."""
-    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        wrong = labels.min() if labels.min() < 0 else labels.max()
-        raise PlanError(f"labels must be in [0, {classes}) for num_classes={classes}, got {wrong}")
-
-
-# -- the parts of a fold
-
-
-def fold_subsets(
-    dataset: Any,
-    train: Indices,
-    val: Indices,
-    config: Mapping[str, Any],
-    *,
-    classes: int,
-    progress: bool | None,
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the training and the validation part, and the statistics of the training part.
-
-    Both are standardized by the statistics of the training part. Only the training part is
-    augmented: its raw samples, before they are standardized.
-    """
-    base, statistics = _augmented(dataset, train, config, classes), {"mean": None, "std": None}
-    if not config["standardize"]:
-        return Subset(base, train.tolist()), Subset(dataset, val.tolist()), statistics
-    mean, std = compute_standardization(dataset, train, progress=progress)
-    train_part = StandardizedDataset(base, train, mean, std)
-    val_part = StandardizedDataset(dataset, val, mean, std)
-    return train_part, val_part, {"mean": mean, "std": std}
-
-
-def _augmented(dataset: Any, train: Indices, config: Mapping[str, Any], classes: int) -> Any:
-    masks, noise = config["spec_augment"], config["gaussian_noise"]
-    if not (masks or noise):
-        return dataset
-    shape = first_field(dataset[int(train[0])]).shape
-    size = (shape[-2], shape[-1]) if len(shape) > 1 else (224, 313)
-    params = recommended_augmentation(len(train), classes, size)
-    chosen = {
-        "spec_augment_params": params["spec_augment_params"] if masks else None,
-        "gaussian_noise_params": params["gaussian_noise_params"] if noise else None,
-    }
-    return AugmentedDataset(dataset, chosen, seed=config["seed"])
-
-
-def fold_loaders(train: Any, val: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the loaders of both parts.
-
-    Validation drops nothing. Training drops an incomplete last batch, unless it is the only one.
-    """
-    size = config["batch_size"]
-    drop_last = len(train) >= size
-    if not config["optimize_dataloaders"]:
-        options: dict[str, Any] = {"drop_last": drop_last, "generator": torch.Generator()}
-        return DataLoader(train, size, shuffle=True, **options), DataLoader(val, size)
-    hints = {"has_standardization": config["standardize"]}
-    train_loader = DataLoaderFactory.create_training_loader(
-        train,
-        batch_size=size,
-        has_augmentation=config["spec_augment"] or config["gaussian_noise"],
-        drop_last=drop_last,
-        seed=config["seed"],
-        **hints,
-    )
-    return train_loader, DataLoaderFactory.create_validation_loader(val, batch_size=size, **hints)
 
 
 def seek_epoch(loader: Any, epoch: int, seed: int) -> Any:

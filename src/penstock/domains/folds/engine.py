@@ -2,38 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Subset
 
-from penstock.arguments import a_path, flag, map_style, shown, whole_number
-from penstock.datasets.gather import fingerprint_of
+from penstock.arguments import a_path, flag, map_style, mapping, shown, whole_number
+from penstock.atomic_files import remove_unfinished, replace_text
+from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
+from penstock.datasets.gather import fingerprint_of, first_field
 from penstock.datasets.standardized import as_indices
-from penstock.domains.folds.config import ALL, ENGINE, fold_config
-from penstock.domains.folds.data import check_labels, fold_loaders, fold_subsets, labels_of
+from penstock.domains.folds.data import ALL, ENGINE, fold_config, labels_of
 from penstock.domains.folds.fold import (
     Fold,
     Progress,
+    balanced_weights,
     fit,
+    pool,
     restore,
     result_from_state,
-    result_to_state,
+    summarize_folds,
+    vote,
 )
-from penstock.domains.folds.run_directory import RunDirectory, digest_of
-from penstock.domains.folds.scores import balanced_weights, pool, summarize_folds, vote
 from penstock.domains.folds.splits import check_split
 from penstock.domains.spectrograms import MOST_CLASSES
-from penstock.errors import ConfigError, PlanError
+from penstock.errors import ConfigError, PlanError, StateError
+from penstock.fingerprints import short_digest
 from penstock.loaders import Loader
 from penstock.order import Indices, derive_key
-from penstock.tuning import DataLoaderPerformanceMonitor
+from penstock.training import checkpoint_files as files
+from penstock.transforms import recommended_augmentation
+from penstock.tuning import DataLoaderFactory, DataLoaderPerformanceMonitor
 
+FORMAT: Final = "penstock-folds/1"
+
+
+class RunDirectory:
+    """The directory with the checkpoints of the folds of one run.
+
+    Files are replaced atomically: a process that dies while writing leaves the previous file.
+
+    Args:
+        path: The directory; created if it does not exist.
+        identity: Plain values that identify the run: settings, data, split.
+
+    Raises:
+        ConfigError: The directory cannot be created.
+        StateError: The directory holds another run.
+    """
+
+    def __init__(self, path: str | Path, identity: Mapping[str, Any]) -> None:
+        self.path = a_path("run_directory", path, error=ConfigError)
+        files.make_directory("run_directory", self.path)
+        remove_unfinished(self.path)
+        wanted = {"format": FORMAT, **json.loads(json.dumps(identity))}
+        file = self.path / "run.json"
+        if file.is_symlink() or file.exists():
+            self._check_identity(file, wanted)
+            return
+        for found in sorted(self.path.glob("fold_*.pt")):
+            raise StateError(f"{str(found)!r} is of another run: run.json is missing beside it")
+        replace_text(file, json.dumps(wanted, indent=2))
+
+    def _check_identity(self, file: Path, wanted: Mapping[str, Any]) -> None:
+        try:
+            found = mapping("its content", json.loads(file.read_text()), error=StateError)
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StateError(f"cannot read {str(file)!r} ({reason}): restore it") from error
+        for name in dict.fromkeys([*wanted, *found]):
+            if found.get(name) != wanted.get(name):
+                raise StateError(
+                    f"{self.path.name!r} holds a run with {name} {shown(found.get(name))}, this "
+                    f"one has {shown(wanted.get(name))}: use another directory, or restore it"
+                )
+
+    def load(self, fold: int) -> dict[str, Any] | None:
+        """Return the latest checkpoint of a fold; None if there is none."""
+        file = self.file_of(fold)
+        try:
+            return files.read_checkpoint(file)
+        except files.NoCheckpointError:
+            return None
+        except files.DamagedCheckpointError as error:
+            raise files.DamagedCheckpointError(
+                f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
+            ) from error
+
+    def save(self, fold: int, state: dict[str, Any]) -> None:
+        """Save the checkpoint of a fold."""
+        files.write_checkpoint(self.file_of(fold), state)
+
+    @contextmanager
+    def restoring(self, fold: int) -> Iterator[None]:
+        """A block that uses a checkpoint; an error is raised again with the name of the file."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else files.reason_of(error)
+            raise StateError(
+                f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({reason}): restore "
+                f"it, or delete it to train fold {fold} again"
+            ) from error
+
+    def file_of(self, fold: int) -> Path:
+        """Return the path of a fold's checkpoint."""
+        return self.path / f"fold_{fold}.pt"
+
+
+def digest_of(parts: Iterable[Indices]) -> str:
+    """Return a digest of lists of samples, in their order."""
+    return short_digest(f"{len(part)}:".encode() + part.tobytes() for part in parts)
+
+
+Save: TypeAlias = Callable[[dict[str, Any]], None]
 FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]
 
 
@@ -71,9 +161,8 @@ class TrainingEngine:
             "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
         )
         self.config = fold_config(config, ENGINE, known=ALL)
-        self.run_directory = (
-            None if run_directory is None else a_path("run_directory", run_directory)
-        )
+        path = run_directory
+        self.run_directory = None if path is None else a_path("run_directory", path)
         self.progress = None if progress is None else flag("progress", progress)
         accelerator = torch.accelerator.is_available()
         found = torch.accelerator.current_accelerator() if accelerator else None
@@ -131,13 +220,41 @@ class TrainingEngine:
         self, dataset: Any, train: Indices, val: Indices
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Return both parts as datasets, and the statistics of the training part."""
-        return fold_subsets(
-            dataset, train, val, self.config, classes=self.num_classes, progress=self.progress
-        )
+        base, config = dataset, self.config
+        wanted = {"spec_augment_params": "spec_augment", "gaussian_noise_params": "gaussian_noise"}
+        if any(config[key] for key in wanted.values()):
+            shape = tuple(first_field(dataset[int(train[0])]).shape)
+            size = (shape[-2], shape[-1]) if len(shape) > 1 else (224, 313)
+            params = recommended_augmentation(len(train), self.num_classes, size)
+            chosen = {part: params[part] if config[key] else None for part, key in wanted.items()}
+            base = AugmentedDataset(dataset, chosen, seed=config["seed"])
+        if not config["standardize"]:
+            parts = Subset(base, train.tolist()), Subset(dataset, val.tolist())
+            return *parts, {"mean": None, "std": None}
+        mean, std = compute_standardization(dataset, train, progress=self.progress)
+        train_part = StandardizedDataset(base, train, mean, std)
+        val_part = StandardizedDataset(dataset, val, mean, std)
+        return train_part, val_part, {"mean": mean, "std": std}
 
     def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
-        """Return the loaders of both parts."""
-        return fold_loaders(train_subset, val_subset, self.config)
+        """Return the loaders of both parts; torch's own where they are not to be optimized."""
+        config = self.config
+        size, drop_last = config["batch_size"], len(train_subset) >= config["batch_size"]
+        if not config["optimize_dataloaders"]:
+            options: dict[str, Any] = {"drop_last": drop_last, "generator": torch.Generator()}
+            train_loader: Any = DataLoader(train_subset, size, shuffle=True, **options)
+            return train_loader, DataLoader(val_subset, size)
+        hints = {"has_standardization": config["standardize"]}
+        train_loader = DataLoaderFactory.create_training_loader(
+            train_subset,
+            batch_size=size,
+            has_augmentation=config["spec_augment"] or config["gaussian_noise"],
+            drop_last=drop_last,
+            seed=config["seed"],
+            **hints,
+        )
+        val_loader = DataLoaderFactory.create_validation_loader(val_subset, size, **hints)
+        return train_loader, val_loader
 
     def _train_all(
         self, dataset: Any, fold_indices: FoldIndices
@@ -150,7 +267,11 @@ class TrainingEngine:
         labels = labels_of(dataset)
         for train, val in folds:
             check_split(train, val, authors=None)
-            check_labels(labels[np.concatenate([train, val])], self.num_classes)
+            used = labels[np.concatenate([train, val])]
+            for wrong in used[(used < 0) | (used >= (most := self.num_classes))]:
+                raise PlanError(
+                    f"labels must be in [0, {most}) for num_classes={most}, got {wrong}"
+                )
         directory = self._open_directory(dataset, labels, folds)
         return folds, [
             self._train(dataset, labels, fold, number, directory)
@@ -169,12 +290,9 @@ class TrainingEngine:
         if directory is not None and saved is not None and "result" in saved:
             with directory.restoring(number):
                 return result_from_state(saved["result"])
-
-        def save(state: dict[str, Any]) -> None:
-            if directory is not None:
-                directory.save(number, state)
-
+        save: Save = (lambda _: None) if directory is None else partial(directory.save, number)
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
+        # the caller's random state is as before, however many folds were trained
         with ExitStack() as stack, _restored_generators(self.device):
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
@@ -189,7 +307,8 @@ class TrainingEngine:
                 train, val = map(DataLoaderPerformanceMonitor().time_batch_loading, loaders)
                 figures = {"performance": {"train": train, "val": val}}
             result = fit(fold, progress, save, self.progress) | statistics | figures
-        save({"result": result_to_state(result)})
+        matrix = torch.from_numpy(result["confusion_matrix"])  # loads without running code
+        save({"result": result | {"confusion_matrix": matrix}})
         return result
 
     def _fold(self, number: int, labels: Indices, loaders: tuple[Any, Any]) -> Fold:
@@ -197,15 +316,12 @@ class TrainingEngine:
         torch.manual_seed(derive_key(config["seed"], "fold", number, "weights"))
         model = self.model_class(num_classes=self.num_classes)
         if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"model_class must return a torch.nn.Module for num_classes=, got {shown(model)}"
-            )
+            raise ConfigError(f"model_class must return a torch.nn.Module, got {shown(model)}")
         model = model.to(self.device)
         weights = balanced_weights(labels, self.num_classes).to(self.device)
         criterion = nn.CrossEntropyLoss(weights if config["use_class_weights"] else None)
-        optimizer = torch.optim.Adam(
-            model.parameters(), config["learning_rate"], weight_decay=config["l2_regularization"]
-        )
+        rates = {"lr": config["learning_rate"], "weight_decay": config["l2_regularization"]}
+        optimizer = torch.optim.Adam(model.parameters(), **rates)
         return Fold(number, model, criterion, optimizer, *loaders, self.device, config)
 
     def _summary(
@@ -228,6 +344,7 @@ class TrainingEngine:
         if self.run_directory is None:
             return None
         # measuring the loaders does not change the result
+        # a run is refused in the directory of another one: its folds would be mixed up
         settings = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
         identity = {
             **settings,

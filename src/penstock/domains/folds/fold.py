@@ -3,21 +3,136 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
 
 from penstock.arguments import real_number, shown, whole_number
 from penstock.domains.folds.data import seek_epoch
-from penstock.domains.folds.scores import Scores, confusion, score
-from penstock.errors import BatchError
+from penstock.errors import BatchError, PlanError
 from penstock.order import derive_key
 from penstock.progress import progress_bar
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Loss, accuracy and macro F1."""
+
+    loss: float
+    accuracy: float
+    f1: float
+
+
+def score(predictions: torch.Tensor, targets: torch.Tensor, loss_sum: float) -> Scores:
+    """Return the scores of predicted classes.
+
+    F1 is the mean over the classes that occur or are predicted.
+
+    >>> score(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]), loss_sum=2.0)
+    Scores(loss=0.5, accuracy=0.75, f1=0.7333333333333334)
+    """
+    classes = int(max(predictions.max(), targets.max())) + 1
+    table = confusion(predictions.cpu(), targets.cpu(), classes)
+    correct, occurring = table.diagonal(), table.sum(axis=0) + table.sum(axis=1)
+    f1 = 2 * correct[occurring > 0] / occurring[occurring > 0]
+    total = int(table.sum())
+    return Scores(loss_sum / total, float(correct.sum() / total), float(f1.mean()))
+
+
+def confusion(predictions: torch.Tensor, targets: torch.Tensor, classes: int) -> Counts:
+    """Return how often each class (row) was predicted as each class (column).
+
+    >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    pairs = targets * classes + predictions
+    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).numpy()
+
+
+def balanced_weights(labels: npt.NDArray[np.int64], classes: int) -> torch.Tensor:
+    """Return class weights that give all classes the same total weight; 1 for absent classes.
+
+    >>> balanced_weights(np.array([0, 0, 0, 1]), 3).tolist()
+    [0.6666666865348816, 2.0, 1.0]
+    """
+    counts = np.bincount(labels, minlength=classes)
+    present = counts > 0
+    weights = np.ones(classes)
+    weights[present] = len(labels) / (present.sum() * counts[present])
+    return torch.tensor(weights, dtype=torch.float32)
+
+
+def summarize_folds(folds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return mean and standard deviation of the folds' scores, and the individual scores."""
+    summary: dict[str, Any] = {}
+    names = (
+        ("accuracy", "accuracies", "final_val_acc"),
+        ("loss", "losses", "final_val_loss"),
+        ("f1", "f1s", "final_val_f1"),
+    )
+    for name, plural, key in names:
+        values = [fold[key] for fold in folds]
+        summary[f"mean_val_{name}"] = float(np.mean(values))
+        summary[f"std_val_{name}"] = float(np.std(values))
+        summary[f"individual_{plural}"] = values
+    return summary
+
+
+def pool(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+    """Return the scores and the confusion matrix of all folds' predictions together."""
+    predictions = logits.argmax(1)
+    scores = score(predictions, targets, cross_entropy(logits, targets).item() * len(targets))
+    return {
+        "aggregated_accuracy": scores.accuracy,
+        "aggregated_loss": scores.loss,
+        "aggregated_f1": scores.f1,
+        "aggregated_confusion_matrix": confusion(predictions, targets, logits.shape[1]),
+    }
+
+
+def vote(logits: torch.Tensor, targets: torch.Tensor, recordings: Any) -> dict[str, Any]:
+    """Return the class that most segments of each recording predict, and the scores of that.
+
+    A tie is decided by the sum of the segments' probabilities.
+
+    Raises:
+        PlanError: A recording has segments of two classes.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> vote(logits, torch.tensor([1, 1, 0]), np.array(["a", "a", "b"]))["recording_predictions"]
+    {'a': 0, 'b': 0}
+    """
+    names, inverse = np.unique(recordings, return_inverse=True)
+    members = torch.from_numpy(inverse)
+    truth = torch.zeros(len(names), dtype=torch.int64)
+    truth[members] = targets
+    mixed = (truth[members] != targets).nonzero()
+    if len(mixed):
+        name = names[members[mixed[0, 0]]]
+        raise PlanError(f"recording {name!s} has segments of two classes: votes need one class")
+    votes = torch.zeros(len(names), logits.shape[1], dtype=torch.float64)
+    votes.index_add_(0, members, one_hot(logits.argmax(1), logits.shape[1]).double())
+    shares = torch.zeros_like(votes).index_add_(0, members, logits.double().softmax(1))
+    tie_break = shares / (shares.sum(1, keepdim=True) + 1)  # below 1: never outweighs a vote
+    predictions = (votes + tie_break).argmax(1)
+    scores = score(predictions, truth, 0.0)
+    return {
+        "recording_accuracy": scores.accuracy,
+        "recording_f1": scores.f1,
+        "recording_confusion_matrix": confusion(predictions, truth, logits.shape[1]),
+        "recording_predictions": dict(zip(map(str, names), predictions.tolist(), strict=True)),
+    }
+
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 log = logging.getLogger("penstock")
 
@@ -46,18 +161,13 @@ class Fold:
     device: torch.device
     config: Mapping[str, Any]
 
-    def train_batches(self, epoch: int) -> Iterable[Any]:
-        """Return the training batches of an epoch, independent of what was read before."""
-        batches: Iterable[Any] = seek_epoch(self.train_loader, epoch, self.config["seed"])
-        return batches
-
     def train_epoch(self, epoch: int) -> Scores:
         """Train on every batch of an epoch; return the scores at the time of training."""
         # keyed by fold and epoch, so that a resumed epoch repeats what an uninterrupted one does
         torch.manual_seed(derive_key(self.config["seed"], "fold", self.number, "epoch", epoch))
         self.model.train()
         losses, predictions, targets = [], [], []
-        for x, y in self.train_batches(epoch):
+        for x, y in seek_epoch(self.train_loader, epoch, self.config["seed"]):
             x, y = x.to(self.device), y.to(self.device)
             logits = self._forward(x)
             loss = self.criterion(logits, y)
@@ -93,9 +203,8 @@ class Fold:
 
 
 def _empty_history() -> dict[str, Any]:
-    curves: dict[str, Any] = {
-        f"{part}_{curve}": [] for part in ("train", "val") for curve in CURVES
-    }
+    names = [f"{part}_{curve}" for part in ("train", "val") for curve in CURVES]
+    curves: dict[str, Any] = {name: [] for name in names}
     return curves | {"early_stopped": False, "best_epoch": 0, "total_epochs": 0}
 
 
@@ -177,6 +286,7 @@ def restore(fold: Fold, state: dict[str, Any]) -> Progress:
     fold.model.load_state_dict(state["model"])
     fold.optimizer.load_state_dict(state["optimizer"])
     if progress.best_weights is not None:
+        # into a copy: the weights to continue from are already in the model
         deepcopy(fold.model).load_state_dict(progress.best_weights)  # raises if they do not fit
     return progress
 
@@ -217,11 +327,6 @@ def _result(fold: Fold, progress: Progress, evaluation: Evaluation) -> dict[str,
         "val_targets": evaluation.targets,
         "training_time": progress.seconds,
     }
-
-
-def result_to_state(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result as tensors and plain values, which can be loaded without running code."""
-    return result | {"confusion_matrix": torch.from_numpy(result["confusion_matrix"])}
 
 
 def result_from_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -82,28 +82,23 @@ def author_folds(
     whole_number("min_val_segments", min_val_segments, minimum=0)
     table = _AuthorTable.of(labels, authors)
     if len(table.authors) < n_splits:
-        raise PlanError(
-            f"{n_splits} folds by author need at least {n_splits} authors, "
-            f"got {len(table.authors)}: lower k_folds"
-        )
+        found = len(table.authors)
+        raise PlanError(f"{n_splits} folds by author need at least {n_splits} authors, got {found}")
     table.require_authors(2, "one to train on when the other is left out")
-    while True:
-        table.require_segments(min_val_segments, f"min_val_segments is {min_val_segments}")
-        found = search(
-            partial(_propose_folds, table, n_splits),
-            partial(_rate_folds, table, n_splits, min_val_segments),
-            first_seed=0,
-            attempts=max_attempts,
-            progress=progress,
-        )
-        if found.parts is not None:
-            return Folds(table.samples_of(found.parts, n_splits), found.score, found.seed)
-        if min_val_segments <= RETRY_VAL_SEGMENTS:
-            raise PlanError(
-                f"none of {found.attempts} splits into {n_splits} folds can be used: "
-                f"{found.problem}; lower k_folds or min_val_segments"
-            )
-        min_val_segments = RETRY_VAL_SEGMENTS
+    best = _best(
+        table,
+        partial(_propose_folds, table, n_splits),
+        partial(_rate_folds, table, n_splits),
+        what=f"splits into {n_splits} folds",
+        name="min_val_segments",
+        least=min_val_segments,
+        retry=RETRY_VAL_SEGMENTS,
+        first_seed=0,
+        attempts=max_attempts,
+        progress=progress,
+        advice="lower k_folds or min_val_segments",
+    )
+    return Folds(table.samples_of(best.parts, n_splits), best.score, best.seed)
 
 
 def author_split(
@@ -141,25 +136,46 @@ def author_split(
     whole_number("min_test_segments", min_test_segments, minimum=0)
     table = _AuthorTable.of(labels, authors)
     table.require_authors(3, "two to train on and one to test")
-    while True:
-        least = min_test_segments
-        table.require_segments(least + 2, f"min_test_segments is {least}, and two must be left")
-        found = search(
-            partial(_propose_split, table, test_size),
-            partial(_rate_split, table, test_size, least),
-            first_seed=random_state,
-            attempts=max_attempts,
-            progress=progress,
-        )
+    found = _best(
+        table,
+        partial(_propose_split, table, test_size),
+        partial(_rate_split, table, test_size),
+        what="splits",
+        name="min_test_segments",
+        least=min_test_segments,
+        left=2,
+        retry=RETRY_TEST_SEGMENTS,
+        first_seed=random_state,
+        attempts=max_attempts,
+        progress=progress,
+        advice="lower min_test_segments, or change test_size",
+    )
+    _, (train, val) = table.samples_of(found.parts, 2)
+    return Split(train, val, found.score)
+
+
+def _best(
+    table: _AuthorTable,
+    propose: Callable[[int], Parts],
+    rate: Callable[[int, Parts], Rating],
+    *,
+    what: str,
+    name: str,
+    least: int,
+    retry: int,
+    advice: str,
+    left: int = 0,
+    **options: Any,
+) -> Found:
+    """Return the best split with ``least`` segments of a class to validate, or else ``retry``."""
+    # a strict minimum is relaxed once, as users of the original expect
+    for number in dict.fromkeys((least, min(least, retry))):
+        rest = f", and {left} must be left to train on" if left else ""
+        table.require_segments(number + left, f"{name} is {number}{rest}")
+        found = search(propose, partial(rate, number), **options)
         if found.parts is not None:
-            _, (train, val) = table.samples_of(found.parts, 2)
-            return Split(train, val, found.score)
-        if least <= RETRY_TEST_SEGMENTS:
-            raise PlanError(
-                f"none of {found.attempts} splits can be used: {found.problem}; "
-                "lower min_test_segments, or change test_size"
-            )
-        min_test_segments = RETRY_TEST_SEGMENTS
+            return found
+    raise PlanError(f"none of {found.attempts} {what} can be used: {found.problem}; {advice}")
 
 
 def check_split(train: Indices, val: Indices, authors: npt.ArrayLike | None) -> None:
@@ -191,10 +207,8 @@ class _AuthorTable:
     def of(cls, labels: npt.ArrayLike, authors: npt.ArrayLike) -> _AuthorTable:
         labels, authors = array_of("labels", labels), array_of("authors", authors)
         if labels.ndim != 1 or labels.shape != authors.shape or not len(labels):
-            raise PlanError(
-                f"needs a label and an author for each of at least 1 sample, got shapes "
-                f"{labels.shape} and {authors.shape}"
-            )
+            found = f"{labels.shape} and {authors.shape}"
+            raise PlanError(f"needs a label and an author for each sample, got shapes {found}")
         classes, class_of = np.unique(labels, return_inverse=True)
         names, author_of = np.unique(authors, return_inverse=True)
         counts = np.zeros((len(names), len(classes)), np.int64)
@@ -314,7 +328,7 @@ def _rate_split(table: _AuthorTable, test_size: float, least: int, parts: Parts)
 class Found:
     """The best split of a search; ``parts`` is None if no split can be used."""
 
-    parts: Parts | None
+    parts: Any  # Parts, or None
     score: float
     seed: int
     attempts: int

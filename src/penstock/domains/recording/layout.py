@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,13 +52,7 @@ class FlyVisSim(IntEnum):
         return self in STATIC
 
 
-STATIC = (
-    FlyVisSim.INDEX,
-    FlyVisSim.XPOS,
-    FlyVisSim.YPOS,
-    FlyVisSim.GROUP_TYPE,
-    FlyVisSim.TYPE,
-)
+STATIC = tuple(FlyVisSim(number) for number in (0, 1, 2, 5, 6))
 DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
 
 
@@ -72,28 +66,18 @@ def dynamic_column(column: FlyVisSim | int | str) -> FlyVisSim:
     >>> dynamic_column("VOLTAGE"), dynamic_column(4)
     (<FlyVisSim.VOLTAGE: 3>, <FlyVisSim.STIMULUS: 4>)
     """
-    chosen = _named(column) if isinstance(column, str) else _numbered(column)
+    if isinstance(column, str):
+        if column not in FlyVisSim.__members__:
+            meant = did_you_mean(column, list(FlyVisSim.__members__))
+            raise PlanError(f"a recording has no column {column!r}{meant}")
+        chosen = FlyVisSim[column]
+    else:
+        if not 0 <= (number := whole_number("column", column)) < len(FlyVisSim):
+            raise PlanError(f"a recording has columns 0 to 8, got {column!r}")
+        chosen = FlyVisSim(number)
     if chosen.is_static:
-        raise StaticColumnError(
-            f"column {chosen.name} is static, it has no timesteps: read it with load_metadata(path)"
-        )
+        raise StaticColumnError(f"column {chosen.name} is static: read it with load_metadata(path)")
     return chosen
-
-
-def _named(name: str) -> FlyVisSim:
-    if name not in FlyVisSim.__members__:
-        known = [column.name for column in FlyVisSim]
-        raise PlanError(f"a recording has no column {name!r}{did_you_mean(name, known)}")
-    return FlyVisSim[name]
-
-
-def _numbered(number: int) -> FlyVisSim:
-    try:
-        return FlyVisSim(whole_number("column", number))
-    except PlanError:
-        raise
-    except ValueError as error:
-        raise PlanError(f"a recording has columns 0 to 8, got {number!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +104,12 @@ class RecordingFiles:
     def reader(self, column: FlyVisSim, neurons: int | None) -> ArrayReader:
         """Return a reader of one column, for the first ``neurons`` neurons (None for all)."""
         timesteps, available = self.shape()
-        limit = checked_neurons(available, neurons)
+        limit = available if neurons is None else whole_number("neuron_limit", neurons)
+        if not 0 <= limit <= available:
+            raise PlanError(f"neuron_limit must be from 0 to {available} neurons, got {neurons}")
         if self.layout == "npy":
             return NpyColumn(NpySource(self.path), limit, int(column))
+        # the newest layout stores only the columns that change, in this order
         index = DYNAMIC.index(column) if self.layout == "zarr_v2" else int(column)
         return ZarrColumn(self.series_path, ((0, timesteps), (0, limit), (index, index + 1)))
 
@@ -137,10 +124,8 @@ class RecordingFiles:
         columns = len(DYNAMIC) if self.layout == "zarr_v2" else len(FlyVisSim)
         if field is None or len(field.shape) != 2 or field.shape[1] != columns:
             found = None if field is None else (len(array), *field.shape)
-            raise SourceError(
-                f"{self.path} is not a recording: its array must have shape (timesteps, neurons, "
-                f"{columns}), found {found}"
-            )
+            wanted = f"(timesteps, neurons, {columns})"
+            raise SourceError(f"{self.path} is not a recording: its shape is {found}, not {wanted}")
         return len(array), field.shape[0]
 
     def metadata(self) -> npt.NDArray[np.float32]:
@@ -157,19 +142,6 @@ def _first_rows(source: Source, count: int) -> npt.NDArray[np.generic]:
     rows = np.empty((count, *field.shape), field.dtype)
     source.read(0, count, {"": rows})
     return rows
-
-
-def checked_neurons(available: int, wanted: int | None) -> int:
-    """Return the number of neurons to read; None means all of them.
-
-    >>> checked_neurons(100, None), checked_neurons(100, 0)
-    (100, 0)
-    """
-    if wanted is None:
-        return available
-    if not 0 <= (count := whole_number("neuron_limit", wanted)) <= available:
-        raise PlanError(f"neuron_limit must be from 0 to {available} neurons, got {wanted}")
-    return count
 
 
 def find_recording(path: str | os.PathLike[str]) -> RecordingFiles:
@@ -273,3 +245,80 @@ class NpyColumn:
     def fingerprint(self) -> str:
         """Return the identity of the data: the file and the part of it."""
         return digest([self._source.fingerprint(), self._neurons, self._column], [])
+
+
+Whole = TypeVar("Whole", bound=np.integer[Any])
+
+_NAMES = """
+    Am C2 C3 CT1(Lo1) CT1(M10) L1 L2 L3 L4 L5 Lawf1 Lawf2
+    Mi1 Mi10 Mi11 Mi12 Mi13 Mi14 Mi15 Mi2 Mi3 Mi4 Mi9 R1 R2 R3 R4 R5 R6 R7 R8
+    T1 T2 T2a T3 T4a T4b T4c T4d T5a T5b T5c T5d
+    Tm1 Tm16 Tm2 Tm20 Tm28 Tm3 Tm30 Tm4 Tm5Y Tm5a Tm5b Tm5c Tm9
+    TmY10 TmY13 TmY14 TmY15 TmY18 TmY3 TmY4 TmY5a TmY9
+"""
+TYPE_NAMES = tuple(_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeuronData:
+    """The neurons of a recording, one row each, and the indices of each type's neurons.
+
+    Args:
+        ix: Index of each neuron.
+        pos: Position of each neuron, (neurons, 2).
+        group_type: Number of each neuron's group of types.
+        type: Number of each neuron's type; see ``TYPE_NAMES``.
+        indices_per_type: For each type, the rows of its neurons.
+
+    >>> metadata = np.array([[0, 0.5, 1.5, 2, 1], [1, 0.25, 0, 2, 0]], np.float32)
+    >>> neurons = NeuronData.from_metadata(metadata)
+    >>> neurons.type.tolist(), [i.tolist() for i in neurons.indices_per_type]
+    ([1, 0], [[1], [0]])
+    """
+
+    ix: npt.NDArray[np.int32]
+    pos: npt.NDArray[np.float32]
+    group_type: npt.NDArray[np.uint8]
+    type: npt.NDArray[np.uint8]
+    indices_per_type: tuple[npt.NDArray[np.int64], ...]
+
+    @classmethod
+    def from_metadata(cls, metadata: npt.NDArray[np.float32]) -> NeuronData:
+        """Return the neurons described by an array of `load_metadata`.
+
+        Args:
+            metadata: Static columns, (neurons, 5).
+
+        Raises:
+            SourceError: The shape is wrong, or types are not exactly 0 to K-1.
+        """
+        if not isinstance(metadata, np.ndarray) or metadata.dtype.kind not in "fiu":
+            raise SourceError(f"metadata must be numbers, got {type(metadata).__name__}")
+        if metadata.ndim != 2 or metadata.shape[1] != len(STATIC):
+            raise SourceError(f"metadata must be (neurons, {len(STATIC)}), got {metadata.shape}")
+        kind = _whole(metadata, FlyVisSim.TYPE, np.uint8)
+        present = np.unique(kind)
+        if not np.array_equal(present, np.arange(len(present))):
+            last, found = len(present) - 1, present.tolist()
+            raise SourceError(f"neuron types must be exactly 0 to {last}, found {found}")
+        return cls(
+            ix=_whole(metadata, FlyVisSim.INDEX, np.int32),
+            pos=np.ascontiguousarray(metadata[:, [1, 2]], np.float32),
+            group_type=_whole(metadata, FlyVisSim.GROUP_TYPE, np.uint8),
+            type=kind,
+            indices_per_type=tuple(np.flatnonzero(kind == each) for each in present),
+        )
+
+
+def _whole(
+    metadata: npt.NDArray[np.float32], column: FlyVisSim, dtype: type[Whole]
+) -> npt.NDArray[Whole]:
+    """Return a column as integers; raise an error if that would change a value."""
+    values = metadata[:, STATIC.index(column)]
+    limits = np.iinfo(dtype)
+    fits = (values == np.floor(values)) & (values >= limits.min) & (values <= limits.max)
+    if not fits.all():
+        row = int(np.flatnonzero(~fits)[0])
+        wanted = f"a whole number from {limits.min} to {limits.max}"
+        raise SourceError(f"column {column.name} of neuron {row} is {values[row]!r}, not {wanted}")
+    return values.astype(dtype)

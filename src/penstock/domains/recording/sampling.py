@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import torch
 
 from penstock.arguments import choice, whole_number
 from penstock.errors import ConfigError, PlanError
 from penstock.order import Topology, derive_key, tiles
+
+Span: TypeAlias = tuple[int, int]  # the first timestep, and the one after the last
 
 SAMPLINGS = ("cover", "uniform")
 
@@ -38,19 +40,16 @@ class DataSplit:
     validation_end: int
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            whole_number(field.name, value, minimum=0, error=ConfigError)
+        for name, value in asdict(self).items():
+            whole_number(name, value, minimum=0, error=ConfigError)
         for name in ("train", "validation"):
             start, end = getattr(self, f"{name}_start"), getattr(self, f"{name}_end")
             if end <= start:
                 raise ConfigError(f"{name}_end must be after {name}_start {start}, got {end}")
         if self.train_start < self.validation_end and self.validation_start < self.train_end:
-            raise ConfigError(
-                f"training {self.train_start}:{self.train_end} and validation "
-                f"{self.validation_start}:{self.validation_end} overlap: validation would use "
-                "training data"
-            )
+            train = f"{self.train_start}:{self.train_end}"
+            validation = f"{self.validation_start}:{self.validation_end}"
+            raise ConfigError(f"training {train} and validation {validation} overlap: move one")
 
     @property
     def train_timesteps(self) -> int:
@@ -73,9 +72,7 @@ class DataSplit:
         """
         last = max(self.train_end, self.validation_end)
         if last > total_timesteps:
-            raise ConfigError(
-                f"the split ends at timestep {last}, the recording at {total_timesteps}"
-            )
+            raise ConfigError(f"the split ends at timestep {last} of only {total_timesteps}")
         return self
 
 
@@ -139,13 +136,19 @@ class ChunkPlan:
     def spans(self, epoch: int, count: int) -> list[tuple[int, int]]:
         """Return the first ``count`` chunks of an epoch, over as many passes as needed."""
         if self.sampling == "uniform":
-            return [self._uniform(epoch, i) for i in range(count)]
-        passes = range(-(-count // self.per_pass))
-        return [span for number in passes for span in self._cover(epoch, number)][:count]
+            # starts are multiples of align, the last one so that a whole chunk fits
+            places = max(0, self.total - self.chunk) // self.align + 1
+            keys = (derive_key(self.seed, "uniform", epoch, i) for i in range(count))
+            starts = [key % places * self.align for key in keys]
+            spans = [(start, start + self.chunk) for start in starts]
+        else:
+            passes = range(-(-count // self.per_pass))
+            keys = (derive_key(self.seed, "tiles", epoch, number) for number in passes)
+            covers = (tiles(self.total, self.chunk, key, self.align) for key in keys)
+            spans = [span for cover in covers for span in cover][:count]
+        return [(start, min(stop + self.overlap, self.total)) for start, stop in spans]
 
-    def share(
-        self, epoch: int, first: int, count: int, topology: Topology
-    ) -> list[tuple[int, int]]:
+    def share(self, epoch: int, first: int, count: int, topology: Topology) -> list[Span]:
         """Return a rank's chunks among ``first:count`` of an epoch, assigned round-robin.
 
         All ranks get the same number, so that no rank waits for another. The remaining chunks,
@@ -158,16 +161,6 @@ class ChunkPlan:
         """
         stop = count - max(0, count - first) % topology.world
         return self.spans(epoch, count)[first + topology.rank : stop : topology.world]
-
-    def _cover(self, epoch: int, number: int) -> list[tuple[int, int]]:
-        key = derive_key(self.seed, "tiles", epoch, number)
-        spans = tiles(self.total, self.chunk, key, self.align)
-        return [(start, min(stop + self.overlap, self.total)) for start, stop in spans]
-
-    def _uniform(self, epoch: int, i: int) -> tuple[int, int]:
-        starts = max(0, self.total - self.chunk) // self.align + 1
-        start = derive_key(self.seed, "uniform", epoch, i) % starts * self.align
-        return start, min(start + self.chunk + self.overlap, self.total)
 
 
 def calculate_chunk_params(
@@ -184,19 +177,10 @@ def calculate_chunk_params(
     >>> calculate_chunk_params(967680, 65536, 256, 1)
     (15, 252, 3780)
     """
-    sizes = {
-        "total_timesteps": total_timesteps,
-        "chunk_size": chunk_size,
-        "batch_size": batch_size,
-        "data_passes_per_epoch": data_passes_per_epoch,
-    }
-    for name, value in sizes.items():
+    for name, value in dict(locals()).items():
         whole_number(name, value, minimum=1)
     if total_timesteps < batch_size:
-        raise PlanError(
-            f"{total_timesteps} timesteps are fewer than batch_size={batch_size}: pass a smaller "
-            "batch_size"
-        )
+        raise PlanError(f"{total_timesteps} timesteps are fewer than batch_size={batch_size}")
     chunks = data_passes_per_epoch * -(-total_timesteps // chunk_size)
     batches = max(1, round(data_passes_per_epoch * (total_timesteps // batch_size) / chunks))
     return chunks, batches, chunks * batches
@@ -245,14 +229,9 @@ def sample_batch_within_chunk(
     total_steps = whole_number("total_steps", total_steps, minimum=0)
     num_neurons_to_zero = whole_number("num_neurons_to_zero", num_neurons_to_zero)
     if steps <= total_steps:
-        raise PlanError(
-            f"a chunk of {steps} timesteps is too short for a rollout of {total_steps} steps and "
-            "its target: use larger chunks"
-        )
+        raise PlanError(f"{steps} timesteps are too short for a rollout of {total_steps} steps")
     if not 0 <= num_neurons_to_zero <= neurons:
-        raise PlanError(
-            f"num_neurons_to_zero must be in [0, {neurons}], got {num_neurons_to_zero!r}"
-        )
+        raise PlanError(f"num_neurons_to_zero must be in [0, {neurons}], got {num_neurons_to_zero}")
     where = "cpu" if generator is None else generator.device
     starts = torch.randint(steps - total_steps, (batch_size,), generator=generator, device=where)
     silent = torch.randperm(neurons, generator=generator, device=where)[:num_neurons_to_zero]

@@ -12,15 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole_number
-from penstock.domains.recording.layout import (
-    DYNAMIC,
-    FlyVisSim,
-    dynamic_column,
-    find_recording,
-    recording_at,
-)
-from penstock.errors import PlanError
+from penstock.arguments import a_path, whole_number
+from penstock.domains.recording import layout
+from penstock.errors import PlanError, SourceError
+from penstock.extras import optional
 from penstock.sources.array_source import ArrayReader, ArraySource
 from penstock.sources.base import Field, check_range, checked_buffers, checked_names
 from penstock.sources.thread_buffers import Bytes, ReusedMemory, borrowed_buffers
@@ -44,20 +39,20 @@ class RecordingSource(ArraySource):
     @staticmethod
     def accepts(path: Path) -> bool:
         """Return whether ``path`` is a recording, in any layout."""
-        return recording_at(path) is not None
+        return layout.recording_at(path) is not None
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        columns: Sequence[FlyVisSim | int | str] | None = None,
+        columns: Sequence[layout.FlyVisSim | int | str] | None = None,
         neurons: Mapping[str, int] | None = None,
     ) -> None:
-        named = checked_names("columns", columns, str | int) or DYNAMIC
-        files = find_recording(path)
+        named = checked_names("columns", columns, str | int) or layout.DYNAMIC
+        files = layout.find_recording(path)
         self._path, self.layout = files.path, files.layout
-        chosen = [dynamic_column(column) for column in named]
-        limits = {dynamic_column(name): count for name, count in (neurons or {}).items()}
+        chosen = [layout.dynamic_column(column) for column in named]
+        limits = {layout.dynamic_column(name): count for name, count in (neurons or {}).items()}
         readers = {column.name: files.reader(column, limits.get(column)) for column in chosen}
         super().__init__(readers, str(self._path))
 
@@ -68,7 +63,7 @@ class RecordingSource(ArraySource):
 
 def load_column_slice(
     path: str | os.PathLike[str],
-    column: FlyVisSim | int,
+    column: layout.FlyVisSim | int,
     start: int,
     end: int,
     neuron_limit: int | None = None,
@@ -86,7 +81,7 @@ def load_column_slice(
         StaticColumnError: The column does not change with time (also an ``AssertionError``).
         PlanError: The range is not within the recording (also a ``ValueError``).
     """
-    reader = find_recording(path).reader(dynamic_column(column), neuron_limit)
+    reader = layout.find_recording(path).reader(layout.dynamic_column(column), neuron_limit)
     check_range(reader.samples, start, end)
     rows = np.empty((end - start, *reader.field.shape), reader.field.dtype)
     reader.read(start, end, rows)
@@ -99,7 +94,7 @@ def load_metadata(path: str | os.PathLike[str]) -> FloatRows:
     Args:
         path: The recording, in any layout.
     """
-    return find_recording(path).metadata()
+    return layout.find_recording(path).metadata()
 
 
 class ColumnLoader:
@@ -186,8 +181,8 @@ class _Column:
 
 def create_zarr_loader(
     data_path: str | os.PathLike[str],
-    column_idx: FlyVisSim | int,
-    stim_column_idx: FlyVisSim | int,
+    column_idx: layout.FlyVisSim | int,
+    stim_column_idx: layout.FlyVisSim | int,
     num_stim_dims: int | None,
     *,
     threads: int = 2,
@@ -202,7 +197,83 @@ def create_zarr_loader(
         threads: Threads that decode one range; two are fast enough for most training.
     """
     whole_number("threads", threads, minimum=1, maximum=MOST_THREADS)
-    files = find_recording(data_path)
-    data = files.reader(dynamic_column(column_idx), None)
-    stimulus = files.reader(dynamic_column(stim_column_idx), num_stim_dims)
+    files = layout.find_recording(data_path)
+    data = files.reader(layout.dynamic_column(column_idx), None)
+    stimulus = files.reader(layout.dynamic_column(stim_column_idx), num_stim_dims)
     return ColumnLoader((data, stimulus), threads)
+
+
+CHUNK_TIMESTEPS = 2000
+
+
+def write_recording(
+    path: str | os.PathLike[str],
+    columns: dict[str, npt.ArrayLike],
+    *,
+    metadata: npt.ArrayLike | None = None,
+    chunk_timesteps: int = CHUNK_TIMESTEPS,
+) -> Path:
+    """Write ``timeseries.zarr`` and ``metadata.zarr`` into ``path``, and return it.
+
+    Args:
+        path: A directory; created if necessary.
+        columns: Arrays (timesteps, neurons) by the name of a column that changes with time. Other
+            columns are zero.
+        metadata: INDEX, XPOS, YPOS, GROUP_TYPE and TYPE, (neurons, 5); None for a default grid.
+        chunk_timesteps: Timesteps in a chunk of the storage.
+    """
+    folder = a_path("path", path, error=SourceError)
+    whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
+    shape = _shape(columns)
+    series = np.zeros((*shape, len(layout.DYNAMIC)), np.float32)
+    for name, values in columns.items():
+        series[:, :, layout.DYNAMIC.index(layout.FlyVisSim[name])] = values
+    static = _default_metadata(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
+    if static.shape != (shape[1], len(layout.STATIC)):
+        wanted = (shape[1], len(layout.STATIC))
+        raise SourceError(f"metadata must have shape {wanted}, got {static.shape}")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "timeseries.zarr", series, (chunk_timesteps, max(1, shape[1]), 1))
+    _write(folder / "metadata.zarr", static, static.shape)
+    return folder
+
+
+def _shape(columns: dict[str, npt.ArrayLike]) -> tuple[int, int]:
+    known = [column.name for column in layout.DYNAMIC]
+    if not isinstance(columns, dict) or not columns:
+        raise SourceError(f"columns must be a dict of arrays by name, got {columns!r}")
+    shapes = {name: np.shape(values) for name, values in columns.items()}
+    unknown = sorted(set(shapes) - set(known))
+    if unknown or len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+        raise SourceError(
+            f"columns must be some of {known}, all of one shape (timesteps, neurons), got {shapes}"
+        )
+    timesteps, neurons = next(iter(shapes.values()))
+    return timesteps, neurons
+
+
+def _default_metadata(neurons: int) -> npt.NDArray[np.float32]:
+    number = np.arange(neurons)
+    side = max(1, int(np.ceil(np.sqrt(neurons))))
+    return np.stack(
+        [number, number % side, number // side, number * 0, number % min(65, max(1, neurons))], 1
+    ).astype(np.float32)
+
+
+def _write(path: Path, data: npt.NDArray[np.float32], chunks: tuple[int, ...]) -> None:
+    zarr: Any = optional("zarr", extra="zarr")
+    numcodecs: Any = optional("numcodecs", extra="zarr")
+    array = zarr.create_array(
+        path,
+        shape=data.shape,
+        dtype="<f4",
+        chunks=chunks,
+        compressors=numcodecs.Blosc(cname="zstd", clevel=3, shuffle=2, blocksize=0),
+        fill_value=None,
+        filters=None,
+        order="C",
+        chunk_key_encoding={"name": "v2", "separator": "."},
+        zarr_format=2,
+        overwrite=True,
+    )
+    array[...] = data

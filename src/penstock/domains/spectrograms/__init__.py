@@ -1,6 +1,5 @@
 """Folders of spectrogram files with a table of labels and authors."""
 
-from penstock.domains.spectrograms.folder import SpectrogramFolder
-from penstock.domains.spectrograms.tables import MOST_CLASSES, read_pixel_table
-
-__all__ = ["MOST_CLASSES", "SpectrogramFolder", "read_pixel_table"]
+from penstock.domains.spectrograms.folder import MOST_CLASSES as MOST_CLASSES
+from penstock.domains.spectrograms.folder import SpectrogramFolder as SpectrogramFolder
+from penstock.domains.spectrograms.folder import read_pixel_table as read_pixel_table

@@ -25,8 +25,7 @@ Vectors = npt.NDArray[np.float32]
 MAX_COUNT = 10_000_000  # of anything: tables are built in memory
 TIERS = (1, 2, 3, 4)  # same cluster, adjacent cluster, similar to the question, other cluster
 ADJACENT_CLUSTERS = 3
-POOL = 2048  # the most sources that are compared with a question
-ATTEMPTS = 16  # random draws, before the sources that are not true ones are listed
+POOL = 256  # the most sources that are compared with a question, and pairs at a time
 
 
 def build_steering_directory(
@@ -61,19 +60,16 @@ def build_steering_directory(
     """
     folder = a_path("directory", directory)
     whole_number("pairs", pairs, minimum=len(SPLITS), maximum=MAX_COUNT)
-    counts = {
-        "embedding_dim": embedding_dim,
-        "n_neg": n_neg,
-        "clusters": clusters,
-        "keywords": keywords,
-    }
-    for name, count in counts.items():
+    counts = {"embedding_dim": embedding_dim, "n_neg": n_neg}
+    for name, count in (counts | {"clusters": clusters, "keywords": keywords}).items():
         whole_number(name, count, minimum=1, maximum=MAX_COUNT)
     whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
-    if not isinstance(shares, tuple | list) or len(shares) != len(SPLITS):
-        raise PlanError(f"shares must be three numbers, got {shown(shares)}")
-    if sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6:
-        raise PlanError(f"shares must sum to at most 1, got {shown(shares)}")
+    if (
+        not isinstance(shares, tuple | list)
+        or len(shares) != len(SPLITS)
+        or (sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6)
+    ):
+        raise PlanError(f"shares must be three numbers of sum 1 at most, got {shown(shares)}")
     further_config = {} if config is None else mapping("config", config)
 
     rng = np.random.default_rng(derive_key(seed, "directory"))
@@ -86,8 +82,12 @@ def build_steering_directory(
     answer = _assign(sources, questions, rng)
     further = rng.integers(questions, size=pairs - questions)
     asked = np.concatenate([np.arange(questions), further])
-    groups = _Groups(source_clusters, clusters)
-    further_answers = groups.pick(source_clusters[answer[further]], rng)
+    wanted = source_clusters[answer[further]]  # a further source is of the same cluster
+    # sources by cluster, so that a random one of a cluster is one look-up
+    members = np.argsort(source_clusters, kind="stable")
+    starts = np.searchsorted(source_clusters[members], wanted)
+    chosen = rng.random(len(wanted)) * np.bincount(source_clusters)[wanted]
+    further_answers = members[starts + chosen.astype(np.int64)]
     corpus = Corpus(
         questions=_near(source_embs[answer], 0.5, rng),
         sources=source_embs,
@@ -250,28 +250,6 @@ def unit_rows(vectors: Vectors) -> Vectors:
     return unit.astype(np.float32)
 
 
-class _Groups:
-    """Members of groups, so that a random one of a group can be picked."""
-
-    def __init__(self, group_of: Indices, groups: int) -> None:
-        self.members = np.argsort(group_of, kind="stable")
-        self.sizes = np.bincount(group_of, minlength=groups)
-        self.starts = np.cumsum(self.sizes) - self.sizes
-
-    def pick(self, groups: Indices, rng: np.random.Generator) -> Indices:
-        """Return a random member of each of these groups; -1 where a group is empty."""
-        sizes = self.sizes[groups]
-        at = self.starts[groups] + (rng.random(len(groups)) * sizes).astype(np.int64)
-        return np.where(sizes > 0, self.members[np.minimum(at, len(self.members) - 1)], -1)
-
-    def pick_outside(self, groups: Indices, rng: np.random.Generator) -> Indices:
-        """Return a random member of another group for each of these groups; -1 for none."""
-        inside, free = self.sizes[groups], len(self.members) - self.sizes[groups]
-        at = (rng.random(len(groups)) * free).astype(np.int64)
-        at += np.where(at >= self.starts[groups], inside, 0)  # skip the group's own members
-        return np.where(free > 0, self.members[np.minimum(at, len(self.members) - 1)], -1)
-
-
 # -- hard negatives
 
 
@@ -296,99 +274,64 @@ def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indi
         n_neg: Negatives per pair.
         seed: Of the random draws.
     """
-    if len(corpus.sources) < 2:
+    count = len(corpus.sources)
+    if count < 2:
         raise PlanError("negatives need at least 2 sources, got 1")
     rng = np.random.default_rng(derive_key(seed, "negatives"))
-    true = _TrueSources(corpus)
-    groups = _Groups(corpus.source_clusters, len(corpus.centroids))
-    columns, tiers = [], []
-    for tier, count in zip(TIERS, tier_counts(n_neg), strict=True):
-        ranked = _most_similar(corpus, true, count, rng) if tier == 3 and count else None
-        for column in range(count):
-            if ranked is not None:
-                drawn = ranked[:, column]
-            else:
-                drawn = _draw(corpus, groups, tier, rng)
-                for _ in range(ATTEMPTS):
-                    if not (wrong := true.has(drawn)).any():
-                        break
-                    drawn = np.where(wrong, _draw(corpus, groups, tier, rng), drawn)
-            labels = np.full(len(drawn), tier)
-            missing = np.flatnonzero(true.has(drawn))
-            drawn[missing], labels[missing] = true.others(missing, rng), 4
-            columns.append(drawn)
-            tiers.append(labels)
-    return np.stack(columns, 1), np.stack(tiers, 1)
-
-
-class _TrueSources:
-    """The sources of each pair's question."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        self._questions, self._count = corpus.pairs[:, 0], len(corpus.sources)
-        self._known = np.unique(self._questions * self._count + corpus.pairs[:, 1])
-
-    def has(self, drawn: Indices, part: slice = slice(None)) -> npt.NDArray[np.bool_]:
-        """Return for which pairs (of ``part``) the source drawn is a true one, or negative."""
-        keys = self._questions[part] * self._count + drawn
-        at = np.minimum(np.searchsorted(self._known, keys), len(self._known) - 1)
-        found: npt.NDArray[np.bool_] = (self._known[at] == keys) | (drawn < 0)
-        return found
-
-    def others(self, pairs: Indices, rng: np.random.Generator) -> Indices:
-        """Return for each of these pairs a random source that is not a true one."""
-        chosen = np.empty(len(pairs), np.int64)
-        for i, question in enumerate(self._questions[pairs]):
-            ends = np.array([question, question + 1]) * self._count
-            begin, end = np.searchsorted(self._known, ends)
-            rest = np.setdiff1d(np.arange(self._count), self._known[begin:end] % self._count)
-            if not rest.size:
-                raise PlanError(f"question {question} has every source: no negative is left")
-            chosen[i] = rng.choice(rest)
-        return chosen
-
-
-def _draw(corpus: Corpus, groups: _Groups, tier: int, rng: np.random.Generator) -> Indices:
-    """Return a random source of the tier for each pair; -1 where the tier has none."""
-    clusters = corpus.pair_clusters
-    if tier == 4:
-        return groups.pick_outside(clusters, rng)
-    if tier == 2:
-        unit = unit_rows(corpus.centroids)
-        cosine = unit @ unit.T
-        np.fill_diagonal(cosine, -np.inf)
-        adjacent = min(ADJACENT_CLUSTERS, len(unit) - 1)
-        if not adjacent:
-            return np.full(len(clusters), -1)
-        near = np.argsort(-cosine, axis=1, kind="stable")[:, :adjacent]
-        clusters = near[clusters, rng.integers(adjacent, size=len(clusters))]
-    return groups.pick(clusters, rng)
-
-
-def _most_similar(
-    corpus: Corpus, true: _TrueSources, count: int, rng: np.random.Generator
-) -> Indices:
-    """Return the sources outside of each pair's cluster that are most similar to its question."""
-    pool = np.arange(len(corpus.sources))
-    if len(pool) > POOL:
-        pool = np.sort(rng.choice(pool, POOL, replace=False))
+    pool = np.arange(count) if count <= POOL else np.sort(rng.choice(count, POOL, replace=False))
     sources, questions = unit_rows(corpus.sources[pool]), unit_rows(corpus.questions)
-    best = np.full((len(corpus.pairs), count), -1)
-    for start in range(0, len(best), POOL):
-        part = slice(start, start + POOL)
-        cosine = questions[corpus.pairs[part, 0]] @ sources.T
-        cosine[corpus.source_clusters[pool] == corpus.pair_clusters[part, None]] = -np.inf
-        top = _largest(cosine, min(count + len(TIERS), len(pool)))  # some may be true sources
-        found = np.where(np.isfinite(np.take_along_axis(cosine, top, 1)), pool[top], -1)
-        for column in found.T:  # views: true sources are replaced in place
-            column[true.has(column, part)] = -1
-        order = np.argsort(found < 0, axis=1, kind="stable")[:, :count]
-        best[part, : order.shape[1]] = np.take_along_axis(found, order, 1)
-    return best
+    groups, adjacent = corpus.source_clusters[pool], _adjacent(corpus.centroids)
+    asked = corpus.pairs[:, :1]
+    # one number per question and source, so that one search finds all true sources
+    known = asked[:, 0] * count + corpus.pairs[:, 1]
+    parts = []
+    for start in range(0, len(asked), POOL):
+        question = asked[start : start + POOL]
+        cluster = corpus.pair_clusters[start : start + POOL, None]
+        others = ~np.isin(question * count + pool, known)
+        if not others.any(1).all():
+            full = question[others.any(1).argmin(), 0]
+            raise PlanError(f"question {full} has every source: no negative is left")
+        luck = rng.random(others.shape, np.float32)
+        same, cosine = groups == cluster, questions[question[:, 0]] @ sources.T
+        tiers = (
+            (same, luck),
+            (adjacent[cluster[:, 0]][:, groups], luck),
+            (~same, cosine),
+            (~same, luck),
+        )
+        # a tier may run out of sources: then any other source stands in, as tier 4
+        spare = _largest(np.where(others, luck, -1), n_neg, least=0)
+        ranked = [
+            _largest(np.where(others & allowed, score, -2), number, least=-1)
+            for (allowed, score), number in zip(tiers, tier_counts(n_neg), strict=True)
+        ]
+        found = np.concatenate(ranked, axis=1)
+        parts.append((pool[np.where(found < 0, spare, found)], found < 0))
+    negatives, missing = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return negatives, np.where(missing, 4, np.repeat(TIERS, tier_counts(n_neg)))
 
 
-def _largest(values: Vectors, count: int) -> Indices:
-    """Return the columns of the largest values of each row, the largest first."""
-    some = np.argpartition(-values, count - 1, axis=1)[:, :count]
-    order = np.argsort(-np.take_along_axis(values, some, 1), axis=1, kind="stable")
-    return np.take_along_axis(some, order, 1)
+def _adjacent(centroids: Vectors) -> npt.NDArray[np.bool_]:
+    """Return which clusters are the nearest ones of each cluster."""
+    unit = unit_rows(centroids)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, -np.inf)
+    near = np.argsort(-cosine, axis=1, kind="stable")[:, : min(ADJACENT_CLUSTERS, len(unit) - 1)]
+    adjacent = np.zeros(cosine.shape, np.bool_)
+    np.put_along_axis(adjacent, near, True, axis=1)
+    return adjacent
+
+
+def _largest(scores: Vectors, count: int, least: float) -> Indices:
+    """Return the columns of each row's largest scores, the largest first.
+
+    Where fewer than ``count`` are ``least`` or more, the largest comes again if it is; else -1.
+    """
+    some = np.argpartition(-scores, min(count, scores.shape[1]) - 1, axis=1)[:, :count]
+    by_score = np.argsort(-np.take_along_axis(scores, some, 1), axis=1, kind="stable")
+    order = np.take_along_axis(some, by_score, 1)
+    fits = np.take_along_axis(scores, order, 1) >= least
+    again = np.where(fits[:, :1], order[:, :1], -1)
+    found = np.where(fits, order, again if least == 0 else -1)
+    return np.concatenate([found, np.repeat(again, count - found.shape[1], axis=1)], axis=1)

@@ -16,10 +16,7 @@ def run_validate(directory: Path, *, as_json: bool) -> tuple[str, int]:
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {directory}")
     if not any((directory / name).exists() for name in ("config.json", "pair_index.pt")):
-        raise ConfigError(
-            f"{directory} is not a steering dataset, the only kind that can be validated: it has "
-            "no config.json"
-        )
+        raise ConfigError(f"{directory} is not a steering dataset: it has no config.json")
     report = validate_dataset(directory)
     code = 0 if report.ok else NOT_VALID
     if as_json:

@@ -113,15 +113,10 @@ class Curriculum:
 
 
 def _checked_probabilities(probabilities: Any) -> tuple[float, ...]:
-    is_mapping = isinstance(probabilities, Mapping)
-    if not is_mapping or set(probabilities) != set(VARIANTS):
-        found = sorted(map(str, probabilities)) if is_mapping else probabilities
-        raise ConfigError(
-            f"steering_probabilities must have exactly {VARIANTS}, got {shown(found)}"
-        )
-    base = tuple(
-        _checked_number(f"steering_probabilities.{name}", probabilities[name]) for name in VARIANTS
-    )
+    if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
+        found = shown(probabilities)
+        raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found}")
+    base = tuple(_checked_number(f"steering_probabilities.{n}", probabilities[n]) for n in VARIANTS)
     if abs(sum(base) - 1) > 1e-6:
         raise ConfigError(f"steering_probabilities must sum to 1, got {sum(base)!r}")
     return base

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 
 from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
+from penstock.datasets.augmented import SharedIntegers
 from penstock.domains.steering.curriculum import deal_variants, read_config
 from penstock.domains.steering.files import convert_to_hdf5, open_reader, resolve_format
 from penstock.domains.steering.layout import BY_NAME, SPLITS, VARIANTS, batch_schema
 from penstock.domains.steering.tables import (
     SteeringTables,
-    maps_by_default,
     negatives_stamp,
     open_tables,
     read_split,
@@ -33,7 +33,12 @@ from penstock.order import Indices
 
 log = logging.getLogger("penstock")
 
-_EPOCH, _FORCED, _VERSION, _STAMP = range(4)  # in the shared memory of Switches
+MAP_ABOVE: Final = 10 * 2**30  # bytes; larger tables are mapped unless the caller decides
+MAP_PAIR_BYTES: Final = 4 * 15  # per dimension: its vectors, negatives, and their tables, roughly
+
+# what may change during training, in memory that worker processes share: the epoch, a forced
+# variant, how often the negatives were read again, and the state of the files they come from
+_EPOCH, _FORCED, _VERSION, _STAMP = range(4)
 _UNFORCED: Final = -1
 _NOT_DEALT: Final = (-1, np.empty(0, np.int64))
 
@@ -75,14 +80,18 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.dataset_dir = a_path("dataset_dir", dataset_dir)
         self._config = read_config(self.dataset_dir)
         self.split = choice("Split file not found: split", split, SPLITS, error=ConfigError)
-        self.device = _device(device)
+        try:
+            self.device = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"device must be a torch.device, got {shown(device)}") from error
         self.storage_format = resolve_format(self.dataset_dir, storage_format)
         self.config = dict(self._config.raw)
         self.embedding_dim, self.n_neg = self._config.embedding_dim, self._config.n_neg
         wanted = self._config.seed if seed is None else seed
         self.seed = whole_number("seed", wanted, minimum=0, maximum=LARGEST_SEED)
         self.use_mmap = self._maps(use_mmap)
-        self._switches = Switches(epoch)
+        self._switches = SharedIntegers(0, _UNFORCED, 0, 0)
+        self.set_epoch(epoch)
         self._version = 0  # of the negatives held in this process
         self._dealt: tuple[int, Indices] = _NOT_DEALT  # epoch and variants last used
         self._tables: SteeringTables | None = self._open()
@@ -91,7 +100,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         log.info(
             "%s split of %s: %d pairs, storage=%s, mapped=%s, memory=%.1f MB",
             *(self.split, self.dataset_dir.name, len(self), self.storage_format, self.use_mmap),
-            self._tables.memory_bytes / 1e6,
+            sum(tensor.nbytes for tensor in self._tables.tensors.values()) / 1e6,
         )
 
     def _maps(self, asked: bool | None) -> bool:
@@ -100,7 +109,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
                 raise ConfigError(f"use_mmap=True needs tables on the CPU, not on {self.device}")
             return asked
         pairs = self._config.counts.get("n_pairs", 0)
-        return self.device.type == "cpu" and maps_by_default(self.embedding_dim, pairs)
+        return self.device.type == "cpu" and self.embedding_dim * pairs * MAP_PAIR_BYTES > MAP_ABOVE
 
     def _open(self) -> SteeringTables:
         return open_tables(
@@ -139,11 +148,11 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             indices: Of the samples in this split.
             epoch: None for the loader's epoch, or the dataset's own outside of a loader.
         """
-        forced = self._switches.forced
-        if forced is not None:
+        forced = self._switches[_FORCED]
+        if forced != _UNFORCED:
             return np.full(len(indices), forced, np.int64)
         if epoch is None:
-            epoch = current_epoch(default=self._switches.epoch)
+            epoch = current_epoch(default=self.current_epoch)
         dealt = self._dealt
         if dealt[0] != epoch:
             shares = tuple(self._config.curriculum.probabilities(epoch).values())
@@ -155,11 +164,11 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     @property
     def current_epoch(self) -> int:
         """The dataset's own epoch, used for samples read outside of a Penstock loader."""
-        return self._switches.epoch
+        return self._switches[_EPOCH]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the curriculum."""
-        self._switches.epoch = epoch
+        self._switches[_EPOCH] = whole_number("epoch", epoch, minimum=0)
 
     @property
     def steering_probs(self) -> dict[str, float]:
@@ -174,27 +183,28 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     @property
     def forced_steering(self) -> str | None:
         """The variant of every pair; None if the curriculum decides."""
-        forced = self._switches.forced
-        return None if forced is None else VARIANTS[forced]
+        forced = self._switches[_FORCED]
+        return None if forced == _UNFORCED else VARIANTS[forced]
 
     def force_steering(self, variant: str | None) -> None:
         """Use one variant for every pair; None returns to the curriculum."""
         choice("steering", variant, (*VARIANTS, None), error=ConfigError)
-        self._switches.forced = None if variant is None else VARIANTS.index(variant)
+        self._switches[_FORCED] = _UNFORCED if variant is None else VARIANTS.index(variant)
 
     def reload_negatives(self) -> None:
         """Read the negatives again after new ones were written; they are checked as at first."""
         stamp = negatives_stamp(self.dataset_dir, self.storage_format)
         self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
-        self._switches.next_version(stamp)
-        self._version = self._switches.version
+        self._switches[_STAMP] = stamp
+        self._switches[_VERSION] += 1  # last: a worker that sees it also sees the stamp
+        self._version = self._switches[_VERSION]
 
     def _current_tables(self) -> SteeringTables:
         """Return the tables; a worker first reads negatives that another process announced."""
-        version = self._switches.version
+        version = self._switches[_VERSION]
         if version != self._version:
             self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
-            if negatives_stamp(self.dataset_dir, self.storage_format) != self._switches.stamp:
+            if negatives_stamp(self.dataset_dir, self.storage_format) != self._switches[_STAMP]:
                 raise InvalidDataError(
                     f"the negatives in {self.dataset_dir} changed again since reload_negatives(): "
                     "call it after they are written"
@@ -203,9 +213,9 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         return self._held()
 
     @property
-    def served(self) -> tuple[int | None, int, int]:
+    def served(self) -> tuple[int, int, int]:
         """What samples depend on: forced variant, version of the negatives, and own epoch."""
-        return self._switches.forced, self._switches.version, self._switches.epoch
+        return self._switches[_FORCED], self._switches[_VERSION], self._switches[_EPOCH]
 
     # -- contents
 
@@ -256,7 +266,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.__dict__.update(state)
         if stamp is not None:
             self._tables = self._open()
-            self._version = self._switches.version
+            self._version = self._switches[_VERSION]
             if self._tables.stamp != stamp and not self._version:
                 raise InvalidDataError(f"{self.dataset_dir} changed since this dataset was built")
 
@@ -278,82 +288,6 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         return {split: cls(dataset_dir, split, epoch, **options) for split in SPLITS}
 
     @staticmethod
-    def convert_pt_to_hdf5(
-        dataset_dir: str | PathLike[str], compression: str | None = "gzip"
-    ) -> Path:
+    def convert_pt_to_hdf5(dataset_dir: Any, compression: str | None = "gzip") -> Path:
         """Write dataset.h5 next to the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)
-
-
-def _device(device: Any) -> torch.device:
-    try:
-        return torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"device must be a torch.device or its name, got {shown(device)}"
-        ) from error
-
-
-class Switches:
-    """What may change during training: the epoch, a forced variant, the version of the negatives.
-
-    The values are in shared memory, so that worker processes see a change at their next batch,
-    however they were started, persistent or not.
-
-    >>> switches = Switches(epoch=3)
-    >>> switches.forced = 1
-    >>> switches.epoch, switches.forced, switches.version
-    (3, 1, 0)
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self._share(torch.tensor([_checked_epoch(epoch), _UNFORCED, 0, 0]))
-
-    def _share(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
-        self._values: Indices = self._tensor.numpy()  # the same memory, faster to read
-
-    def __getstate__(self) -> dict[str, torch.Tensor]:
-        return {"tensor": self._tensor}
-
-    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
-        # a worker receives the shared memory itself, a plain pickle a copy
-        self._share(state["tensor"])
-
-    @property
-    def epoch(self) -> int:
-        """The dataset's own epoch, used where none comes with the indices."""
-        return int(self._values[_EPOCH])
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._values[_EPOCH] = _checked_epoch(epoch)
-
-    @property
-    def forced(self) -> int | None:
-        """The variant of every pair; None if the curriculum decides."""
-        forced = int(self._values[_FORCED])
-        return None if forced == _UNFORCED else forced
-
-    @forced.setter
-    def forced(self, variant: int | None) -> None:
-        self._values[_FORCED] = _UNFORCED if variant is None else variant
-
-    @property
-    def version(self) -> int:
-        """How many times the negatives were read again."""
-        return int(self._values[_VERSION])
-
-    @property
-    def stamp(self) -> int:
-        """State of the files that the current negatives were read from."""
-        return int(self._values[_STAMP])
-
-    def next_version(self, stamp: int) -> None:
-        """Announce new negatives, read from files with this stamp."""
-        self._values[_STAMP] = stamp
-        self._values[_VERSION] += 1  # last: a worker that sees it also sees the stamp
-
-
-def _checked_epoch(epoch: int) -> int:
-    return whole_number("epoch", epoch, minimum=0)

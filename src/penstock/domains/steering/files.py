@@ -7,7 +7,7 @@ import logging
 import pickle
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -20,17 +20,8 @@ import torch
 from penstock.arguments import a_path, choice
 from penstock.atomic_files import replace_text, replacing
 from penstock.checks import InvalidDataError
+from penstock.domains.steering import layout
 from penstock.domains.steering.curriculum import read_config
-from penstock.domains.steering.layout import (
-    CONFIG,
-    HDF5,
-    KEYWORDS,
-    SPLIT_TABLES,
-    TABLES,
-    Table,
-    raise_first,
-    shape_faults,
-)
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.extras import optional
 
@@ -62,19 +53,19 @@ class PtReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def locate(self, table: Table) -> str:
+    def locate(self, table: layout.Table) -> str:
         """Return the name of the table's file."""
         return table.file
 
-    def has(self, table: Table) -> bool:
+    def has(self, table: layout.Table) -> bool:
         """Return whether the table exists."""
         return (self.directory / table.file).is_file()
 
-    def column(self, table: Table) -> torch.Tensor:
+    def column(self, table: layout.Table) -> torch.Tensor:
         """Return the table, mapped into memory."""
         return self.tensor(table, mapped=True)
 
-    def tensor(self, table: Table, *, mapped: bool) -> torch.Tensor:
+    def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
         """Return the whole table; ``mapped`` maps it into memory where that is possible."""
         value = load_pt(self.directory / table.file, mapped=mapped)
         if not isinstance(value, torch.Tensor):
@@ -87,7 +78,8 @@ class PtReader:
 
     def keywords(self) -> IdLists:
         """Return the keyword ids of each pair, stored as lists or as (offsets, values)."""
-        return id_lists(load_pt(self.directory / KEYWORDS.file, mapped=False), KEYWORDS.file)
+        file = layout.KEYWORDS.file
+        return id_lists(load_pt(self.directory / file, mapped=False), file)
 
 
 class Hdf5Reader:
@@ -97,15 +89,15 @@ class Hdf5Reader:
         self._file = file
         self._dataset = hdf5_library().Dataset
 
-    def locate(self, table: Table) -> str:
+    def locate(self, table: layout.Table) -> str:
         """Return the name of the file and the table's path in it."""
-        return f"{HDF5}:{table.hdf5}"
+        return f"{layout.HDF5}:{table.hdf5}"
 
-    def has(self, table: Table) -> bool:
+    def has(self, table: layout.Table) -> bool:
         """Return whether the table exists."""
         return table.hdf5 in self._file
 
-    def column(self, table: Table) -> Any:
+    def column(self, table: layout.Table) -> Any:
         """Return the table as an HDF5 dataset, whose rows are read when they are indexed."""
         found = self._file.get(table.hdf5)
         if not isinstance(found, self._dataset):
@@ -114,7 +106,7 @@ class Hdf5Reader:
             raise InvalidDataError(f"{self.locate(table)} must hold numbers, found {found.dtype}")
         return found
 
-    def tensor(self, table: Table, *, mapped: bool) -> torch.Tensor:
+    def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
         """Return the whole table; ``mapped`` maps it if it is uncompressed and in one piece."""
         column = self.column(table)
         offset = column.id.get_offset() if mapped and column.size else None
@@ -126,7 +118,7 @@ class Hdf5Reader:
 
     def keywords(self) -> IdLists:
         """Return the keyword ids of each pair, stored as one small dataset each."""
-        group, place = self._file.get(KEYWORDS.hdf5), self.locate(KEYWORDS)
+        group, place = self._file.get(layout.KEYWORDS.hdf5), self.locate(layout.KEYWORDS)
         if group is None or isinstance(group, self._dataset):
             raise InvalidDataError(f"{place} not found: write the file again")
         try:
@@ -151,10 +143,10 @@ def open_reader(directory: Path, storage_format: str) -> Iterator[Reader]:
         yield PtReader(directory)
         return
     try:
-        file = hdf5_library().File(directory / HDF5, "r")
+        file = hdf5_library().File(directory / layout.HDF5, "r")
     except OSError as error:
         raise InvalidDataError(
-            f"{HDF5} cannot be read ({_brief(error)}): it is damaged or not HDF5; write it again"
+            f"{layout.HDF5} cannot be read ({_brief(error)}): it is damaged; write it again"
         ) from error
     with file:
         yield Hdf5Reader(file)
@@ -163,16 +155,22 @@ def open_reader(directory: Path, storage_format: str) -> Iterator[Reader]:
 def resolve_format(directory: Path, storage_format: str) -> str:
     """Return "pt" or "hdf5": the format requested, or for "auto" the one found, HDF5 first."""
     choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
-    has_hdf5 = (directory / HDF5).is_file()
-    has_pt = any((directory / table.file).is_file() for table in TABLES)
+    has_hdf5 = (directory / layout.HDF5).is_file()
+    has_pt = any((directory / table.file).is_file() for table in layout.TABLES)
     if storage_format == "auto":
-        if not has_hdf5 and not has_pt:
-            raise InvalidDataError(
-                f"No dataset files found: {directory} has neither {HDF5} nor *.pt"
-            )
-        storage_format = "hdf5" if has_hdf5 and not (has_pt and _lacks_hdf5()) else "pt"
-    elif not (has_hdf5 if storage_format == "hdf5" else has_pt):
-        what = HDF5 if storage_format == "hdf5" else "*.pt"
+        storage_format = "hdf5" if has_hdf5 else "pt"
+        if has_hdf5 and has_pt:
+            # both are there: HDF5 is preferred, but needs its library
+            with suppress(MissingHdf5Error):
+                hdf5_library()
+                return "hdf5"
+            return "pt"
+    if not (has_hdf5 if storage_format == "hdf5" else has_pt):
+        what = (
+            layout.HDF5
+            if storage_format == "hdf5"
+            else f"*.pt, and no {layout.HDF5} that may be read"
+        )
         raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
     if storage_format == "hdf5":
         hdf5_library()
@@ -187,14 +185,6 @@ def hdf5_library() -> ModuleType:
         raise MissingHdf5Error(
             "h5py is required for HDF5, and h5py is not installed: pip install 'penstock[hdf5]'"
         ) from error
-
-
-def _lacks_hdf5() -> bool:
-    try:
-        hdf5_library()
-    except MissingHdf5Error:
-        return True
-    return False
 
 
 def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
@@ -242,17 +232,15 @@ def id_lists(value: Any, place: str) -> IdLists:
     >>> id_lists([[4, 5], [], [6]], "keywords")
     (array([0, 2, 2, 3]), array([4, 5, 6]))
     """
-    if isinstance(value, list | tuple) and len(value) == 2:
+    pair = isinstance(value, list | tuple) and len(value) == 2
+    if pair and all(isinstance(each, torch.Tensor) for each in value):
         offsets, values = value
-        if isinstance(offsets, torch.Tensor) and isinstance(values, torch.Tensor):
-            whole = offsets.dtype == values.dtype == torch.int64
-            if not whole or not offsets.ndim == values.ndim == 1 or not _spans(offsets, values):
-                raise InvalidDataError(
-                    f"{place} must hold int64 offsets from 0 to the number of values"
-                )
-            if bool((offsets.diff() < 0).any()):
-                raise InvalidDataError(f"{place} has offsets that decrease")
-            return offsets.numpy(), values.numpy()
+        fits = offsets.dtype == values.dtype == torch.int64 and offsets.ndim == values.ndim == 1
+        if not fits or offsets[:1].tolist() != [0] or offsets[-1] != len(values):
+            raise InvalidDataError(f"{place} must be int64 offsets from 0 to the number of values")
+        if bool((offsets.diff() < 0).any()):
+            raise InvalidDataError(f"{place} has offsets that decrease")
+        return offsets.numpy(), values.numpy()
     if not isinstance(value, list):
         raise InvalidDataError(f"{place} must hold a list of lists, found {type(value).__name__}")
     for row, ids in enumerate(value):
@@ -261,10 +249,6 @@ def id_lists(value: Any, place: str) -> IdLists:
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     flat = np.fromiter((i for ids in value for i in ids), np.int64, int(lengths.sum()))
     return np.concatenate([[0], np.cumsum(lengths)]), flat
-
-
-def _spans(offsets: torch.Tensor, values: torch.Tensor) -> bool:
-    return len(offsets) > 0 and bool(offsets[0] == 0) and bool(offsets[-1] == len(values))
 
 
 def _brief(error: BaseException) -> str:
@@ -298,18 +282,18 @@ def convert_to_hdf5(
     config = read_config(source)
     reader = PtReader(source)
     target.mkdir(parents=True, exist_ok=True)
-    with replacing(target / HDF5) as new, library.File(new, "x", libver="latest") as file:
-        all_tables = (*TABLES, *SPLIT_TABLES.values())
+    with replacing(target / layout.HDF5) as new, library.File(new, "x", libver="latest") as file:
+        all_tables = (*layout.TABLES, *layout.SPLIT_TABLES.values())
         tensors = {table.name: reader.column(table) for table in all_tables}
-        raise_first(shape_faults(tensors, config.sizes, reader.locate))
+        layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
         for table in all_tables:
             _copy(file, table.hdf5, tensors[table.name], compression)
         _copy_keywords(file, reader.keywords(), len(tensors["pair_index"]))
     if target_dir is not None:
         settings = dict(config.raw) | {"storage_format": "hdf5"}
-        replace_text(target / CONFIG, json.dumps(settings, indent=2))
-    log.info("wrote %s: %.1f MB", HDF5, (target / HDF5).stat().st_size / 1e6)
-    return target / HDF5
+        replace_text(target / layout.CONFIG, json.dumps(settings, indent=2))
+    log.info("wrote %s: %.1f MB", layout.HDF5, (target / layout.HDF5).stat().st_size / 1e6)
+    return target / layout.HDF5
 
 
 def _copy(file: Any, name: str, tensor: torch.Tensor, compression: str | None) -> None:
@@ -327,9 +311,8 @@ def _copy(file: Any, name: str, tensor: torch.Tensor, compression: str | None) -
 def _copy_keywords(file: Any, keywords: IdLists, pairs: int) -> None:
     offsets, values = keywords
     if len(offsets) - 1 != pairs:
-        raise InvalidDataError(
-            f"{KEYWORDS.file} must have {pairs} lists, one for each pair, found {len(offsets) - 1}"
-        )
-    group = file.create_group(KEYWORDS.hdf5)
+        found = f"one for each pair, found {len(offsets) - 1}"
+        raise InvalidDataError(f"{layout.KEYWORDS.file} must have {pairs} lists, {found}")
+    group = file.create_group(layout.KEYWORDS.hdf5)
     for row, ids in enumerate(np.split(values.astype(np.int32), offsets[1:-1])):
         group.create_dataset(str(row), data=ids)

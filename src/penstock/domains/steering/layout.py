@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
 from penstock.checks import BatchSchema, Finding, InvalidDataError, TensorSpec
 
+Faults: TypeAlias = Iterator[Finding]
 CONFIG: Final = "config.json"
 HDF5: Final = "dataset.h5"
 SPLITS: Final = ("train", "val", "test")
@@ -120,7 +121,7 @@ def raise_first(findings: Iterable[Finding]) -> None:
 
 def shape_faults(
     columns: Mapping[str, Any], sizes: Mapping[str, int], locate: Callable[[Table], str]
-) -> Iterator[Finding]:
+) -> Faults:
     """Yield a finding for each table with a wrong dtype or shape.
 
     Args:
@@ -157,7 +158,7 @@ def _torch_dtype(dtype: Any) -> Any:
         return dtype
 
 
-def reference_faults(tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
+def reference_faults(tensors: Mapping[str, torch.Tensor]) -> Faults:
     """Yield a finding for each reference to a row that does not exist, negative ones included."""
     for reference in REFERENCES:
         if reference.name in tensors and reference.target in tensors:
@@ -165,9 +166,7 @@ def reference_faults(tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
             yield from outside(reference, tensors[reference.name], count)
 
 
-def outside(
-    reference: Reference, values: torch.Tensor, count: int, first_row: int = 0
-) -> Iterator[Finding]:
+def outside(reference: Reference, values: torch.Tensor, count: int, first_row: int = 0) -> Faults:
     """Yield a finding if rows of ``values`` refer to none of ``count`` rows.
 
     Args:
@@ -190,7 +189,7 @@ def outside(
 
 def first_fault(
     file: str, values: torch.Tensor, bad: torch.Tensor, problem: str, first_row: int = 0
-) -> Iterator[Finding]:
+) -> Faults:
     """Yield a finding for the first row with a bad value, with the number of such rows.
 
     Args:

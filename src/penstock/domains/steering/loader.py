@@ -51,15 +51,12 @@ class SteeringLoader(ChunkedDataLoader):
         if position.iteration == iteration:
             if not position.evaluation and position.cursor.epoch != self.dataset_obj.current_epoch:
                 self.dataset_obj.set_epoch(position.cursor.epoch)  # as users read it from there
-            self._drop_what_changed(evaluation=position.evaluation)
+            forced, version, epoch = self.dataset_obj.served
+            served = (forced, version, epoch if position.evaluation else 0)
+            if served != self._served:  # what was read ahead is out of date
+                self._drop_stream()
+                self._served = served
         return super()._next(plan, iteration)
-
-    def _drop_what_changed(self, *, evaluation: bool) -> None:
-        forced, version, epoch = self.dataset_obj.served
-        served = (forced, version, epoch if evaluation else 0)
-        if served != self._served:
-            self._drop_stream()
-            self._served = served
 
     def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
         # evaluation uses epoch 0 of the order, but the dataset's own epoch of the curriculum
@@ -133,7 +130,12 @@ def create_loader(
         )
 
     def make() -> SteeringLoader:
-        data = _dataset(dataset, dataset_dir, split, epoch, seed=seed, distributed=distributed)
+        if dataset is None:
+            mapped = True if distributed else None
+            data = JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
+        else:
+            data = _checked(dataset, dataset_dir, split)
+            data.set_epoch(epoch)
         if num_workers and data.device.type != "cpu":
             raise PlanError(f"tables on {data.device} need num_workers=0, got {num_workers!r}")
         train = split == "train"
@@ -142,7 +144,10 @@ def create_loader(
         if not distributed:
             defaults |= {"rank": 0, "world_size": 1}
         if drop and not train:  # evaluation delivers all samples, so the last step is cut off here
-            defaults["limit_batches"] = _whole_batches(len(data), batch_size, distributed)
+            step = batch_size * (dist.get_world_size() if distributed else 1)
+            defaults["limit_batches"] = len(data) // step
+            if len(data) < step:
+                raise PlanError(f"{len(data)} samples make no whole step of {step}")
         loader = SteeringLoader(
             data,
             batch_size,
@@ -160,36 +165,15 @@ def create_loader(
     return agreed(make) if distributed else make()
 
 
-def _dataset(
-    given: JASPERSteeringDataset | None,
-    dataset_dir: str | PathLike[str],
-    split: str,
-    epoch: int,
-    *,
-    seed: int | None,
-    distributed: bool,
-) -> JASPERSteeringDataset:
-    if given is None:
-        mapped = True if distributed else None
-        return JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
+def _checked(given: Any, dataset_dir: Any, split: str) -> JASPERSteeringDataset:
     instance("dataset", given, JASPERSteeringDataset)
-    if given.split != split or given.dataset_dir.resolve() != Path(dataset_dir).resolve():
+    found: JASPERSteeringDataset = given
+    if found.split != split or found.dataset_dir.resolve() != Path(dataset_dir).resolve():
         raise PlanError(
-            f"the dataset given is the {given.split} split of {given.dataset_dir}, "
+            f"the dataset given is the {found.split} split of {found.dataset_dir}, "
             f"not the {split} split of {dataset_dir}"
         )
-    given.set_epoch(epoch)
-    return given
-
-
-def _whole_batches(samples: int, batch_size: int, distributed: bool) -> int:
-    step = batch_size * (dist.get_world_size() if distributed else 1)
-    if samples < step:
-        raise PlanError(
-            f"{samples} samples make no whole step of {step}: use a smaller batch size, or "
-            "drop_last=False"
-        )
-    return samples // step
+    return found
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -204,12 +188,8 @@ def set_epoch(loader: Any, epoch: int) -> None:
     epoch = whole_number("epoch", epoch, minimum=0)
     if not hasattr(loader, "__iter__"):
         raise PlanError(f"loader must be a loader, got {loader!r}")
-    if isinstance(loader, Loader):
-        loader.set_epoch(epoch)
-    else:
-        move = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-        if move is not None:
-            move(epoch)
+    moved = loader if isinstance(loader, Loader) else getattr(loader, "sampler", None)
+    getattr(moved, "set_epoch", lambda _: None)(epoch)
     dataset = _steering_of(loader)
     if dataset is not None:
         dataset.set_epoch(epoch)

@@ -14,27 +14,14 @@ import numpy as np
 import torch
 
 from penstock.checks import InvalidDataError
+from penstock.domains.steering import layout
 from penstock.domains.steering.curriculum import SteeringConfig
 from penstock.domains.steering.files import open_reader
-from penstock.domains.steering.layout import (
-    HDF5,
-    KEYWORDS,
-    NEGATIVES,
-    SPLIT_TABLES,
-    TABLES,
-    Table,
-    first_fault,
-    raise_first,
-    reference_faults,
-    shape_faults,
-)
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
 
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 
-MAP_ABOVE_BYTES = 10 * 2**30
-VECTORS_PER_PAIR = 15  # with its negatives and the tables they refer to, roughly
 TICK_NS = 20_000_000  # file times advance every 4 to 10 ms: two writes within one look the same
 STEERING = (None, "steering_centroid", "steering_keyword_weighted", "steering_residual")
 
@@ -98,9 +85,8 @@ class SteeringTables:
         if name is not None and (variants == first).all():
             return self._take(name, self._index(rows))
         shape = len(rows), self["question_embs"].shape[1]
-        out: Any = (
-            np.zeros(shape, np.float32) if self.on_cpu else self["question_embs"].new_zeros(shape)
-        )
+        like = self["question_embs"]
+        out: Any = np.zeros(shape, np.float32) if self.on_cpu else like.new_zeros(shape)
         for variant, name in enumerate(STEERING):
             where = np.flatnonzero(variants == variant)
             if name is not None and where.size:
@@ -119,15 +105,10 @@ class SteeringTables:
 
     # -- contents
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of all tables, including mapped ones."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
     @cached_property
     def fingerprint(self) -> str:
         """Identity of the data: the same for .pt and HDF5, and after new negatives."""
-        names = sorted(self.tensors.keys() - {table.name for table in NEGATIVES})
+        names = sorted(self.tensors.keys() - {table.name for table in layout.NEGATIVES})
         facts = {name: [list(self[name].shape), str(self[name].dtype)] for name in names}
         rows = (
             row_bytes(self[name][row].cpu().numpy())
@@ -142,17 +123,15 @@ class SteeringTables:
         old = self["hard_negatives"]
         sizes = {"pairs": len(self["pair_index"]), "negatives": old.shape[1]}
         with open_reader(directory, storage_format) as reader:
-            new = {t.name: reader.tensor(t, mapped=False) for t in NEGATIVES}
-            raise_first(shape_faults(new, sizes, reader.locate))
-        raise_first(reference_faults(new | {"source_embs": self["source_embs"]}))
+            new = {t.name: reader.tensor(t, mapped=False) for t in layout.NEGATIVES}
+            layout.raise_first(layout.shape_faults(new, sizes, reader.locate))
+        layout.raise_first(layout.reference_faults(new | {"source_embs": self["source_embs"]}))
         on_device = {name: tensor.to(old.device) for name, tensor in new.items()}
         return replace(self, tensors={**self.tensors, **on_device})
 
 
 # Datasets of one directory share its tables as long as one of them is alive.
-_loaded: weakref.WeakValueDictionary[tuple[Path, str, bool, str], SteeringTables] = (
-    weakref.WeakValueDictionary()
-)
+_loaded: weakref.WeakValueDictionary[Any, SteeringTables] = weakref.WeakValueDictionary()
 
 
 def open_tables(
@@ -171,66 +150,63 @@ def open_tables(
     """
     key = (directory.resolve(), storage_format, mapped, device)
     tables = _loaded.get(key)
-    if tables is None or tables.stamp != _stamp(directory, storage_format, TABLES):
+    if tables is None or tables.stamp != _stamp(directory, storage_format, layout.TABLES):
         tables = _read(directory, storage_format, config, mapped=mapped, device=device)
         _loaded[key] = tables
     else:  # the config may have changed although the tables did not
-        raise_first(shape_faults(tables.tensors, config.sizes, lambda table: table.file))
+        layout.raise_first(
+            layout.shape_faults(tables.tensors, config.sizes, lambda table: table.file)
+        )
     return tables
 
 
 def _read(
     directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
 ) -> SteeringTables:
-    newest = max(changed for *_, changed in _stamp(directory, storage_format, TABLES))
+    newest = max(changed for *_, changed in _stamp(directory, storage_format, layout.TABLES))
     # wait until any later write is sure to change the stamp
     time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
-    stamp = _stamp(directory, storage_format, TABLES)
+    stamp = _stamp(directory, storage_format, layout.TABLES)
     with open_reader(directory, storage_format) as reader:
         # negatives may be rewritten during training, so they are never mapped
-        tensors = {t.name: reader.tensor(t, mapped=mapped and t not in NEGATIVES) for t in TABLES}
-        raise_first(shape_faults(tensors, config.sizes, reader.locate))
-        if not reader.has(KEYWORDS):
-            raise InvalidDataError(f"{reader.locate(KEYWORDS)} not found in {directory}")
-    raise_first(reference_faults(tensors))
+        tensors = {
+            t.name: reader.tensor(t, mapped=mapped and t not in layout.NEGATIVES)
+            for t in layout.TABLES
+        }
+        layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
+        if not reader.has(layout.KEYWORDS):
+            raise InvalidDataError(f"{reader.locate(layout.KEYWORDS)} not found in {directory}")
+    # before the first batch: a wrong row number would silently read another vector
+    layout.raise_first(layout.reference_faults(tensors))
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 
 
 def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> Indices:
     """Return the checked pair rows of a split of a directory with ``pairs`` pairs."""
-    table = SPLIT_TABLES[split]
+    table = layout.SPLIT_TABLES[split]
     with open_reader(directory, storage_format) as reader:
         place = reader.locate(table)
         if not reader.has(table):
             raise InvalidDataError(f"Split file not found: {place} in {directory}")
         rows = reader.tensor(table, mapped=False)
-        raise_first(shape_faults({table.name: rows}, {}, reader.locate))
+        layout.raise_first(layout.shape_faults({table.name: rows}, {}, reader.locate))
     if not len(rows):
         raise InvalidDataError(f"{place} has no pairs: a split needs at least one")
     problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
-    raise_first(first_fault(place, rows, (rows < 0) | (rows >= pairs), problem))
+    layout.raise_first(layout.first_fault(place, rows, (rows < 0) | (rows >= pairs), problem))
     array: Indices = rows.numpy()
     return array
 
 
-def maps_by_default(embedding_dim: int, pairs: int) -> bool:
-    """Return whether tables of this size are mapped unless the caller decides otherwise.
-
-    >>> maps_by_default(768, 10**6), maps_by_default(64, 100)
-    (True, False)
-    """
-    return embedding_dim * pairs * 4 * VECTORS_PER_PAIR > MAP_ABOVE_BYTES
-
-
 def negatives_stamp(directory: Path, storage_format: str) -> int:
     """Return one number for the state of the files that hold the negatives."""
-    stamps = _stamp(directory, storage_format, NEGATIVES)
+    stamps = _stamp(directory, storage_format, layout.NEGATIVES)
     return derive_key(0, *(part for stamp in stamps for part in stamp)) >> 1  # fits into int64
 
 
-def _stamp(directory: Path, storage_format: str, tables: Iterable[Table]) -> Stamp:
+def _stamp(directory: Path, storage_format: str, tables: Iterable[layout.Table]) -> Stamp:
     """Return size, identity and times of the files of tables; (0,) for one that is missing."""
-    files = [HDF5] if storage_format == "hdf5" else [table.file for table in tables]
+    files = [layout.HDF5] if storage_format == "hdf5" else [table.file for table in tables]
     stamps: list[tuple[int, ...]] = []
     for file in files:
         try:

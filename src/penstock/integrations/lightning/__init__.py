@@ -1,5 +1,3 @@
 """Lightning: the callback that trains in chunks."""
 
-from penstock.integrations.lightning.callback import ChunkedTraining
-
-__all__ = ["ChunkedTraining"]
+from penstock.integrations.lightning.callback import ChunkedTraining as ChunkedTraining

@@ -11,16 +11,8 @@ import torch
 
 from penstock.distributed.agreement import agree
 from penstock.errors import ConfigError, StateError
-from penstock.integrations.lightning import compat
+from penstock.integrations.lightning import compat, reporting
 from penstock.integrations.lightning.fit_loaders import FitLoaders
-from penstock.integrations.lightning.progress import ProgressTracker, ValidationTiming
-from penstock.integrations.lightning.reporting import (
-    BatchWaits,
-    ProgressBar,
-    Rotation,
-    RunHistory,
-    cursor_of,
-)
 from penstock.integrations.lightning.resume import KEY as KEY
 from penstock.integrations.lightning.resume import ExactResume
 from penstock.loaders import Loader
@@ -94,14 +86,14 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         given |= {"validate_every": validate_every, "skip": skip}
         self.settings = read_settings(train_chunk_size, given, start_chunk)
         self._loaders = FitLoaders(self.settings)
-        self._tracker = ProgressTracker()
+        self._tracker = reporting.ProgressTracker()
         self._resume = ExactResume(self._loaders, self._tracker)
-        self._history: RunHistory | None = None
-        self._rotation, self._waits = Rotation(), BatchWaits()
-        self._bar: ProgressBar | None = None
+        self._history: reporting.RunHistory | None = None
+        self._rotation, self._waits = reporting.Rotation(), reporting.BatchWaits()
+        self._bar: reporting.ProgressBar | None = None
         self._first_batch = True  # the next batch is the first of a chunk
         self._loss: Any = None
-        self._timing: ValidationTiming | None = None
+        self._timing: reporting.ValidationTiming | None = None
 
     # -- chunk sizes
 
@@ -144,11 +136,11 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Prepare a fit."""
         if stage == "fit":
             self._loaders.attach(trainer)
-            self._tracker = ProgressTracker()
+            self._tracker = reporting.ProgressTracker()
             self._resume = ExactResume(self._loaders, self._tracker)
             self._history = None
             interval = self.settings.validate_every
-            self._timing = None if interval is None else ValidationTiming(interval)
+            self._timing = None if interval is None else reporting.ValidationTiming(interval)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Close the loaders and undo all changes of the Trainer."""
@@ -177,23 +169,21 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._validate_if_due()
         assert self._tracker.progress is not None
         agree(loader)
-        self._history = RunHistory(
+        self._history = reporting.RunHistory(
             restored,
-            cursor_of(self._tracker.progress.loader),
+            reporting.cursor_of(self._tracker.progress.loader),
             elsewhere=self._loaders.starts_at_chunk,
             limit=None if self.chunked_training_enabled else trainer.num_training_batches,
         )
-        self._rotation = Rotation()
+        self._rotation = reporting.Rotation()
         if restored.get("rotation"):
             self._rotation.load(restored["rotation"])
-        self._waits, self._first_batch = BatchWaits(loader.waited_seconds), True
+        self._waits, self._first_batch = reporting.BatchWaits(loader.waited_seconds), True
         if self.chunked_training_enabled:
-            self._bar = ProgressBar(trainer.progress_bar_callback, self._bar_items)
+            self._bar = reporting.ProgressBar(trainer.progress_bar_callback, self._bar_items)
         self._stop_if_done(trainer)
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Note how long training waited for this batch."""
         self._resume.correct_logged_steps(trainer)
         if self.loader is None:
@@ -203,11 +193,10 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._bar.show_title(self.position_text.capitalize())
         self._first_batch = False
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Note the progress if the optimizer stepped."""
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        # batches since the last optimizer step are not in the weights, and come again
         before = self._tracker.progress
         self._tracker.note(trainer, self.loader)
         if self._timing is None:
@@ -220,7 +209,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._validate_if_due()
 
     def _validate_if_due(self) -> None:
-        assert self._timing is not None and self._loaders.trainer_settings is not None
+        assert self._timing is not None
         self._loaders.trainer_settings.validate_next(self._timing.due)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -264,8 +253,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Note that these weights are validated, and add up the scores of a rotation."""
         if trainer.state.fn != "fit":
             return
-        states, source = self._resume.validation_states, self._loaders.validation
-        rotating = None if source is None else source.rotating
+        states, rotating = self._resume.validation_states, self._loaders.validation.rotating
         if states:
             if rotating is not None and not trainer.sanity_checking:
                 self._add_to_rotation(trainer, rotating, states[0])
@@ -275,7 +263,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._resume.validation_states = None
 
     def _add_to_rotation(self, trainer: Any, loader: Loader, before: dict[str, Any]) -> None:
-        begin, end = cursor_of(before), loader.position.cursor
+        begin, end = reporting.cursor_of(before), loader.position.cursor
         scores = self._rotation.add(
             compat.epoch_metrics(trainer),
             samples=samples_between(loader.plan, begin, end),

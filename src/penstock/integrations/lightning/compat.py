@@ -106,9 +106,8 @@ def epoch_metrics(trainer: Any) -> dict[str, Any]:
 
 def remove_loader_states(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Remove and return the loader states that Lightning itself saved in a checkpoint."""
-    found: list[dict[str, Any]] = checkpoint["loops"]["fit_loop"]["state_dict"].pop(
-        "combined_loader", []
-    )
+    fit: dict[str, Any] = checkpoint["loops"]["fit_loop"]["state_dict"]
+    found: list[dict[str, Any]] = fit.pop("combined_loader", [])
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import compat
@@ -25,6 +25,7 @@ from penstock.loaders.torch_loader import TorchLoader
 
 log = logging.getLogger("penstock")
 
+Loaders: TypeAlias = Iterable[Any]
 NEVER: Final = 1 << 62  # an epoch that does not come
 LIMITS: Final = ("limit_train_batches", "limit_val_batches")
 
@@ -59,7 +60,8 @@ class TrainerSettings:
         if self._trainer.fast_dev_run:
             return {}
         found = {name: getattr(self._trainer, name) for name in LIMITS}
-        limits = {name: value for name, value in found.items() if is_limit(value)}
+        # 1.0 is all batches, and 0 is none; the integer 1 is a limit
+        limits = {n: v for n, v in found.items() if v and not (v == 1 and isinstance(v, float))}
         for name in limits:
             self.set(name, 1.0)
         return {name: f"{name}={value!r}" for name, value in limits.items()}
@@ -85,11 +87,6 @@ class TrainerSettings:
             self.set(name, min(requested, max(1, batches)))
 
 
-def is_limit(value: int | float) -> bool:
-    """Return whether this value of ``limit_*_batches`` leaves some batches out, but not all."""
-    return bool(value) and not (isinstance(value, float) and value == 1.0)
-
-
 class FitLoaders:
     """The loaders of one fit and their chunk sizes.
 
@@ -100,15 +97,16 @@ class FitLoaders:
         settings: The chunk options.
     """
 
+    training: LoaderSource  # set by `attach`, as the two that follow
+    validation: LoaderSource
+    trainer_settings: TrainerSettings
+
     def __init__(self, settings: ChunkSettings) -> None:
         self.settings = settings
         self.sizes = find_sizes(settings, None, (), ())
-        self.training: LoaderSource | None = None
-        self.validation: LoaderSource | None = None
         self.loader: Loader | None = None  # the one that is trained on, if it is of Penstock
         self.starts_at_chunk = False  # this fit starts at start_chunk, not at its checkpoint
-        self.trainer_settings: TrainerSettings | None = None
-        self._resolved = False
+        self._attached = self._resolved = False
         self._started = False  # start_chunk applies to the first of several fits only
 
     def attach(self, trainer: Any) -> None:
@@ -122,20 +120,18 @@ class FitLoaders:
         self.training = LoaderSource(training, "max_size_cycle", before_reload)
         self.validation = LoaderSource(validation, "sequential", before_reload)
         compat.set_data_sources(trainer, self.training, self.validation)
-        self.loader, self._resolved = None, False
+        self.loader, self._attached, self._resolved = None, True, False
 
     def _before_reload(self, trainer: Any) -> None:
         if not self._resolved:
             self._resolved = True
             self._resolve(trainer)
         if self.loader is not None:
-            assert self.training is not None and self.trainer_settings is not None
             self.trainer_settings.shorten_interval(self.training.length)
 
     def _resolve(self, trainer: Any) -> None:
         """Determine loaders and sizes, before Lightning sees the loaders."""
         training, validation, settings = self.training, self.validation, self.settings
-        assert training is not None and validation is not None
         if trainer.limit_train_batches:
             training.fetch()
         if trainer.enable_validation:
@@ -144,21 +140,21 @@ class FitLoaders:
             self._check_position(loader)
         sizes = find_sizes(settings, trainer.datamodule, training.all, validation.all)
         if settings.sized:
-            training.replace(
-                [as_training_loader(x, settings, name=training.name) for x in training.all]
-            )
-            validation.replace(
-                [as_validation_loader(x, settings, name=validation.name) for x in validation.all]
-            )
+            replaced = [as_training_loader(x, settings, name=training.name) for x in training.all]
+            training.replace(replaced)
+            named = {"name": validation.name}
+            validation.replace([as_validation_loader(x, settings, **named) for x in validation.all])
         self.loader = training.only_loader if training.all else None
+        # after the replacement: the size of a partition is counted in batches of its own loader
         self.sizes = sizes.infer(
             lambda: largest(map(whole_batches, training.all)),
             lambda: largest(map(whole_batches, validation.all)),
         )
         if self.sizes.enabled:
             self._announce(trainer)
-        elif self.loader is None and not validation.any_of_penstock:
-            self._bypass()
+        elif self.loader is None and not any(isinstance(x, Loader) for x in validation.all):
+            self.trainer_settings.restore()  # all is left to Lightning: no loader is of Penstock
+            training.bypassed = validation.bypassed = True
         skip_positions(self.loader, settings)
         self._seek_start()
 
@@ -174,9 +170,7 @@ class FitLoaders:
         log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
-        assert self.trainer_settings is not None and self.validation is not None
-        ignored = self.trainer_settings.remove_limits()
-        validation = self.validation.all
+        validation, ignored = self.validation.all, self.trainer_settings.remove_limits()
         text = describe_fit(
             self.sizes,
             None if self.loader is None else self.loader.plan,
@@ -191,43 +185,30 @@ class FitLoaders:
         if trainer.is_global_zero:
             log.info("%s", text)
 
-    def _bypass(self) -> None:
-        """Leave everything to Lightning: no loader is of Penstock."""
-        assert self.trainer_settings is not None
-        self.trainer_settings.restore()
-        for source in (self.training, self.validation):
-            if source is not None:
-                source.bypass()
-
     def _seek_start(self) -> None:
         """Go to ``start_chunk`` in the first of several fits."""
         self.starts_at_chunk = False
         if self.settings.start_chunk is None or self._started:
             return
         if self.loader is None:
-            raise ConfigError(
-                f"start_chunk={self.settings.start_chunk!r} needs a training loader of Penstock: "
-                "pass a chunk size"
-            )
+            wanted = f"start_chunk={self.settings.start_chunk!r}"
+            raise ConfigError(f"{wanted} needs a training loader of Penstock: pass a chunk size")
         self.loader.seek(0)
         self.loader.position.set_chunk(self.settings.start_chunk)
         self._started = self.starts_at_chunk = True
 
     def close(self) -> None:
         """Stop workers and threads, and restore the settings of the Trainer."""
-        for source in (self.training, self.validation):
-            if source is not None:
-                source.close()
-        if self.trainer_settings is not None:
+        if self._attached:
+            self.training.close()
+            self.validation.close()
             self.trainer_settings.restore()
 
 
 # -- chunk sizes
 
 
-def find_sizes(
-    settings: ChunkSettings, data: Any, train: Iterable[Any], val: Iterable[Any]
-) -> ChunkSizes:
+def find_sizes(settings: ChunkSettings, data: Any, train: Loaders, val: Loaders) -> ChunkSizes:
     """Return the sizes that are given: in the settings, else a data module, else the loaders."""
     sizes = []
     for partition, loaders in (("train", train), ("val", val)):

@@ -79,12 +79,13 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         self._returned: Any = None  # what the hook returned
         self._combined: Any = None
         self._loaders: list[Any] = []
-        self._bypassed = self._handed_over = False
+        self.bypassed = False  # the hook is called as often as Lightning would
+        self._handed_over = False
         self.resumed: Any = None  # used instead of the loader for the rest of a resumed chunk
 
     def dataloader(self) -> Any:
         """Return what Lightning iterates for the next chunk."""
-        if self._bypassed and self._handed_over:
+        if self.bypassed and self._handed_over:
             return super().dataloader()
         if self._combined is not None:  # Lightning may have put samplers into other loaders
             self._loaders = [
@@ -94,7 +95,7 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         self.fetch()
         self._before_reload()
         self._handed_over = True
-        if self._bypassed:
+        if self.bypassed:
             return self._returned
         self._combined.flattened = [self._view(loader) for loader in self._loaders]
         return self._combined
@@ -131,11 +132,6 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         return [loader for loader in self.with_position if not loader.position.evaluation]
 
     @property
-    def any_of_penstock(self) -> bool:
-        """Whether one of the fetched loaders is of Penstock."""
-        return any(isinstance(loader, Loader) for loader in self._loaders)
-
-    @property
     def rotating(self) -> Loader | None:
         """The only loader, if every iteration of it is another chunk."""
         moving = self.moving if len(self._loaders) == 1 else []
@@ -169,10 +165,6 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         """Use these loaders instead, one for one, before Lightning sees them."""
         if loaders:
             self._loaders = self._combined.flattened = loaders
-
-    def bypass(self) -> None:
-        """Call the hook as often as Lightning would: no loader is of Penstock."""
-        self._bypassed = True
 
     def states(self) -> list[dict[str, Any]]:
         """Return the states of the loaders in `moving`."""
@@ -240,14 +232,11 @@ def as_training_loader(loader: Any, settings: ChunkSettings, *, name: str) -> An
             loader that cannot be replaced is returned as it is.
         name: The hook that returned it, for messages.
     """
-    size, reason = settings.train_chunk_size, why_not_chunked(loader)
-    if reason is not None:
-        return _unchanged(loader, reason, name, "train_chunk_size", size)
-    if isinstance(loader, Loader):
-        if size is not None and loader.position.chunk is None:
-            loader.set_chunk_size(size)
-        elif size is not None and loader.position.chunk_sizes != size:
-            raise _two_sizes("train_chunk_size", size, loader)
+    size = settings.train_chunk_size
+    if not _is_sized(loader, "train_chunk_size", size, name):
+        return loader
+    if isinstance(loader, Loader) and size is not None:
+        loader.set_chunk_size(size)
         return loader
     options = _copied_options(loader)
     world = options.get("world_size") or current_topology(None, None).world
@@ -280,14 +269,11 @@ def as_validation_loader(loader: Any, settings: ChunkSettings, *, name: str) -> 
         settings: Chunk size, seed, and whether validation cycles.
         name: The hook that returned it, for messages.
     """
-    size, reason = settings.val_chunk_size, why_not_chunked(loader)
-    if reason is not None:
-        return _unchanged(loader, reason, name, "val_chunk_size", size)
-    if isinstance(loader, Loader):
-        if size is not None and loader.position.chunk is None:
-            _use_subset(loader, size, settings)
-        elif size is not None and loader.position.chunk != size:
-            raise _two_sizes("val_chunk_size", size, loader)
+    size = settings.val_chunk_size
+    if not _is_sized(loader, "val_chunk_size", size, name):
+        return loader
+    if isinstance(loader, Loader) and size is not None:
+        _use_subset(loader, size, settings)
         return loader
     return validation_loader(
         *(loader.dataset, loader.batch_size, size),
@@ -313,22 +299,24 @@ def _use_subset(loader: Loader, size: int, settings: ChunkSettings) -> None:
     )
 
 
-def _two_sizes(name: str, size: int, loader: Any) -> ConfigError:
-    kind, has = type(loader).__name__, getattr(loader, "chunk_size", None)
-    return ConfigError(
-        f"{name}={size!r} was passed to ChunkedTraining, and the {kind} has chunk_size={has!r}: "
-        "pass the size in one place"
-    )
-
-
-def _unchanged(loader: Any, reason: str, name: str, parameter: str, size: int | None) -> Any:
-    if size is None:
-        return loader
-    raise ConfigError(
-        f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a loader "
-        f"with {reason}: use a DataLoader of a map-style dataset without it, or a loader of "
-        "Penstock with chunk_size"
-    )
+def _is_sized(loader: Any, parameter: str, size: int | None, name: str) -> bool:
+    """Return whether a loader is to get the size; raise `ConfigError` if it cannot have it."""
+    reason = why_not_chunked(loader)
+    # a size that nobody asked for is no reason to refuse a loader
+    if reason is not None and size is not None:
+        raise ConfigError(
+            f"{parameter}={size!r} needs an order that is known in advance, and {name} gives a "
+            f"loader with {reason}: use a DataLoader of a map-style dataset without it, or a "
+            "loader of Penstock with chunk_size"
+        )
+    if reason is not None or not isinstance(loader, Loader):
+        return reason is None
+    if size is not None and loader.position.chunk_sizes not in (None, size):
+        raise ConfigError(
+            f"{parameter}={size!r} was passed to ChunkedTraining, and the {type(loader).__name__} "
+            f"has chunk_size={loader.position.chunk_sizes!r}: pass the size in one place"
+        )
+    return size is not None and loader.position.chunk is None
 
 
 def why_not_chunked(loader: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.fit_loaders import FitLoaders
 from penstock.integrations.lightning.loaders import RestOfChunk
-from penstock.integrations.lightning.progress import Progress, ProgressTracker
+from penstock.integrations.lightning.reporting import Progress, ProgressTracker
 from penstock.loaders import Loader
 
 log = logging.getLogger("penstock")
@@ -54,15 +55,13 @@ class ExactResume:
     def end_chunk(self, trainer: Any) -> None:
         """Continue with whole chunks after a resumed one."""
         self.correct_logged_steps(trainer)
-        if self._loaders.training is not None:
-            self._loaders.training.resumed = None
+        self._loaders.training.resumed = None
         compat.end_restart(trainer)
 
     # -- validation
 
     def begin_validation(self, trainer: Any) -> None:
         """Remember the position of validation loaders that move."""
-        assert self._loaders.validation is not None
         self.validation_states = self._loaders.validation.states()
         progress = self._tracker.progress
         if self._resuming and progress is not None and not trainer.sanity_checking:
@@ -72,7 +71,6 @@ class ExactResume:
     def undo_validation(self) -> None:
         """Move validation loaders back to where they were before a sanity check."""
         if self.validation_states is not None:
-            assert self._loaders.validation is not None
             self._loaders.validation.load_states(self.validation_states)
         self.validation_states = None
 
@@ -81,10 +79,10 @@ class ExactResume:
     def save(self, trainer: Any) -> dict[str, Any]:
         """Return what a checkpoint has to contain."""
         progress = self._tracker.progress
-        assert progress is not None and self._loaders.validation is not None
+        assert progress is not None
         epochs, states = trainer.fit_loop.epoch_progress.current, self.validation_states
         return {
-            "progress": progress.to_state(),
+            "progress": asdict(progress),
             "validated": self._tracker.validated,
             "validation": self._loaders.validation.states() if states is None else states,
             "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
@@ -93,7 +91,6 @@ class ExactResume:
 
     def load(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the loaders, and change the checkpoint so that Lightning's counters agree."""
-        assert self._loaders.training is not None
         self._loaders.training.request()
         if self._loaders.loader is None:
             return
@@ -114,7 +111,6 @@ class ExactResume:
         self._tracker.restore(progress, validated=validated)
         self._resuming = True
         if states:
-            assert self._loaders.validation is not None
             self._loaders.validation.load_states(states)
         compat.set_fit_counters(
             checkpoint,
@@ -127,18 +123,16 @@ class ExactResume:
         )
 
     def _seek(self, loader: Loader, progress: Progress) -> Progress:
-        assert self._loaders.training is not None
         loader.load_state_dict(progress.loader)
         if progress.ended:
             self._loaders.training.resumed = RestOfChunk(loader, progress.length, ended=True)
         elif progress.done:
             length = len(loader)  # differs from the checkpoint's if a batch or chunk size changed
-            progress = progress.regrouped(length - loader.remaining, length)
+            progress = replace(progress, done=length - loader.remaining, length=length)
             self._loaders.training.resumed = loader if progress.done else None
         return progress
 
     def _adopt(self, loader: Loader, states: list[dict[str, Any]]) -> None:
-        assert self._loaders.training is not None
         log.warning(
             "the checkpoint was written without ChunkedTraining: training continues after the last "
             "batch delivered, and a validation that was due may be skipped"

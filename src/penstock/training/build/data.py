@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.datamodules.inputs import is_source
+from penstock.datamodules.inputs import check_share, is_source, split
+from penstock.datamodules.protocol import ClosableModule
 from penstock.datamodules.sequence import SequenceDataset
-from penstock.datamodules.splitting import check_share, split
 from penstock.datasets.mixture import Mixture, prioritized
 from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
@@ -63,25 +65,19 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
 
 
 def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
-    if "_target_" not in section:
-        return False
-    try:
-        found = located(str(section["_target_"]))
-    except (ImportError, AttributeError):
-        return False  # reported when the object is made
+    found = None
+    with suppress(ImportError, AttributeError):  # reported when the object is made
+        found = located(str(section.get("_target_", "")) or "builtins")
     return isinstance(found, type) and issubclass(found, SequenceDataset)
 
 
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """Return a dataset with S4's conventions, which makes its loaders itself."""
-    chunks = loaders.chunks
-    fixed = {
-        "loader": {"batch_size": BATCH_SIZE} | loaders.options,
-    } | {
-        option.key: getattr(chunks, option.name)
-        for option in ChunkSettings.options()
-        if option.name not in OF_TRAINING
-    }
+    # not those that end training: they are the business of the callback
+    own = inspect.signature(SequenceDataset.__init__).parameters
+    own_options = [o for o in ChunkSettings.options() if o.key in own]
+    fixed = {o.key: getattr(loaders.chunks, o.name) for o in own_options}
+    fixed |= {"loader": {"batch_size": BATCH_SIZE} | loaders.options}
     made = maker.make("dataset", section, datasets, fixed=fixed)
     with maker.refusals("dataset", section):
         made.setup()
@@ -123,10 +119,7 @@ def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData
     section = settings.dataset
     for name in section:
         if name not in PARTS:
-            raise ConfigError(
-                f"dataset.{name} ({settings.where(f'dataset.{name}')}) is unknown: the parts of "
-                f"a dataset are {', '.join(PARTS)}"
-            )
+            raise maker.refused(f"dataset.{name}", f"is unknown: the parts are {', '.join(PARTS)}")
     if section.get("train") is None:
         raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
     made = {
@@ -153,11 +146,10 @@ def _prioritized(settings: Settings, data: Any) -> Any:
 
 def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
     """Return a data module over datasets or sources, one for each part."""
-    if any(is_source(data) for data in parts.values()) and loaders.ignored_in_streams:
-        log.info(
-            "a stream has its own threads: loader.%s have no effect",
-            ", loader.".join(loaders.ignored_in_streams),
-        )
+    ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
+    if ignored and any(is_source(data) for data in parts.values()):
+        keys = ", loader.".join(sorted(ignored))
+        log.info("a stream has its own threads: loader.%s have no effect", keys)
     by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
     makers = {part: partial(by_part[part], data) for part, data in parts.items()}
     return JobData(parts["train"], makers)
@@ -174,9 +166,8 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
         return _mixture(key, section, maker)
     if not isinstance(section, Mapping):
         found = type(section).__name__
-        raise maker.refused(
-            key, f"must be one path or section, got {found}: join several into one dataset"
-        )
+        why = f"must be one path or section, got {found}: join several into one dataset"
+        raise maker.refused(key, why)
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
     return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
@@ -205,7 +196,7 @@ def check_names(key: str, section: Mapping[str, Any], known: tuple[str, ...]) ->
 lightning = optional("lightning.pytorch", extra="lightning")
 
 
-class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
+class JobData(ClosableModule, lightning.LightningDataModule):  # type: ignore[misc, name-defined]
     """A data module whose loaders are created on first use, and then reused.
 
     Args:
@@ -239,10 +230,6 @@ class JobData(lightning.LightningDataModule):  # type: ignore[misc, name-defined
     def has(self, part: str) -> bool:
         """Return whether there is such a part."""
         return part in self._makers
-
-    def teardown(self, stage: str) -> None:
-        """Close the loaders; they may be iterated again."""
-        self.close()
 
     def close(self) -> None:
         """Stop every thread and process of the loaders."""
@@ -282,19 +269,13 @@ class PartLoaders:
     @property
     def batch_size(self) -> int:
         """Samples per batch of one rank."""
-        size: int = self.options.get("batch_size", BATCH_SIZE)
-        return size
-
-    @property
-    def ignored_in_streams(self) -> list[str]:
-        """The given keys that a `StreamLoader` does not have."""
-        known = {*STREAM_LOADER, "batch_size", "drop_last"}
-        return [name for name in self.options if name not in known]
+        return int(self.options.get("batch_size", BATCH_SIZE))
 
     def training(self, data: Any) -> Any:
         """Return the training loader: shuffled; in chunks where training is chunked."""
+        shuffle = self.chunks.order_name != "sequential"
         if is_source(data):
-            return self._stream(data, chunk_size=self._train_chunk(len(data)), **self._shuffle)
+            return self._stream(data, chunk_size=self._train_chunk(len(data)), shuffle=shuffle)
         options = self._of_torch()
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
@@ -305,22 +286,23 @@ class PartLoaders:
                     "train.chunk_order=block of a mixture: use shuffled or sequential"
                 )
             chunk = self._train_chunk(data.make_order(0).size)
-            return ChunkedDataLoader(data, self.batch_size, chunk, **options, **self._shuffle)
+            return ChunkedDataLoader(data, self.batch_size, chunk, **options, shuffle=shuffle)
         options |= {"order": order_factory(self.chunks.order_of)}
         return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
 
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""
         size = self.chunks.val_chunk_size
-        if is_source(data):
+        if is_source(data) and size is not None:
             return self._validation_stream(data, size)
+        if is_source(data):
+            return self.testing(data)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, size, **options)
         options |= {"seed": self.chunks.seed, "cycle": self.chunks.val_cycle}
-        return validation_loader(
-            data, self.batch_size, size or self._inferred(len(data)), **options
-        )
+        size = size or self._inferred(len(data))
+        return validation_loader(data, self.batch_size, size, **options)
 
     def testing(self, data: Any) -> Any:
         """Return the test loader: all samples in order, never chunked."""
@@ -342,9 +324,7 @@ class PartLoaders:
 
     # -- streams
 
-    def _validation_stream(self, source: Source, size: int | None) -> StreamLoader:
-        if size is None:
-            return self._stream(source, evaluation=True)
+    def _validation_stream(self, source: Source, size: int) -> StreamLoader:
         if self.chunks.val_cycle:
             return self._stream(source, chunk_size=size, shuffle=False, drop_last=False)
         # a fixed part of the validation data has gaps: windows are made before it is chosen
@@ -359,10 +339,6 @@ class PartLoaders:
         chosen = windows.split(parts, seed=key)["chosen"]
         seed = seed.fixed("validation samples were chosen")
         return self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
-
-    @property
-    def _shuffle(self) -> dict[str, Any]:
-        return {"shuffle": self.chunks.shuffle and self.chunks.order != "sequential"}
 
     def _stream(self, source: Source, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn, optim
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    LambdaLR,
-    MultiStepLR,
-    ReduceLROnPlateau,
-    StepLR,
-)
+from torch import Tensor, nn, optim
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LambdaLR
 
-from penstock.errors import ConfigError
+from penstock.errors import BatchError, ConfigError
 from penstock.extras import optional
 from penstock.training.build import registries
-from penstock.training.build.module import Chain, TaskModule
 from penstock.training.build.objects import Maker
-from penstock.training.build.registries import optimizers, schedulers
-from penstock.training.build.tasks import accuracy_among
+from penstock.training.build.registries import (
+    Task,
+    accepted,
+    accuracy_among,
+    optimizers,
+    schedulers,
+)
 from penstock.training.config import Settings
 
 lightning = optional("lightning.pytorch", extra="lightning")
@@ -55,10 +54,7 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
 def _check_is_module(settings: Settings, model: Any) -> None:
     where = f"model ({settings.where('model')})"
     if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
-        raise ConfigError(
-            f"{where} is a module of pytorch_lightning, which this Trainer does not accept: "
-            "import lightning.pytorch instead"
-        )
+        raise ConfigError(f"{where} is of pytorch_lightning: import lightning.pytorch instead")
     if not isinstance(model, nn.Module):
         found = type(model).__name__
         raise ConfigError(f"{where} must be a torch or Lightning module, got {found}")
@@ -68,9 +64,7 @@ def _log_unused(settings: Settings) -> None:
     names = ("encoder", "decoder", "task", "optimizer", "scheduler")
     found = [name for name in names if getattr(settings, name) is not None]
     if found:
-        log.info(
-            "the model is a LightningModule, used as it is: %s have no effect", ", ".join(found)
-        )
+        log.info("the model is a LightningModule: %s have no effect", ", ".join(found))
 
 
 def sizes_of(data: Any) -> dict[str, Any]:
@@ -109,16 +103,12 @@ class Builder:
         decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
         into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
         out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
-        before = self._heads("encoder", encoders, registries.encoders, into)
-        after = self._heads("decoder", decoders, registries.decoders, out)
+        make = self.maker.make
+        before = [make("encoder", each, registries.encoders, given=into) for each in encoders]
+        after = [make("decoder", each, registries.decoders, given=out) for each in decoders]
         self._check_heads(task, before, after)
-        module = TaskModule(
-            self.model,
-            task,
-            Chain(task.encoder, *before),
-            Chain(*after, task.decoder),
-            self.optimize,
-        )
+        encoder, decoder = Chain(task.encoder, *before), Chain(*after, task.decoder)
+        module = TaskModule(self.model, task, encoder, decoder, self.optimize)
         module.configure_optimizers()  # report an invalid optimizer now, not when training begins
         return module
 
@@ -127,42 +117,25 @@ class Builder:
         found = getattr(self.model, name, None)
         return section.get(name) if found is None else found
 
-    def _heads(
-        self,
-        key: str,
-        sections: list[Any],
-        registry: registries.Factories,
-        given: Mapping[str, Any],
-    ) -> list[nn.Module]:
-        return [self.maker.make(key, section, registry, given=given) for section in sections]
-
     def _check_heads(self, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
         """Refuse an encoder or decoder that repeats the task's own."""
         if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
-            raise self.maker.refused(
-                "encoder", "the task has an embedding of its own: leave the encoder out"
-            )
+            why = "the task has an embedding of its own: leave the encoder out"
+            raise self.maker.refused("encoder", why)
         last = getattr(after[-1], "output", after[-1]) if after else None
-        given, taken = (
-            getattr(last, "out_features", None),
-            getattr(task.decoder, "in_features", None),
-        )
+        given = getattr(last, "out_features", None)
+        taken = getattr(task.decoder, "in_features", None)
         if None not in (given, taken) and given != taken:
-            raise self.maker.refused(
-                "decoder",
-                f"the task has a projection of its own, from a width of {taken} and not {given}: "
-                "leave the decoder out",
-            )
+            why = f"the task has a projection of its own, from a width of {taken} and not {given}"
+            raise self.maker.refused("decoder", f"{why}: leave the decoder out")
 
     # -- the task
 
     def _task(self, d_model: Any) -> Any:
         section = self.settings.task
         if section is None:
-            raise ConfigError(
-                f"{self.settings.path.name} has no task: give task.loss, or a model that is a "
-                "LightningModule"
-            )
+            name = self.settings.path.name
+            raise ConfigError(f"{name} has no task: give task.loss, or train a LightningModule")
         section = {"_name_": section} if isinstance(section, str) else dict(section)
         given = {**self.sizes, "dataset": self.data, "model": self.model, "d_model": d_model}
         if "_target_" in section:
@@ -178,12 +151,13 @@ class Builder:
         if section["_name_"] == "lm" and section.get("loss") is None:
             section["loss"] = "cross_entropy"
         for name in ("loss", "loss_val"):
-            if section.get(name) is not None:
-                section[name] = self._function(f"task.{name}", section[name], registries.losses)
-            else:
-                section.pop(name, None)
-        names = listed(section.get("metrics"))
-        section["metrics"] = {metric_name(each): self._metric(each) for each in names}
+            found = section.pop(name, None)
+            if found is not None:
+                section[name] = self._function(f"task.{name}", found, registries.losses)
+        section["metrics"] = {
+            each if isinstance(each, str) else str(each.get("_name_", "metric")): self._metric(each)
+            for each in listed(section.get("metrics"))
+        }
 
     def _metric(self, section: Any) -> Any:
         name, at, count = str(section).partition("@")
@@ -224,20 +198,13 @@ def listed(section: Any) -> list[Any]:
     return [each for each in several if each is not None]
 
 
-def metric_name(section: Any) -> str:
-    """Return the name under which a metric is logged."""
-    return section if isinstance(section, str) else str(section.get("_name_", "metric"))
-
-
-optimizers.add("adam", optim.Adam)
-optimizers.add("adamw", optim.AdamW)
-optimizers.add("rmsprop", optim.RMSprop)
-optimizers.add("sgd", optim.SGD)
-
-schedulers.add("plateau", ReduceLROnPlateau)
-schedulers.add("step", StepLR)
-schedulers.add("multistep", MultiStepLR)
-schedulers.add("cosine", CosineAnnealingLR)
+# the names that S4 configurations use
+for kind in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD):
+    optimizers.add(kind.__name__.lower(), kind)
+schedulers.add("plateau", lr_scheduler.ReduceLROnPlateau)
+schedulers.add("step", lr_scheduler.StepLR)
+schedulers.add("multistep", lr_scheduler.MultiStepLR)
+schedulers.add("cosine", lr_scheduler.CosineAnnealingLR)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
@@ -320,3 +287,126 @@ def cosine_warmup(
 ) -> LambdaLR:
     """Return a schedule that rises, then falls as a cosine."""
     return LambdaLR(optimizer, CosineDecay(num_warmup_steps, num_training_steps, num_cycles))
+
+
+class Chain(nn.Module):
+    """Modules one after the other; each gets those extras that it takes by name.
+
+    A module returns a tensor, or a tuple whose second item may be a dict of further extras.
+    """
+
+    def __init__(self, *modules: nn.Module | None) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(each for each in modules if each is not None)
+
+    def forward(self, x: Any, **extras: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the output of the last module, and all extras."""
+        for step in self.steps:
+            found = step(x, **accepted(step.forward, extras))
+            if isinstance(found, tuple):
+                further = found[1] if len(found) > 1 and isinstance(found[1], dict) else {}
+                found, extras = found[0], extras | further
+            x = found
+        return x, extras
+
+
+class TaskModule(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A LightningModule that trains a model on a task.
+
+    Batches are ``(x, y)``, ``(x, y, dict)`` or a dict with ``x`` and ``y``; further entries of the
+    dict (``lengths``, ``rate``) are passed by name to every module and loss that takes them. Scores
+    are logged as ``train/loss``, ``val/accuracy``, ``test/...``; those of a second validation
+    loader as ``val/1/loss``, or by its name.
+
+    Args:
+        model: ``model(x)`` returns outputs, or a tuple of outputs and a state.
+        task: The loss and metrics, and perhaps an encoder and decoder of its own.
+        encoder: Runs before the model, after the task's encoder.
+        decoder: Runs after the model, before the task's decoder; may take the ``state``.
+        optimize: Returns what ``configure_optimizers`` returns, for this module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        encoder: Chain,
+        decoder: Chain,
+        optimize: Callable[[nn.Module], Any],
+    ) -> None:
+        super().__init__()
+        self.encoder, self.model, self.decoder = encoder, model, decoder
+        self.loss, self.loss_val = task.loss, task.loss_val  # attributes: losses may have weights
+        self._task, self._optimize = task, optimize
+
+    def forward(self, x: Any, **extras: Any) -> Any:
+        """Return the decoder's output."""
+        x, extras = self.encoder(x, **extras)
+        found = self.model(x, **accepted(self.model.forward, extras))
+        if isinstance(found, tuple):
+            x, extras = found[0], extras | {"state": found[1] if len(found) > 1 else None}
+        else:
+            x = found
+        return self.decoder(x, **extras)[0]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch, and log its scores."""
+        return self._log_scores(batch, "train", self.loss)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log the scores of a batch."""
+        self._log_scores(batch, self._prefix("val", dataloader_idx), self.loss_val)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log the scores of a batch."""
+        self._log_scores(batch, self._prefix("test", dataloader_idx), self.loss_val)
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer and scheduler of the configuration."""
+        return self._optimize(self)
+
+    def _log_scores(self, batch: Any, prefix: str, loss_of: Callable[..., Tensor]) -> Tensor:
+        x, y, extras = parts_of(batch)
+        outputs = self(x, **extras)
+        loss = loss_of(outputs, y, **accepted(loss_of, extras))
+        scores = self._task.scores(outputs.detach(), y, loss.detach(), extras)
+        training = prefix == "train"
+        for values, prog_bar in (({"loss": loss}, True), (scores, False)):
+            self.log_dict(
+                {f"{prefix}/{name}": value for name, value in values.items()},
+                on_step=training,
+                on_epoch=not training,
+                prog_bar=prog_bar,
+                batch_size=len(y),
+                sync_dist=not training,
+                add_dataloader_idx=False,
+            )
+        return loss
+
+    def _prefix(self, part: str, number: int) -> str:
+        loaders = getattr(self.trainer, f"{part}_dataloaders", None)
+        if isinstance(loaders, Mapping):
+            name = list(loaders)[number]
+            return part if name is None else f"{part}/{name}"
+        return f"{part}/{number}" if number else part
+
+
+def parts_of(batch: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return x, y, and the further entries of a batch by name.
+
+    >>> parts_of((1, 2, {"lengths": 3}))
+    (1, 2, {'lengths': 3})
+    >>> parts_of({"x": 1, "y": 2, "rate": 4})
+    (1, 2, {'rate': 4})
+    """
+    if isinstance(batch, Mapping) and "x" in batch and "y" in batch:
+        return batch["x"], batch["y"], {n: v for n, v in batch.items() if n not in ("x", "y")}
+    if isinstance(batch, tuple | list) and len(batch) in (2, 3):
+        x, y, *further = batch
+        if all(isinstance(each, Mapping) for each in further):
+            return x, y, dict(further[0]) if further else {}
+    found = f"a dict of {sorted(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise BatchError(
+        f"a task needs batches (x, y), (x, y, dict) or a dict with x and y, got {found}: make the "
+        "dataset return these, or train your own LightningModule"
+    )

@@ -9,16 +9,16 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
-from penstock.errors import ConfigError, PlanError, SourceError
+from penstock.errors import ConfigError, PlanError, SourceError, first_line
 from penstock.extras import optional
 from penstock.registry import Registry, close_name, did_you_mean, unknown_name
 from penstock.training.config import Settings
@@ -58,7 +58,11 @@ class Maker:
         function = self._target(key, options) if by_target else self._named(key, options, registry)
         wanted = {name: value for name, value in options.items() if name not in RESERVED}
         self._check(key, function, wanted)
-        extra = {n: v for n, v in (given or {}).items() if n not in wanted and _takes(function, n)}
+        extra = {
+            n: v
+            for n, v in (given or {}).items()
+            if n not in wanted and n in (_parameters(function) or {})
+        }
         extra |= fixed
         if not {"_partial_", "_args_"} & options.keys():
             self._check_complete(key, function, args, wanted, extra)
@@ -72,11 +76,36 @@ class Maker:
         with self.refusals(key, options):
             return made(*args, **extra)
 
+    @contextmanager
     def refusals(
         self, key: str, section: Mapping[str, Any], *, foreign: bool = False
-    ) -> AbstractContextManager[None]:
-        """Return a block that adds file and line to the errors raised in it."""
-        return located_errors(self._settings, key, section, foreign=foreign)
+    ) -> Iterator[None]:
+        """Add the key, file and line to errors that are raised in a block.
+
+        Args:
+            key: The section's key: ``"dataset"``.
+            section: The section; an error may name one of its keys.
+            foreign: Also convert a TypeError or ValueError of other libraries.
+        """
+        where = self._settings.where
+        try:
+            yield
+        except OURS as error:
+            # our messages name the argument, so the line of exactly that key can be given
+            text, name = str(error), _named_in(section, str(error))
+            place = key if name is None else f"{key}.{name}"
+            if name is not None and text.startswith(f"{name} "):
+                text = f"{place} ({where(place)}) {text.removeprefix(name).lstrip()}"
+            else:
+                text = f"{place} ({where(place)}): {text}"
+            raise next(kind for kind in OURS if isinstance(error, kind))(text) from error
+        except (TypeError, ValueError) as error:
+            if not foreign:
+                raise
+            text = first_line(error)
+            name = _by_value(section, text)
+            place, what = (key, "") if name is None else (f"{key}.{name}", f": {key}")
+            raise ConfigError(f"{place} ({where(place)}){what} cannot be made: {text}") from error
 
     def _nested(self, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options, with nested ``_target_`` sections made."""
@@ -99,17 +128,13 @@ class Maker:
         try:
             found = located(str(path))
         except (ImportError, AttributeError) as error:
-            raise self.refused(
-                f"{key}._target_", f"{path!r} cannot be imported: {error}"
-            ) from error
+            why = f"{path!r} cannot be imported: {error}"
+            raise self.refused(f"{key}._target_", why) from error
         if not callable(found):
             raise self.refused(f"{key}._target_", f"{path!r} is not a class or function")
-        function: Callable[..., Any] = found
-        return function
+        return cast("Callable[..., Any]", found)
 
-    def _named(
-        self, key: str, options: Mapping[str, Any], registry: Registry[Any] | None
-    ) -> Callable[..., Any]:
+    def _named(self, key: str, options: Mapping[str, Any], registry: Registry[Any] | None) -> Any:
         name = options.get("_name_")
         if registry is None or name is None:
             wanted = "_target_" if registry is None else "_target_ or _name_"
@@ -118,8 +143,7 @@ class Maker:
             unknown = unknown_name(registry.kind, name, registry)
             hint = "" if close_name(name, registry) else "; register yours in a module of imports"
             raise self.refused(f"{key}._name_", unknown + hint)
-        function: Callable[..., Any] = registry.find(name)
-        return function
+        return registry.find(name)
 
     def _check(self, key: str, function: Callable[..., Any], wanted: Mapping[str, Any]) -> None:
         known = _parameters(function)
@@ -138,10 +162,8 @@ class Maker:
         for name, value in wanted.items():
             words = number_words(known[name].annotation) if name in known else None
             if words is not None and isinstance(value, str):
-                place = f"{key}.{name}"
-                raise ConfigError(
-                    f"{place} ({self._settings.where(place)}) must be {words}, got {value!r}"
-                )
+                at = f"{key}.{name} ({self._settings.where(f'{key}.{name}')})"
+                raise ConfigError(f"{at} must be {words}, got {value!r}")
 
     def _check_complete(
         self,
@@ -160,11 +182,11 @@ class Maker:
                 called = getattr(function, "__name__", function)
                 raise self.refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
 
-    def _instantiated(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _instantiated(self, key: str, options: Mapping[str, Any]) -> Any:
         """Return the target with its keys bound and nested targets made."""
         hydra, errors = optional("hydra.utils", extra="train"), optional("hydra.errors", "train")
         try:
-            found = hydra.instantiate({"_convert_": "all", **options}, _partial_=True)
+            return hydra.instantiate({"_convert_": "all", **options}, _partial_=True)
         except errors.InstantiationException as error:
             cause = error.__cause__
             if cause is None or "Error locating target" in str(error):
@@ -172,8 +194,6 @@ class Maker:
                 raise self.refused(key, f"cannot be made: {why}") from error
             cause.add_note(f"while making {key} ({self._settings.where(key)})")
             raise cause from None
-        function: Callable[..., Any] = found
-        return function
 
     def refused(self, key: str, why: str) -> ConfigError:
         """Return the error for a key, with the file and line that set it."""
@@ -187,10 +207,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return None
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    return name in (_parameters(function) or {})
 
 
 def located(path: str) -> Any:
@@ -215,46 +231,6 @@ def located(path: str) -> Any:
 
 OURS: Final = (ConfigError, PlanError, SourceError)
 NUMBERS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
-
-
-@contextmanager
-def located_errors(
-    settings: Settings, key: str, section: Mapping[str, Any], *, foreign: bool = False
-) -> Iterator[None]:
-    """Add the key, file and line to errors that are raised in the block.
-
-    Args:
-        settings: The settings, which know the file and line of each key.
-        key: The section's key: ``"dataset"``.
-        section: The section; an error may name one of its keys.
-        foreign: Also convert a TypeError or ValueError of other libraries.
-    """
-    try:
-        yield
-    except OURS as error:
-        kind = next(each for each in OURS if isinstance(error, each))
-        raise kind(_placed(settings, key, section, str(error))) from error
-    except (TypeError, ValueError) as error:
-        if not foreign:
-            raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        name = _by_value(section, lines[0])
-        place, what = _joined(key, name), "" if name is None else f": {key}"
-        raise ConfigError(
-            f"{place} ({settings.where(place)}){what} cannot be made: {lines[0]}"
-        ) from error
-
-
-def _placed(settings: Settings, key: str, section: Mapping[str, Any], text: str) -> str:
-    name = _named_in(section, text)
-    place = _joined(key, name)
-    if name is not None and text.startswith(f"{name} "):
-        return f"{place} ({settings.where(place)}) {text.removeprefix(name).lstrip()}"
-    return f"{place} ({settings.where(place)}): {text}"
-
-
-def _joined(key: str, name: str | None) -> str:
-    return key if name is None else f"{key}.{name}"
 
 
 def _named_in(section: Mapping[str, Any], text: str) -> str | None:

@@ -1,5 +1,5 @@
 """Configuration: YAML files composed by Hydra, then checked strictly."""
 
-from penstock.training.config.settings import Settings, TrainSettings, read_settings
-
-__all__ = ["Settings", "TrainSettings", "read_settings"]
+from penstock.training.config.settings import Settings as Settings
+from penstock.training.config.settings import TrainSettings as TrainSettings
+from penstock.training.config.settings import read_settings as read_settings

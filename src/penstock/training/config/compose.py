@@ -154,17 +154,14 @@ def resolve(composed: Composed) -> dict[str, Any]:
     omegaconf = optional("omegaconf", extra="train")
     config, provenance = composed.config, composed.provenance
     if not isinstance(config, omegaconf.DictConfig):
-        raise ConfigError(
-            f"{display_path(provenance.path)} must have sections with keys: found a list"
-        )
+        raise ConfigError(f"{display_path(provenance.path)} must have sections: found a list")
     found: dict[str, Any] = {}
-    for name in config:
-        if name in IGNORED_SECTIONS:
-            node = config._get_node(name)
-            empty = node is None or node._is_missing() or node._is_none()
-            found[str(name)] = None if empty else {}
-        else:
-            found[str(name)] = _resolved_section(config, name, provenance)
+    for name in map(str, config):
+        found[name] = {}
+        if name not in IGNORED_SECTIONS:
+            found[name] = _resolved_section(config, name, provenance)
+        elif (node := config._get_node(name)) is None or node._is_missing() or node._is_none():
+            found[name] = None
     if any(layer.line_of(("hydra",)) for layer in provenance.layers):
         found["hydra"] = {}  # Hydra removes it from the configuration
     return found
@@ -210,39 +207,39 @@ def _missing_keys(parent: Any, name: Any, key: str) -> Iterator[str]:
 @contextmanager
 def _explained_errors(file: Path, tree: Tree, overrides: Sequence[str]) -> Iterator[None]:
     """Turn errors about files and overrides into a `CompositionError` with file and line."""
-    errors = optional("hydra.errors", extra="train")
+    hydra = optional("hydra.errors", extra="train")
     omegaconf = optional("omegaconf.errors", extra="train")
+    known: tuple[Any, ...] = (hydra.HydraException, omegaconf.OmegaConfBaseException)
+    known += (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:
         yield
-    except errors.OverrideParseException as error:
-        raise CompositionError(
-            f"{error.override!r} on the command line is not of the form key=value: "
-            "quote it if it has spaces or brackets"
-        ) from error
-    except errors.MissingConfigException as error:
-        raise CompositionError(_missing_file(error, tree, overrides), missing=True) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "it cannot be read"
-        at = f"{display_path(Path(mark.name))}, line {mark.line + 1}," if mark else None
-        raise CompositionError(f"{at or display_path(file)} is not YAML: {problem}") from error
-    except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
-        raise CompositionError(
-            f"{display_path(file)} is not text in UTF-8: {first_line(error)}"
-        ) from error
-    except OSError as error:
-        where = display_path(Path(error.filename) if error.filename else file)
-        raise CompositionError(f"{where} cannot be read: {error.strerror or error}") from error
-    except ConfigError as error:
-        raise CompositionError(str(error)) from error
-    except (
-        errors.HydraException,
-        omegaconf.OmegaConfBaseException,
-        *(ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError),
-    ) as error:
-        raise CompositionError(
-            f"{display_path(file)} cannot be composed: {first_line(error)}"
-        ) from error
+    except (*known, AssertionError, RecursionError) as error:
+        if isinstance(error, hydra.OverrideParseException):
+            text = f"{error.override!r} on the command line is not of the form key=value: "
+            text += "quote it if it has spaces or brackets"
+        elif isinstance(error, hydra.MissingConfigException):
+            text = _missing_file(error, tree, overrides)
+        else:
+            text = _unreadable(error, file)
+        missing = isinstance(error, hydra.MissingConfigException)
+        raise CompositionError(text, missing=missing) from error
+
+
+def _unreadable(error: Any, file: Path) -> str:
+    """Return why a file cannot be read or composed, with its line where that is known."""
+    where = display_path(file)
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
+        at = f"{display_path(Path(mark.name))}, line {mark.line + 1}," if mark else where
+        return f"{at} is not YAML: {problem or 'it cannot be read'}"
+    if isinstance(error, UnicodeDecodeError | yaml.reader.ReaderError):
+        return f"{where} is not text in UTF-8: {first_line(error)}"
+    if isinstance(error, OSError):
+        where = display_path(Path(error.filename)) if error.filename else where
+        return f"{where} cannot be read: {error.strerror or error}"
+    return f"{where} cannot be composed: {first_line(error)}"
 
 
 def _missing_file(error: Exception, tree: Tree, overrides: Sequence[str]) -> str:

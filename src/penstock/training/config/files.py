@@ -154,10 +154,8 @@ def check_size(path: Path) -> None:
     """Refuse a file that is too large, too deeply nested, or expands to too many values."""
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ConfigError(
-            f"{display_path(path)} has {size:,} bytes, a configuration at most {MOST_BYTES:,}: "
-            f"{ADVICE}"
-        )
+        most = f"a configuration at most {MOST_BYTES:,}: {ADVICE}"
+        raise ConfigError(f"{display_path(path)} has {size:,} bytes, {most}")
     line = _first_excess(path.read_text(encoding="utf-8"))
     if line is not None:
         raise ConfigError(

@@ -67,8 +67,7 @@ def _is_limit(value: Any) -> bool:
 
 
 INTEGER: Final = Kind(
-    "a whole number, at most 2**62",
-    lambda value: _is_int(value) and abs(value) <= LARGEST_INTEGER,
+    "a whole number, at most 2**62", lambda value: _is_int(value) and abs(value) <= LARGEST_INTEGER
 )
 NUMBER: Final = Kind(
     "a number, 0 or more and finite",
@@ -152,9 +151,8 @@ IGNORED_TRAIN: Final = (  # of S4
     "track_grad_norms", "validate_at_start",
 )  # fmt: skip
 
-LIMITS: Final[dict[str, Kind]] = {
-    f"limit_{part}_batches": LIMIT.or_none() for part in ("train", "val", "test", "predict")
-}
+PARTS: Final = ("train", "val", "test", "predict")
+LIMITS: Final = {f"limit_{part}_batches": LIMIT.or_none() for part in PARTS}
 TRAINER: Final[dict[str, Kind]] = LIMITS | {  # simple values; Lightning checks the others itself
     "max_epochs": whole(-1).or_none(),
     "min_epochs": whole(0).or_none(),

@@ -1,18 +1,10 @@
 """Running what a configuration says: a directory, a lock, checkpoints, signals, a summary."""
 
-from penstock.training.run.dry_run import Forecast
-from penstock.training.run.outcome import Outcome
-from penstock.training.run.plan import plan_text, sample_text, skip_text, step_text
-from penstock.training.run.signals import is_first_rank
-from penstock.training.run.train import train
-
-__all__ = [
-    "Forecast",
-    "Outcome",
-    "is_first_rank",
-    "plan_text",
-    "sample_text",
-    "skip_text",
-    "step_text",
-    "train",
-]
+from penstock.training.run.dry_run import Forecast as Forecast
+from penstock.training.run.plan import plan_text as plan_text
+from penstock.training.run.plan import sample_text as sample_text
+from penstock.training.run.plan import skip_text as skip_text
+from penstock.training.run.plan import step_text as step_text
+from penstock.training.run.train import Outcome as Outcome
+from penstock.training.run.train import train as train
+from penstock.training.run.trainer import is_first_rank as is_first_rank

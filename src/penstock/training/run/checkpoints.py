@@ -13,13 +13,7 @@ from typing import Any, Final
 from penstock.errors import ConfigError, first_line
 from penstock.extras import optional
 from penstock.integrations.lightning import compat
-from penstock.training.checkpoint_files import (
-    check_loadable,
-    random_state,
-    read_checkpoint,
-    restore_random_state,
-    write_checkpoint,
-)
+from penstock.training import checkpoint_files as files
 from penstock.training.run.directory import RunPaths
 
 log = logging.getLogger("penstock")
@@ -121,22 +115,15 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         self.began = True
 
     def _restore(self, trainer: Any) -> None:
-        self._saved = trainer.global_step
+        self._saved = step = trainer.global_step
         if self._random:
-            restore_random_state(self._random)
-        self._complete_best(trainer)
-
-    def _complete_best(self, trainer: Any) -> None:
-        """Link the best checkpoint if the process was killed after saving it, before linking it."""
-        step = trainer.global_step
-        path = self.paths.checkpoint(step)
-        is_best = self.best is not None and self.best.step == step
+            files.restore_random_state(self._random)
+        # a process may be killed after saving the best checkpoint, before linking it
+        is_best, path = self.best and self.best.step == step, self.paths.checkpoint(step)
         if trainer.is_global_zero and is_best and path.exists():
             self.paths.keep_as_best(path)
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Save if ``every`` steps are done, or if the weights were just validated."""
         step = trainer.global_step
         if self._validated == step:
@@ -144,9 +131,7 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         elif self.every and step != self._saved and step - self._saved >= self.every:
             self.save(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Note where the generators are, if the optimizer stepped: batches since come again."""
         self._accumulating = trainer.global_step == self._steps
         self._note(trainer)
@@ -164,20 +149,15 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Save the chunk that ended, after its logs and schedulers."""
-        self._save_if_new(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save the final state."""
-        self._save_if_new(trainer)
-
-    def _save_if_new(self, trainer: Any) -> None:
         if trainer.global_step != self._saved or self._validated == self._saved:
             self.save(trainer)
+
+    on_train_end = on_train_epoch_start
 
     def _note(self, trainer: Any) -> None:
         """Note the random state, unless the batches since the last step will be repeated."""
         if not self._accumulating:
-            self._random, self._steps = random_state(), trainer.global_step
+            self._random, self._steps = files.random_state(), trainer.global_step
 
     # -- saving
 
@@ -251,16 +231,16 @@ class AtomicCheckpointIO(plugins.TorchCheckpointIO):  # type: ignore[misc, name-
     ) -> None:
         """Write a checkpoint to ``path``."""
         if not self._checked:
-            check_loadable(checkpoint)
+            files.check_loadable(checkpoint)
             self._checked = True
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(Path(path), checkpoint)
+        files.write_checkpoint(Path(path), checkpoint)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Return the checkpoint at ``path``, on the CPU."""
-        return read_checkpoint(Path(path))
+        return files.read_checkpoint(Path(path))
 
 
 connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")

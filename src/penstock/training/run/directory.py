@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
 import logging
 import os
 import shutil
@@ -14,15 +16,114 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.atomic_files import remove_unfinished, replace_text, replacing
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
-from penstock.training.checkpoint_files import (
-    CheckpointError,
-    DamagedCheckpointError,
-    NoCheckpointError,
-    UnreadableCheckpointError,
-    read_checkpoint,
-)
+from penstock.training import checkpoint_files as files
+
+csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
+fabric = optional("lightning.fabric.loggers.logger", extra="train")
+
+FOLDER: Final = "csv"
+STEP: Final = "step"
+
+
+class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
+    """`metrics.csv` in a run's directory.
+
+    Args:
+        root: The run's directory.
+        keep_below: The step the run resumes at; lines from this step on are replaced.
+    """
+
+    _experiment: Any
+
+    def __init__(self, root: Path, keep_below: int = 0) -> None:
+        super().__init__(root, name="", version=FOLDER)
+        self._keep_below = keep_below
+
+    @property
+    @fabric.rank_zero_experiment  # type: ignore[untyped-decorator]
+    def experiment(self) -> Any:
+        """The writer of the file."""
+        if self._experiment is None:
+            folder = Path(self.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = read_lines(folder / Lines.NAME_METRICS_FILE, self._keep_below)
+            self._experiment = Lines(str(folder), kept)
+        return self._experiment
+
+    def finalize(self, status: str) -> None:
+        """Write the remaining lines; nothing if training failed before its first line."""
+        if self._experiment is not None and status == "success":
+            self._experiment.begin()
+        super().finalize(status)
+
+
+class Lines(csv_logs.ExperimentWriter):  # type: ignore[misc, name-defined]
+    """Writes complete lines; a new column replaces the file."""
+
+    metrics: list[dict[str, Any]]
+
+    def __init__(self, log_dir: str, kept: list[dict[str, str]]) -> None:
+        super().__init__(log_dir)
+        self.metrics_keys = sorted({name for line in kept for name in line})
+        self._path = Path(self.metrics_file_path)
+        self._kept: list[dict[str, str]] | None = kept
+
+    def begin(self) -> None:
+        """Drop the lines to be replaced; not before the first new line: a resume may be refused."""
+        if self._kept is not None:
+            self._replace(self._kept)
+            self._kept = None
+
+    def save(self) -> None:
+        """Write the new lines."""
+        if not self.metrics:
+            return
+        self.begin()
+        lines, self.metrics = self.metrics, []
+        new = {name for line in lines for name in line} - set(self.metrics_keys)
+        if new:
+            before = read_lines(self._path)
+            self.metrics_keys = sorted({*self.metrics_keys, *new})
+            self._replace([*before, *lines])
+        else:
+            with self._path.open("a", newline="") as file:
+                file.write(self._text(lines))
+
+    def _replace(self, lines: list[dict[str, Any]]) -> None:
+        header = self._text([dict(zip(self.metrics_keys, self.metrics_keys, strict=True))])
+        page = (header + self._text(lines)) if self.metrics_keys else ""
+        replace_text(self._path, page)
+
+    def _text(self, lines: list[dict[str, Any]]) -> str:
+        page = io.StringIO(newline="")
+        csv.DictWriter(page, self.metrics_keys).writerows(lines)
+        return page.getvalue()
+
+    def _check_log_dir_exists(self) -> None:
+        """Do not warn about existing lines: they are those of the run so far."""
+
+
+def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
+    """Return the complete lines of a log, with steps below ``below``; not a truncated last one."""
+    if not path.exists() or below == 0:
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]  # a process killed while writing leaves half a line
+        lines = list(csv.DictReader(io.StringIO(whole, newline="")))
+        for line in lines:
+            if None in line or None in line.values():
+                raise ValueError("a line has another number of columns than the first")
+        return [line for line in lines if below is None or int(line[STEP]) < below]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        why = f"no column {error}" if isinstance(error, KeyError) else error
+        raise StateError(
+            f"the log {str(path)!r} is damaged ({why}): repair it, or move it away to resume "
+            "without the lines so far"
+        ) from error
+
 
 log = logging.getLogger("penstock")
 
@@ -32,35 +133,20 @@ KEPT: Final = 2  # the last checkpoint, and the one before in case that cannot b
 DAMAGED: Final = ".damaged"
 
 
-@dataclass(frozen=True, slots=True)
 class RunPaths:
     """The paths of a run.
+
+    Args:
+        root: The run directory.
 
     >>> RunPaths(Path("runs/piano")).checkpoint(1234).as_posix()
     'runs/piano/checkpoints/step-00001234.ckpt'
     """
 
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.root / "config.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of checkpoints."""
-        return self.root / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best score so far."""
-        return self.checkpoints / "best.ckpt"
-
-    @property
-    def board(self) -> Path:
-        """The directory of TensorBoard's files."""
-        return self.root / "tensorboard"
+    def __init__(self, root: Path) -> None:
+        self.root, self.checkpoints = root, root / "checkpoints"
+        self.config, self.board = root / "config.yaml", root / "tensorboard"
+        self.best = self.checkpoints / "best.ckpt"  # the checkpoint with the best score so far
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint of an optimizer step."""
@@ -68,33 +154,17 @@ class RunPaths:
 
     def saved(self) -> list[Path]:
         """Return the checkpoints by step, the last first, without the best one."""
-        return sorted(self._named("step-", ".ckpt"), key=step_of, reverse=True)
+        found = [path for path in files.list_files(self.checkpoints) if path.suffix == ".ckpt"]
+        found = [path for path in found if path.name.startswith("step-")]
+        return sorted(found, key=step_of, reverse=True)
 
     def damaged(self) -> list[Path]:
         """Return the checkpoints that were found damaged, and renamed."""
-        return sorted(self._named("step-", DAMAGED))
-
-    def _named(self, start: str, end: str) -> list[Path]:
-        try:
-            found = list(self.checkpoints.iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:  # glob would return an empty list
-            raise UnreadableCheckpointError(
-                f"{str(self.checkpoints)!r} cannot be listed ({error.strerror}): there may be "
-                "checkpoints in it; make it readable and try again"
-            ) from error
-        return [path for path in found if path.name.startswith(start) and path.suffix == end]
+        return [path for path in files.list_files(self.checkpoints) if path.suffix == DAMAGED]
 
     def make(self) -> None:
         """Create the directory."""
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"run_dir {str(self.root)!r} cannot be created or written to "
-                f"({error.strerror}): give another run_dir"
-            ) from error
+        files.make_directory("run_dir", self.checkpoints)
 
     def clean(self) -> None:
         """Remove unfinished files of a process that was killed while it wrote them."""
@@ -131,10 +201,7 @@ def step_of(checkpoint: Path) -> int:
 def check_no_run(paths: RunPaths) -> None:
     """Refuse to start a new run in a directory that already has one."""
     if paths.saved() or paths.damaged() or paths.best.is_symlink() or paths.best.exists():
-        raise ConfigError(
-            f"{str(paths.root)!r} already holds a run: continue it with --resume, or "
-            "give another run_dir"
-        )
+        raise ConfigError(f"{str(paths.root)!r} already holds a run: continue it with --resume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +221,13 @@ def last_readable(paths: RunPaths, *, first_rank: bool) -> Saved | None:
     broken: list[Path] = []
     for path in [*paths.saved(), paths.best]:
         try:
-            found = Saved(path, read_checkpoint(path))
-        except NoCheckpointError:
+            found = Saved(path, files.read_checkpoint(path))
+        except files.NoCheckpointError:
             continue
-        except UnreadableCheckpointError as error:
-            raise UnreadableCheckpointError(
-                f"{error}: make it readable and run --resume again, or move it away to resume from "
-                "an earlier checkpoint"
-            ) from error
-        except DamagedCheckpointError as error:
+        except files.UnreadableCheckpointError as error:
+            advice = "make it readable, or move it away to resume from an earlier checkpoint"
+            raise files.UnreadableCheckpointError(f"{error}: {advice}") from error
+        except files.DamagedCheckpointError as error:
             broken.append(path)
             log.warning("%s: using the one before it", error)
             continue
@@ -170,10 +235,10 @@ def last_readable(paths: RunPaths, *, first_rank: bool) -> Saved | None:
             damaged.rename(damaged.with_suffix(DAMAGED))
         return found
     if broken := broken or paths.damaged():
-        raise CheckpointError(
-            f"none of the checkpoints in {str(paths.checkpoints)!r} is intact "
-            f"({', '.join(path.name for path in broken)}): restore one from a backup, or start in "
-            "another run_dir"
+        names = ", ".join(path.name for path in broken)
+        raise files.CheckpointError(
+            f"none of the checkpoints in {str(paths.checkpoints)!r} is intact ({names}): restore "
+            "one from a backup, or start in another run_dir"
         )
     return None
 
@@ -196,9 +261,8 @@ def locked(directory: Path) -> Iterator[None]:
         # O_NOFOLLOW: a symbolic link would let us overwrite the file it points to
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise ConfigError(
-            f"run_dir {str(directory)!r} cannot be written to ({error.strerror}): give another one"
-        ) from error
+        why = f"cannot be written to ({error.strerror}): give another one"
+        raise ConfigError(f"run_dir {str(directory)!r} {why}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -127,9 +127,7 @@ class Stopwatch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         """Start timing."""
         self._began = self._last = self._clock()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any) -> None:
         """Record the time of a step; end when there are enough."""
         now = self._clock()
         self.steps.append(now - self._last)
@@ -147,25 +145,12 @@ class Stopwatch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         self.checkpoint_bytes = self._file.stat().st_size
         raise MeasuredEnough
 
-    @property
-    def step_seconds(self) -> float:
-        """Median time of a step, without the first, which warms up."""
-        return median(self.steps[1:] or self.steps)
-
-    @property
-    def validation_seconds(self) -> float:
-        """Median time of a validation batch."""
-        return median(self.validation) if self.validation else 0.0
-
 
 def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Forecast:
     """Build everything, take a few steps in one process, and return the estimate."""
     with tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as folder:
-        job, chunked, watch = (
-            build(settings),
-            ChunkedTraining(settings),
-            Stopwatch(Path(folder), clock),
-        )
+        job, chunked = build(settings), ChunkedTraining(settings)
+        watch = Stopwatch(Path(folder), clock)
         kwargs = dict(job.trainer_kwargs) | {
             "callbacks": [chunked, watch],
             "plugins": [*as_list(job.trainer_kwargs.get("plugins")), AtomicCheckpointIO()],
@@ -181,32 +166,19 @@ def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> 
         trainer = make_trainer(kwargs | unlimited_epochs(kwargs, chunked))
         with suppress(MeasuredEnough):
             trainer.fit(job.module, datamodule=job.data)
-        return forecast_of(settings, trainer, chunked, watch)
-
-
-def forecast_of(settings: Settings, trainer: Any, chunked: Any, watch: Stopwatch) -> Forecast:
-    """Return the estimate for the whole run."""
     loader = chunked.loader
     steps = None if loader is None else steps_of(loader)
     batches = trainer.num_training_batches if steps is None else (steps.chunk or steps.count)
-    waited = 0.0 if loader is None else loader.waited_seconds / max(1, len(watch.steps))
+    here = settings.run_dir.absolute()
     return Forecast(
         batch=watch.batch,
         batch_bytes=watch.batch_bytes,
-        step_seconds=watch.step_seconds,
-        waited_seconds=waited,
-        validation_batch_seconds=watch.validation_seconds,
+        step_seconds=median(watch.steps[1:] or watch.steps),  # the first one warms up
+        waited_seconds=0.0 if loader is None else loader.waited_seconds / max(1, len(watch.steps)),
+        validation_batch_seconds=median(watch.validation or [0.0]),
         chunk_batches=int(batches),
         validation_batches=int(sum(trainer.num_val_batches)),
         chunks=math.inf if loader is None else chunks_of(settings, loader),
         checkpoint_bytes=watch.checkpoint_bytes,
-        free_bytes=shutil.disk_usage(existing_parent(settings.run_dir)).free,
+        free_bytes=shutil.disk_usage(next(p for p in (here, *here.parents) if p.is_dir())).free,
     )
-
-
-def existing_parent(path: Path) -> Path:
-    """Return the nearest directory above ``path`` that exists."""
-    path = path.absolute()
-    while not path.is_dir():
-        path = path.parent
-    return path

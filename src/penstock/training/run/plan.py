@@ -37,8 +37,7 @@ ROWS = 12  # of the table of chunks; the middle of more is left out
 
 def plan_text(settings: Settings) -> str:
     """Return a page: what is read and when, how much of the dataset is seen, memory."""
-    chunks = ChunkSettings.of_config(settings)
-    with planned_loaders(build(settings), chunks) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         lines = [
             loaders.train.describe(),
             "",
@@ -54,8 +53,7 @@ def plan_text(settings: Settings) -> str:
 def step_text(settings: Settings, step: int) -> str:
     """Return the samples of a step (counted from 0 over all passes) by rank, without reading."""
     whole_number("--step", step, minimum=0, error=ConfigError)
-    chunks = ChunkSettings.of_config(settings)
-    with planned_loaders(build(settings), chunks) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         epoch, within = epoch_of_step(loaders.train, step)
         steps = steps_of(loaders.train).of(epoch)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
@@ -74,7 +72,7 @@ def sample_text(settings: Settings, sample: int) -> str:
     Steps of past epochs are those of the configuration's batch size and ranks.
     """
     whole_number("--sample", sample, minimum=0, error=ConfigError)
-    with planned_loaders(build(settings), ChunkSettings.of_config(settings)) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         loader = loaders.train
         here = resume_in(loader, settings)
         try:
@@ -87,15 +85,9 @@ def sample_text(settings: Settings, sample: int) -> str:
         ahead = [each for each in found[len(seen) :] if each.step is not None]
         lines += [f"seen in {place_text(each)}" for each in seen]
         lines += [] if seen else ["not seen yet"]
-        return (
-            "\n".join(lines)
-            + "; "
-            + (
-                f"next in {place_text(ahead[0])}"
-                if ahead
-                else "skipped or dropped in the next epochs"
-            )
-        )
+        after = "skipped or dropped in the next epochs"
+        after = f"next in {place_text(ahead[0])}" if ahead else after
+        return "\n".join(lines) + f"; {after}"
 
 
 def place_text(found: Occurrence) -> str:
@@ -114,7 +106,7 @@ def skip_text(settings: Settings, steps: str) -> str:
     first, colon, last = steps.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise ConfigError(f"--skip-steps must be A:B, such as 48000:48200, got {steps!r}")
-    with planned_loaders(build(settings), ChunkSettings.of_config(settings)) as loaders:
+    with planned_loaders(build(settings), settings.chunks) as loaders:
         loader = loaders.train
         position, here = loader.position, resume_in(loader, settings)
         begin, end = epoch_of_step(loader, int(first)), epoch_of_step(loader, int(last) - 1)
@@ -228,7 +220,7 @@ def chunks_of(settings: Settings, loader: Loader) -> float:
     """Return the number of chunks of the run; infinite where nothing ends it."""
     steps = steps_of(loader)
     ends = [math.inf]
-    passes = ChunkSettings.of_config(settings).passes
+    passes = settings.chunks.passes
     epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
     if passes is not None:
         ends.append(passes * steps.total_chunks)
@@ -306,8 +298,7 @@ def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoader
             train = as_training_loader(train, settings, name="train_dataloader")
         if not has_position(train):
             raise ConfigError(
-                f"cannot plan what is read: the order of a {type(train).__name__} is unknown; "
-                "set train.train_chunk_size"
+                f"the order of a {type(train).__name__} is unknown: set train.train_chunk_size"
             )
         limit = job.trainer_kwargs.get("limit_train_batches")
         if limit is not None and limit != 1.0 and train.position.chunk is None:

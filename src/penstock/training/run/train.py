@@ -7,14 +7,152 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.extras import optional
+from penstock.loaders.chunk_report import counted, counted_passes
 from penstock.training.build import build
 from penstock.training.config import Settings
+from penstock.training.run.checkpoints import (
+    Score,
+    first_mismatch,
+    mismatch_error,
+    one_line,
+    raised_while_restoring,
+)
 from penstock.training.run.directory import RunPaths, Saved, check_no_run, last_readable, locked
-from penstock.training.run.dry_run import measure
-from penstock.training.run.outcome import Outcome, failure, outcome_of
-from penstock.training.run.signals import SignalListener, StoppedBySignal, is_first_rank
-from penstock.training.run.trainer import Fit, make_fit
+from penstock.training.run.dry_run import Forecast, measure
+from penstock.training.run.trainer import (
+    Fit,
+    SignalListener,
+    StoppedBySignal,
+    is_first_rank,
+    make_fit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a run, over all its sessions.
+
+    Args:
+        run_dir: The run's directory.
+        steps: Optimizer steps done.
+        chunks: Chunks done; epochs of Lightning where training is not chunked.
+        samples: Samples trained on, over all ranks and passes; 0 where unknown.
+        passes: Passes over the dataset.
+        coverage: Share of the dataset that was seen at least once.
+        best: The best validation score, if any.
+        best_path: Its checkpoint.
+        last_path: The last checkpoint.
+        stopped_by: The signal that ended it early, or 0.
+        reason: What ended it early, such as ``max_steps``; empty where nothing did.
+        forecast: The estimate of a dry run.
+    """
+
+    run_dir: Path
+    steps: int = 0
+    chunks: int = 0
+    samples: int = 0
+    passes: float = 0.0
+    coverage: float = 0.0
+    best: Score | None = None
+    best_path: Path | None = None
+    last_path: Path | None = None
+    stopped_by: int = 0
+    reason: str = ""
+    forecast: Forecast | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: 0, or 128 plus the signal, as in a shell."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+    def text(self) -> str:
+        """Return a few lines for the user."""
+        if self.forecast is not None:
+            return self.forecast.text()
+        ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
+        lines = [f"{ended} after {counted(self.steps, 'step')}, {counted(self.chunks, 'chunk')}"]
+        if self.reason and not self.stopped_by:
+            lines.append(f"  ended  by {self.reason}")
+        if self.samples:
+            lines.append(
+                f"  seen   {counted(self.samples, 'sample')}, {counted_passes(self.passes)}, "
+                f"{self.coverage:.2%} of the dataset"
+            )
+        if self.best is not None:
+            best = f"{self.best.metric} {self.best.value:.6g} after step {self.best.step:,}"
+            lines.append(f"  best   {best}: {self.best_path}")
+        if self.last_path is not None:
+            lines.append(f"  last   {self.last_path}")
+        if self.stopped_by:
+            lines.append("  continue with the same command and --resume")
+        return "\n".join(lines)
+
+
+def outcome_of(fit: Fit, paths: RunPaths, *, stopped_by: int) -> Outcome:
+    """Return the outcome of a fit."""
+    best, saved = fit.saving.best, paths.saved()
+    return Outcome(
+        paths.root,
+        steps=fit.trainer.global_step,
+        **seen_by(fit),
+        best=best,
+        best_path=paths.best if best else None,
+        last_path=saved[0] if saved else None,
+        stopped_by=stopped_by,
+        reason=reason_of(fit.trainer),
+    )
+
+
+def reason_of(trainer: Any) -> str:
+    """Return what ended training early; an empty string where nothing did."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return f"max_steps={trainer.max_steps}"
+    for callback in trainer.early_stopping_callbacks:
+        if callback.stopping_reason_message:
+            message = " ".join(callback.stopping_reason_message.split()).rstrip(".")
+            return f"early stopping: {message}"
+    return ""
+
+
+def seen_by(fit: Fit) -> dict[str, Any]:
+    """Return how much of the dataset was trained on, as far as it is known."""
+    try:
+        summary = fit.chunked.summary()
+    except StateError:  # not a Penstock loader, or nothing was left to train
+        return {"chunks": fit.trainer.current_epoch}
+    names = ("samples", "passes", "coverage", "chunks")
+    return {name: getattr(summary, name) for name in names}
+
+
+exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
+
+
+class RunFailedError(PenstockError, RuntimeError):
+    """Training failed after it had begun; its run directory can be resumed."""
+
+
+def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
+    """Return the error to raise instead of the one that Lightning's Trainer raised.
+
+    Before the first step, errors of Penstock stay as they are and Lightning's become `ConfigError`.
+    """
+    if began:
+        return RunFailedError(
+            f"{one_line(error)} (training stopped; the run is kept in {str(run_dir)!r}: fix "
+            "the cause and continue with --resume)"
+        )
+    if isinstance(error, exceptions.MisconfigurationException):
+        return ConfigError(f"Lightning refuses the configuration: {one_line(error)}")
+    if not isinstance(error, PenstockError) and raised_while_restoring(error):
+        return mismatch_error(first_mismatch(error))
+    return error
+
 
 log = logging.getLogger("penstock")
 
@@ -73,6 +211,7 @@ def opened_run(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[S
             log.info("resuming from %s", saved.path)
         elif resume:
             log.info("nothing to resume in %s: starting", paths.root)
+        # only under the lock: another process may be writing its files
         paths.clean()
         yield saved
 

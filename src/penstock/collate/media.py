@@ -1,16 +1,17 @@
-"""The vision collator: images become one scaled and normalised batch."""
+"""The collators of images and of waveforms: scaled, normalised or padded to one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from penstock.arguments import array_of, flag, real_number, shown
+from penstock.arguments import array_of, flag, function, real_number, shown, whole_number
 from penstock.collate.default import (
     CollateError,
+    Columns,
     at,
     batch_memory,
     collate_values,
@@ -35,8 +36,8 @@ NORMALIZATIONS: Registry[tuple[PerChannel, PerChannel]] = Registry(
         "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     },
 )
-FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0, torch.bool: 1.0}
-FIELDS = ("pixel_values", "image", "img")
+PIXEL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0, torch.bool: 1.0}
+IMAGE_FIELDS = ("pixel_values", "image", "img")
 CHANNELS = (1, 3, 4)  # sizes that a dimension of channels may have
 DIRECT_MODES = ("L", "RGB", "F", "I;16")  # PIL modes whose pixels are used without conversion
 
@@ -83,9 +84,7 @@ class VisionCollator:
         self.mean = _per_channel("mean", config.get("mean", mean), named[0])
         self.std = _per_channel("std", config.get("std", std), named[1])
         if len(self.mean) != len(self.std):
-            raise ConfigError(
-                f"mean and std must have same length, got {len(self.mean)} and {len(self.std)}"
-            )
+            raise ConfigError(f"mean and std must have same length, got {self.mean} and {self.std}")
         if not all(each > 0 for each in self.std):
             raise ConfigError(f"std must be above 0 in every channel, got {self.std}")
         self.task_spec = task_spec
@@ -96,7 +95,7 @@ class VisionCollator:
         columns = columns_of(samples, ("pixel_values", "labels"))
         named = () if spec is None else tuple(spec.input_fields)
         images = image_tensors(
-            take_field(columns, (*named, *FIELDS), "image"),
+            take_field(columns, (*named, *IMAGE_FIELDS), "image"),
             channels_first=None if spec is None else spec.input_schema.get("channels_first"),
         )
         target = take_target(columns, spec)
@@ -108,12 +107,9 @@ class VisionCollator:
 
     def _pixels(self, images: list[torch.Tensor]) -> torch.Tensor:
         first = images[0]
-        scale = FULL_SCALE.get(first.dtype)
+        scale = PIXEL_SCALE.get(first.dtype)
         if scale is None and not first.is_floating_point():
-            raise CollateError(
-                f"pixel_values are {first.dtype}, whose full scale is unknown: give uint8, "
-                "uint16, or floats in [0, 1]"
-            )
+            raise CollateError(f"pixel_values are {first.dtype}, whose full scale is unknown")
         dtype = torch.float32 if scale is not None else first.dtype
         pixels = batch_memory((len(images), *first.shape), dtype, first.device)
         scale_by = scale or 1.0
@@ -188,10 +184,7 @@ def image_tensors(images: Sequence[Any], *, channels_first: bool | None) -> list
                 f"sample 0 is {tuple(first.shape)}; resize or crop them to one size"
             )
         if image.dtype != first.dtype:
-            raise CollateError(
-                f"sample {number} has pixel_values of {image.dtype}, sample 0 of {first.dtype}: "
-                "give all images of a batch in one dtype"
-            )
+            raise CollateError(f"sample {number} has pixels of {image.dtype}, not of {first.dtype}")
     return tensors
 
 
@@ -203,9 +196,8 @@ def _is_pil(image: Any) -> bool:
 def _pil_tensors(images: Sequence[Any]) -> list[torch.Tensor]:
     for number, image in enumerate(images):
         if not _is_pil(image):
-            raise CollateError(
-                f"{at('pixel_values', number)} is {describe(image)}, sample 0 has a PIL image"
-            )
+            raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no PIL image")
+    # a batch has one number of channels: unequal modes become RGB
     modes = {i.mode if i.mode in DIRECT_MODES else "L" if i.mode == "1" else "RGB" for i in images}
     mode = modes.pop() if len(modes) == 1 else "RGB"
     arrays = [np.array(image if image.mode == mode else image.convert(mode)) for image in images]
@@ -217,19 +209,126 @@ def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tenso
     is_tensor = isinstance(image, torch.Tensor)
     array = image if is_tensor else np.asarray(image)
     if not is_tensor and array.dtype.kind not in "biuf":
-        raise CollateError(
-            f"{at('pixel_values', number)} is {describe(image)}: give a PIL image, an array or a "
-            "tensor"
-        )
+        raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no image or array")
     tensor: torch.Tensor = image if is_tensor else tensor_of(array)
     if tensor.ndim == 2:
         return tensor.unsqueeze(0)
     if tensor.ndim != 3:
         raise CollateError(
-            f"{at('pixel_values', number)} has shape {tuple(tensor.shape)}: an image is CxHxW, "
-            "HxWxC or HxW"
+            f"{at('pixel_values', number)} has shape {tuple(tensor.shape)}, not CxHxW, HxWxC or HxW"
         )
     first, last = tensor.shape[0] in CHANNELS, tensor.shape[2] in CHANNELS
     if first == last:
         first = is_tensor if channels_first is None else channels_first
     return tensor if first else tensor.permute(2, 0, 1)
+
+
+WAVE_FIELDS = ("waveform", "audio", "input_values", "array")
+WAVE_SCALE = {torch.int16: 32768.0, torch.int32: 2147483648.0}
+
+
+class AudioCollator:
+    """Collator that returns ``waveforms``, ``lengths`` and, where samples have them, ``labels``.
+
+    A sample is a dict with a waveform of shape ``(time,)`` or ``(channels, time)`` under
+    ``waveform``, ``audio``, ``input_values`` or ``array`` (or a field named in the task's
+    ``input_fields``), also in Hugging Face's form ``{"array": ..., "sampling_rate": ...}``; a tuple
+    ``(waveform, label)``; or a waveform. Shorter waveforms are padded with zeros at the end;
+    integers are scaled to [-1, 1).
+
+    Args:
+        spectrogram: A function of a waveform ``(..., time)``, such as
+            ``penstock.transforms.Spectrogram(n_fft=512)``. Adds ``spectrograms`` and
+            ``spectrogram_lengths`` (frames) to the batch, computed before padding.
+        sample_rate: Samples per second that every waveform must have, checked where samples
+            contain their rate. None only checks that the rates are equal.
+        task_spec: Names the fields.
+
+    >>> batch = AudioCollator()([{"waveform": torch.ones(3)}, {"waveform": torch.ones(2)}])
+    >>> batch["waveforms"].tolist(), batch["lengths"].tolist()
+    ([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], [3, 2])
+    """
+
+    def __init__(
+        self,
+        spectrogram: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        sample_rate: int | None = None,
+        task_spec: TaskSpec | None = None,
+    ) -> None:
+        if sample_rate is not None:
+            whole_number("sample_rate", sample_rate, minimum=1, error=ConfigError)
+        function("spectrogram", spectrogram, error=ConfigError)
+        check_task_spec(task_spec)
+        self.spectrogram, self.sample_rate, self.task_spec = spectrogram, sample_rate, task_spec
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """Return the batch of ``samples``."""
+        columns = columns_of(samples, ("waveform", "labels"))
+        waveforms = self._waveforms(columns)
+        target = take_target(columns, self.task_spec)
+        batch: dict[str, Any] = {"waveforms": pad_last(waveforms, "waveform")}
+        batch["lengths"] = torch.tensor([each.shape[-1] for each in waveforms])
+        if self.spectrogram is not None:
+            if len({each.shape[-1] for each in waveforms}) == 1:
+                spectrograms = list(self.spectrogram(batch["waveforms"]).unbind())
+            else:
+                spectrograms = [self.spectrogram(each) for each in waveforms]
+            batch["spectrograms"] = pad_last(spectrograms, "spectrogram")
+            batch["spectrogram_lengths"] = torch.tensor([s.shape[-1] for s in spectrograms])
+        if target is not None:
+            batch["labels"] = label_tensor(target)
+        return batch | {name: collate_values(each, name) for name, each in columns.items()}
+
+    def _waveforms(self, columns: Columns) -> list[torch.Tensor]:
+        named = () if self.task_spec is None else tuple(self.task_spec.input_fields)
+        values = take_field(columns, (*named, *WAVE_FIELDS), "waveform")
+        rates = [v.get("sampling_rate") if isinstance(v, Mapping) else None for v in values]
+        if "sampling_rate" in columns:
+            rates = [int(each) for each in columns["sampling_rate"]]
+        wanted = next((rate for rate in (self.sample_rate, *rates) if rate is not None), None)
+        for number, rate in enumerate(rates):
+            if rate is not None and rate != wanted:
+                raise CollateError(
+                    f"sample {number} has {rate} samples a second, expected {wanted}"
+                )
+        return [_waveform(each, at("waveform", number)) for number, each in enumerate(values)]
+
+
+def pad_last(tensors: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+    """Return the tensors as one batch, with zeros after the end of shorter ones.
+
+    >>> pad_last([torch.tensor([1.0]), torch.tensor([2.0, 3.0])], "x")
+    tensor([[1., 0.],
+            [2., 3.]])
+    """
+    first = tensors[0]
+    for number, each in enumerate(tensors):
+        if each.shape[:-1] != first.shape[:-1] or each.dtype != first.dtype:
+            raise CollateError(
+                f"{at(path, number)} is {each.dtype} of shape {tuple(each.shape)}, sample 0 has "
+                f"{first.dtype} of shape {tuple(first.shape)}: only the last dimension may differ"
+            )
+    longest = max(each.shape[-1] for each in tensors)
+    out = batch_memory((len(tensors), *first.shape[:-1], longest), first.dtype)
+    for row, each in zip(out.unbind(), tensors, strict=True):
+        row[..., : each.shape[-1]] = each
+        row[..., each.shape[-1] :] = 0
+    return out
+
+
+def _waveform(value: Any, where: str) -> torch.Tensor:
+    if isinstance(value, Mapping):
+        value = value.get("array")
+    array = value
+    if not isinstance(array, torch.Tensor):
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf":
+            raise CollateError(f"{where} is {describe(value)}, expected numbers")
+        array = tensor_of(array)
+    if array.ndim not in (1, 2):
+        raise CollateError(f"{where} is {tuple(array.shape)}, expected (time,) or (channels, time)")
+    if array.is_floating_point():
+        return array.to(torch.float32) if array.dtype == torch.float64 else array
+    if array.dtype not in WAVE_SCALE:
+        raise CollateError(f"{where} is {array.dtype}, whose full scale is unknown")
+    return array.to(torch.float32).div_(WAVE_SCALE[array.dtype])

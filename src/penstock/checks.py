@@ -1,16 +1,106 @@
-"""Schemas of batches: shapes, dtypes and ranges of values, checked without changing anything."""
+"""Checks of batches against a schema, and reports of what is wrong with a dataset."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
 
 from penstock.arguments import flag, mapping, real_number, shown, whole_number
-from penstock.errors import BatchError, ConfigError
+from penstock.errors import BatchError, ConfigError, SourceError
+
+Value: TypeAlias = int | float | str | None
+
+SHOWN = 10  # findings in an error message; the report has all of them
+
+
+class InvalidDataError(SourceError, ValueError):
+    """Data on disk that is missing, unreadable or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kind of fault in one file.
+
+    Args:
+        file: Name of the file.
+        problem: What is wrong.
+        row: The first row that has the fault.
+        value: The value found there.
+        rows: Number of rows that have the fault.
+
+    >>> str(Finding("relevance.pt", "pair_relevance out of range [0, 1]: 1.5", 3, 1.5, rows=2))
+    'relevance.pt row 3 (and 1 more): pair_relevance out of range [0, 1]: 1.5'
+    """
+
+    file: str
+    problem: str
+    row: int | None = None
+    value: Value = None
+    rows: int = 1
+
+    def __str__(self) -> str:
+        where = "" if self.row is None else f" row {self.row}"
+        more = f" (and {self.rows - 1} more)" if self.rows > 1 else ""
+        return f"{self.file}{where}{more}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings of a validation; none if the data are valid.
+
+    Args:
+        subject: What was validated.
+        findings: What is wrong.
+        facts: Sizes of the data.
+    """
+
+    subject: str
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no findings."""
+        return not self.findings
+
+    def raise_if_any(self) -> None:
+        """Raise an `InvalidDataError` if there are findings."""
+        if self.findings:
+            raise InvalidDataError(str(self))
+
+    def to_json(self) -> str:
+        """Return the report as JSON.
+
+        >>> Report("data", ()).to_json()
+        '{"subject": "data", "ok": true, "facts": {}, "findings": []}'
+        """
+        found = [{name: _plain(v) for name, v in asdict(f).items()} for f in self.findings]
+        facts = {"subject": self.subject, "ok": self.ok, "facts": dict(self.facts)}
+        return json.dumps(facts | {"findings": found})
+
+    def __str__(self) -> str:
+        if self.ok:
+            facts = ", ".join(f"{value:,} {name}" for name, value in self.facts.items())
+            return f"{self.subject} is valid" + (f": {facts}" if facts else "")
+        lines = [str(finding) for finding in self.findings[:SHOWN]]
+        if len(self.findings) > SHOWN:
+            lines.append(f"... and {len(self.findings) - SHOWN} more findings")
+        if len(lines) == 1:
+            return lines[0]
+        return "\n  ".join([f"{self.subject} has {len(self.findings)} faults:", *lines])
+
+
+def _plain(value: Value) -> Value:
+    """Return NaN and infinity as strings, since JSON has neither."""
+    if isinstance(value, float) and value not in (float("inf"), float("-inf")) and value == value:
+        return value
+    return str(value) if isinstance(value, float) else value
+
 
 Dimension: TypeAlias = int | str | None
 
@@ -45,13 +135,15 @@ class TensorSpec:
         if self.shape is not None:
             if not isinstance(self.shape, tuple | list):
                 raise ConfigError(f"shape must be a tuple, got {shown(self.shape)}")
-            object.__setattr__(self, "shape", tuple(_checked_dimension(p) for p in self.shape))
+            for part in self.shape:
+                if not (part is None or isinstance(part, str)):
+                    whole_number("shape", part, minimum=0, error=ConfigError)
+            object.__setattr__(self, "shape", tuple(self.shape))
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise ConfigError(f"dtype must be a torch.dtype, got {shown(self.dtype)}")
-        edges = {"low": self.low, "high": self.high}
-        for name, edge in edges.items():
-            if edge is not None:
-                real_number(name, edge, error=ConfigError)
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
+                real_number(name, getattr(self, name), error=ConfigError)
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ConfigError(f"low must be at most high, got {self.low!r} and {self.high!r}")
         if self.labels is not None:
@@ -89,8 +181,9 @@ class TensorSpec:
         value = value.detach()
         smallest, largest = extremes(value)
         if self.finite and value.is_floating_point():
+            finite = abs(smallest) + abs(largest) < float("inf")  # NaN is not
             for what, bad in (("NaN", torch.isnan), ("Inf", torch.isinf)):
-                if not _finite(smallest, largest) and bad(value).any():
+                if not finite and bad(value).any():
                     return [f"{what} detected in {name}: {_first(value, bad(value))}"]
         outside = self._outside(value, smallest, largest)
         if outside is not None:
@@ -159,9 +252,8 @@ class BatchSchema:
             if name in values:
                 found += spec.faults(name, values[name], sizes)
             else:
-                found.append(
-                    f"{name or 'a single tensor'} is missing: the batch has {sorted(values)}"
-                )
+                what = name or "a single tensor"
+                found.append(f"{what} is missing: the batch has {sorted(values)}")
         if self.exact and (more := sorted(values.keys() - self.fields.keys())):
             found.append(f"the batch has fields that should not be there: {more}")
         return found
@@ -288,10 +380,6 @@ def _dimension(part: Dimension, sizes: Mapping[str, int]) -> str:
     return "any" if part is None else str(part)
 
 
-def _finite(*values: float) -> bool:
-    return all(abs(value) < float("inf") for value in values)  # NaN is not
-
-
 def _first(value: torch.Tensor, where: torch.Tensor) -> str:
     """Return value and index of the first element for which ``where`` is true."""
     if value.ndim == 0:
@@ -299,12 +387,6 @@ def _first(value: torch.Tensor, where: torch.Tensor) -> str:
     index = where.nonzero()[0].tolist()
     inside = f", element {index[1:] if len(index) > 2 else index[1]}" if index[1:] else ""
     return f"{value[tuple(index)].item()} at row {index[0]}{inside}"
-
-
-def _checked_dimension(part: Any) -> Dimension:
-    if part is None or isinstance(part, str):
-        return part
-    return whole_number("shape", part, minimum=0, error=ConfigError)
 
 
 def _brief(dtype: torch.dtype) -> str:
