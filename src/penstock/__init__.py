@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from penstock.order import Steps as Steps
     from penstock.order import Topology as Topology
     from penstock.order import derive_key as derive_key
+    from penstock.ragged import Ragged as Ragged
     from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
     from penstock.sources import Field as Field
@@ -149,9 +150,9 @@ _EXPORTS = {
     ),
     "penstock.datasets": "Mixture balanced pack",
     "penstock.sources": "Source concatenate open_source zip_sources",
-    "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
-    "penstock.keyed": "current_epoch keyed_generator sample_generator",
-    "penstock.transforms": "GaussianNoise SpecAugment",
+    "penstock.order": "BlockOrder Order ShuffledOrder",
+    "penstock.keyed": "keyed_generator",
+    "penstock.ragged": "Ragged",
     "penstock.collate": "CollatorRegistry TaskSpec",
     "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),
     "penstock.datamodules": "SequenceDataset UniversalDataModule",
@@ -165,12 +166,19 @@ _ALSO = {
     "penstock.errors": (
         "BatchError ConfigError MissingExtraError PlanError SourceError StateError WorkerError"
     ),
-    "penstock.order": "Cursor Occurrence Permutation Plan Steps Topology derive_key",
-    "penstock.keyed": "Reading current_reading sample_key sample_keys",
+    "penstock.order": (
+        "Cursor Occurrence Permutation Plan SequentialOrder Steps Topology derive_key"
+    ),
+    "penstock.keyed": (
+        "Reading current_epoch current_reading sample_generator sample_key sample_keys"
+    ),
     "penstock.sources": (
         "ArrowSource Field MappedSource MemorySource NpySource Statistics ZarrSource"
     ),
-    "penstock.transforms": ("Compose Spectrogram Standardize Transform recommended_augmentation"),
+    "penstock.transforms": (
+        "Compose GaussianNoise SpecAugment Spectrogram Standardize Transform "
+        "recommended_augmentation"
+    ),
     "penstock.collate": (
         "AudioCollator CollatorInfo DefaultCollator LanguageModelingDataCollator TextCollator "
         "VisionCollator VisionDataCollator"

@@ -151,7 +151,8 @@ class WeightedOrder:
         """Return the sample of each point; the copies of a sample have consecutive points."""
         points = self.points(epoch, t)
         entry = points >> self._shift
-        low, high = self._guide[entry].astype(np.int64), self._guide[entry + 1].astype(np.int64)
+        low: Indices = self._guide[entry].astype(np.int64)
+        high: Indices = self._guide[entry + 1].astype(np.int64)
         while (low < high).any():
             middle = (low + high) >> 1
             after = self.ends[middle] <= points
