@@ -140,6 +140,25 @@ def test_a_conversion_that_was_interrupted_continues(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["new.zarr"]
 
 
+@pytest.mark.proof
+def test_a_conversion_that_is_killed_continues(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((200_000, 64)).astype("f4")
+    np.save(tmp_path / "rows.npy", rows)
+    journal = tmp_path / ".rows.zarr.converting/.penstock-convert"
+    command = [sys.executable, "-m", "penstock", "convert", tmp_path / "rows.npy"]
+    command += [tmp_path / "rows.zarr", "--chunk-rows", "8"]
+    done = []
+    for lines in (20, 80):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+                assert process.poll() is None
+            process.kill()
+        done.append(journal.read_bytes().count(b"\n"))
+    assert not (tmp_path / "rows.zarr").exists() and done[1] > done[0]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert np.array_equal(rows_of(open_source(tmp_path / "rows.zarr")), rows)
+
+
 def test_what_another_conversion_left_is_not_used(tmp_path):
     target = tmp_path / "new.zarr"
     with pytest.raises(SourceError, match="the disk is gone"):
