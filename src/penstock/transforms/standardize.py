@@ -56,7 +56,7 @@ class Standardize(Transform):
         if isinstance(mean, Mapping):
             if std is not None:
                 raise PlanError(
-                    "mean has statistics by field, which hold the deviations: leave out std"
+                    "std must be None if mean holds statistics by field: they have their own"
                 )
             for name, each in mean.items():
                 self.fields[name] = _of_field(name, each, axis, nan)
