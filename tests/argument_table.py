@@ -268,6 +268,7 @@ def loaders() -> Iterator[Call]:
             "collate": FUNCTION,
             "evaluation": FLAG,
             "lanes": count(optional=True),
+            "mixing": (*real(0, 1, 2.0, optional=True),),
             "threads": count(optional=True),
             "timeout": real(-1.0),
             "on_error": CHOICE,
@@ -719,8 +720,10 @@ def transforms() -> Iterator[Call]:
         penstock.Standardize,
         lambda: {"mean": 0.0, "std": 1.0},
         {
-            "mean": ("text", None, object(), math.nan, math.inf),
+            "mean": ("text", None, object(), math.nan, math.inf, {"x": {}}, {"x": 3}),
             "std": ("text", None, object(), math.nan, -1.0),
+            "axis": (-1, 1.5, "text", None, True),
+            "nan": ("text", object(), True),
         },
     )
     yield Call(

@@ -149,9 +149,8 @@ _EXPORTS = {
     ),
     "penstock.datasets": "Mixture pack",
     "penstock.sources": "Source concatenate open_source zip_sources",
-    "penstock.order": "BlockOrder Order SequentialOrder ShuffledOrder",
-    "penstock.keyed": "current_epoch keyed_generator sample_generator",
-    "penstock.transforms": "GaussianNoise SpecAugment",
+    "penstock.order": "BlockOrder Order ShuffledOrder",
+    "penstock.keyed": "keyed_generator",
     "penstock.collate": "CollatorRegistry TaskSpec",
     "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),
     "penstock.datamodules": "SequenceDataset UniversalDataModule",
@@ -165,12 +164,19 @@ _ALSO = {
     "penstock.errors": (
         "BatchError ConfigError MissingExtraError PlanError SourceError StateError WorkerError"
     ),
-    "penstock.order": "Cursor Occurrence Permutation Plan Steps Topology derive_key",
-    "penstock.keyed": "Reading current_reading sample_key sample_keys",
+    "penstock.order": (
+        "Cursor Occurrence Permutation Plan SequentialOrder Steps Topology derive_key"
+    ),
+    "penstock.keyed": (
+        "Reading current_epoch current_reading sample_generator sample_key sample_keys"
+    ),
     "penstock.sources": (
         "ArrowSource Field MappedSource MemorySource NpySource Statistics ZarrSource"
     ),
-    "penstock.transforms": ("Compose Spectrogram Standardize Transform recommended_augmentation"),
+    "penstock.transforms": (
+        "Compose GaussianNoise SpecAugment Spectrogram Standardize Transform "
+        "recommended_augmentation"
+    ),
     "penstock.collate": (
         "AudioCollator CollatorInfo DefaultCollator LanguageModelingDataCollator TextCollator "
         "VisionCollator VisionDataCollator"

@@ -273,8 +273,105 @@ def test_mixtures_that_mean_nothing_are_refused():
         Mixture(data).then(9, [1, 1]).then(5, [1, 2])
     with pytest.raises(PlanError, match="one class per sample"):
         balanced(rows(4), [1, 2])
-    with pytest.raises(SourceError, match="executor='threads'"):
-        StreamLoader(Mixture(data), 2)
+
+
+# -- mixtures from storage
+
+
+class CountedSource(MemorySource):
+    """Counts how often each sample is read."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.reads = np.zeros(len(rows), int)
+
+    def _read(self, start, stop, out):
+        self.reads[start:stop] += 1
+        super()._read(start, stop, out)
+
+    def _view(self, start, stop):
+        return None
+
+
+def stored(label=None):
+    members = {"web": rows(400), "code": rows(130, 400), "rare": rows(31, 530)}
+    return Mixture(members, weights=[6, 3, 1], until=300, label=label)
+
+
+def streamed(state, world, steps, data=None):
+    """What all ranks get from a stream in the next steps, and the state after them."""
+    got, after = [[] for _ in range(steps)], None
+    for rank in range(world):
+        geometry = {"block_samples": 7, "window_blocks": 5, "lanes": 12, "chunk_size": 3}
+        ranks = {"rank": rank, "world_size": world}
+        with StreamLoader(data or stored(), 12 // world, **geometry, **ranks) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            left = steps
+            while left:
+                for batch in loader:
+                    step = steps - left
+                    got[step] += batch.tolist()
+                    left -= 1
+                    if not left:
+                        break
+            after = json.loads(json.dumps(loader.state_dict()))
+    return [sample for step in got for sample in step], after
+
+
+def test_a_stream_of_a_mixture_resumes_on_any_number_of_ranks():
+    whole, last = streamed(None, 1, 40)
+    got, state = [], None
+    for link in range(20):
+        part, state = streamed(state, 1 + link % 4, 2)
+        got += part
+    assert got == whole and state == last
+    shares = np.bincount(np.searchsorted([400, 530], got, side="right"))
+    assert (np.abs(shares - np.array([0.6, 0.3, 0.1]) * len(got)) <= 3 * 12).all()
+
+
+def test_a_stream_of_a_mixture_says_what_it_delivers_and_follows_new_weights():
+    data = stored()
+    with StreamLoader(data, 10, chunk_size=10, block_samples=7, window_blocks=4) as loader:
+        assert "rare 10.0%" in loader.describe()
+        for step, batch in enumerate(loader):
+            assert batch.tolist() == loader.samples_at(step).tolist()
+            assert [len([s for s in batch if s >= 400]), loader.when(int(batch[3]))[0].step] == [
+                4,
+                step,
+            ]
+        data.then(at=100, weights=[0, 1, 0])
+        assert all(400 <= s < 530 for batch in loader for s in batch.tolist())
+        data.then(at=150, weights=[1, 1, 1])
+        with pytest.raises(PlanError, match="use at=200 or more"):
+            next(iter(loader))
+
+
+def test_a_stream_of_a_mixture_reads_blocks_once_except_where_rounds_end():
+    members = {"a": CountedSource(np.arange(4000)), "b": CountedSource(np.arange(1000))}
+    data = Mixture(members, weights=[4, 1])
+    options = {"block_samples": 20, "window_blocks": 40, "drop_last": False, "lanes": 2}
+    with StreamLoader(data, 50, **options) as loader:
+        first = [s for batch in loader for s in batch.tolist()]
+        read = sum(int(each.reads.sum()) for each in members.values())
+    assert len(first) == 5000 and max(Counter(first).values()) <= 2
+    # one round more is read ahead; a block that is cut is read for both rounds, in parts
+    assert read <= 5000 + 2 * 2 * 800
+
+
+def test_what_a_stream_cannot_mix_is_refused():
+    with pytest.raises(PlanError, match="label"):
+        StreamLoader(stored(label="from"), 4)
+    with pytest.raises(SourceError, match="member 'a'"):
+        StreamLoader(Mixture({"a": torch.utils.data.TensorDataset(rows(9))}), 4)
+    for options in (
+        {"steps": 2},
+        {"shuffle": False},
+        {"evaluation": True},
+        {"on_error": "replace"},
+    ):
+        with pytest.raises(PlanError, match="of a Mixture"):
+            StreamLoader(stored(), 4, **options)
 
 
 # -- weights

@@ -16,7 +16,11 @@ from penstock.loaders.partition import validation_loader
 from penstock.loaders.sampler import ChunkedSampler
 from penstock.order import BlockOrder, SequentialOrder, ShuffledOrder
 
-KINDS = ("chunked", "block", "stream", "sequential stream")
+KINDS = ("chunked", "block", "stream", "sequential stream", "held stream")
+
+
+def first_rows(batch):
+    return batch[:, 0]
 
 
 def loader_of(kind, n, batch, chunk=None, rank=0, world=1, **options):
@@ -25,6 +29,10 @@ def loader_of(kind, n, batch, chunk=None, rank=0, world=1, **options):
         return ChunkedDataLoader(torch.arange(n), batch, shuffle=True, **options)
     if kind == "block":
         return ChunkedDataLoader(torch.arange(n), batch, order=BlockOrder(n, 3, 5, 2, 2), **options)
+    if kind == "held stream":  # samples of five rows each, gathered from blocks in memory
+        options |= {"steps": 5, "collate": first_rows, "lanes": 2, "memory_budget": "20kB"}
+        options |= {"block_samples": 5, "window_blocks": 2, "threads": 1, "drop_last": False}
+        return StreamLoader(torch.arange(n + 4), batch, **options)
     geometry = {"block_samples": 5, "window_blocks": 2, "lanes": 2, "threads": 1}
     options = {"drop_last": False, "shuffle": kind == "stream"} | geometry | options
     if kind != "stream":

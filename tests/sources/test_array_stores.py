@@ -22,6 +22,7 @@ from ome_zarr_models.v04.multiscales import Multiscale
 from penstock import StreamLoader
 from penstock.errors import SourceError
 from penstock.sources import open_source
+from penstock.testing.source_contract import SourceContract
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated metadata"),
@@ -281,6 +282,44 @@ def test_a_file_that_another_process_writes_is_refused(hdf5):
             open_source(hdf5)
         writer.communicate(b"\n", timeout=30)
     assert len(open_source(hdf5, fields=["label"])) == 40
+
+
+class TestStoresKeepTheContract(SourceContract):
+    """Packed values in HDF5, in a zip store and in netCDF 3: one decoded field, one plain."""
+
+    stored = np.random.default_rng(0).integers(-100, 100, (100, 3)).astype("i2")
+
+    @pytest.fixture(autouse=True, params=["a.h5", "a.zarr.zip", "a.nc"])
+    def _store(self, tmp_path, request):
+        self.path = tmp_path / request.param
+        packed = {"scale_factor": 0.5, "_FillValue": np.int16(-7)}
+        if request.param == "a.h5":
+            with h5py.File(self.path, "w") as file:
+                file.create_dataset("x", data=self.stored, chunks=(7, 3)).attrs.update(packed)
+                file["y"] = np.arange(100)
+        elif request.param == "a.nc":
+            with netCDF4.Dataset(self.path, "w", format="NETCDF3_64BIT_DATA") as file:
+                file.createDimension("n", 100)
+                file.createDimension("k", 3)
+                x = file.createVariable("x", "i2", ("n", "k"), fill_value=np.int16(-7))
+                x.scale_factor = 0.5
+                x.set_auto_maskandscale(False)
+                x[:] = self.stored
+                file.createVariable("y", "i8", ("n",))[:] = np.arange(100)
+        else:
+            with zarr.storage.ZipStore(self.path, mode="w") as store:
+                group = zarr.create_group(store)
+                attributes = packed | {"_FillValue": -7}
+                group.create_array("x", data=self.stored, chunks=(7, 3), attributes=attributes)
+                group.create_array("y", data=np.arange(100), chunks=(9,))
+
+    def make_source(self):
+        return open_source(self.path)
+
+    def expected(self):
+        x = self.stored * 0.5
+        x[self.stored == -7] = np.nan
+        return {"x": x, "y": np.arange(100)}
 
 
 # -- zarr-python, icechunk, zip, tensorstore, OME-Zarr

@@ -21,10 +21,10 @@ EXTENT = (5, 6)
 class Chunked(BaseSource):
     """Rows in chunks; counts how often each chunk is decoded, and has no view."""
 
-    def __init__(self, rows, chunks, dims=(), *, boxes=True):
+    def __init__(self, rows, chunks, dims=(), *, boxes=True, seams=()):
         super().__init__(len(rows), {"": Field(rows.shape[1:], rows.dtype)})
         self.rows, self.decoded = rows, Counter()
-        self._chunks, self._dims = chunks, dims
+        self._chunks, self._dims, self._seams = chunks, dims, list(seams)
         if boxes:
             self.read_box = self._box
 
@@ -35,6 +35,10 @@ class Chunked(BaseSource):
     @property
     def dims(self):
         return {"": self._dims}
+
+    @property
+    def seams(self):
+        return self._seams
 
     def fingerprint(self):
         return str(self.rows.sum())
@@ -109,9 +113,11 @@ def stores(draw, most=23):
         first += length * 30
         chunks = (draw(st.integers(1, 8)), draw(st.integers(1, 6)), draw(st.integers(1, 7)))
         kind = draw(st.sampled_from(["memory", "boxes", "rows"]))
-        made = Chunked(rows, chunks, ("y", "x"), boxes=kind == "boxes")
+        inside = st.sets(st.integers(1, length - 1), max_size=2) if length > 1 else st.just(())
+        seams = [] if kind == "memory" else sorted(draw(inside))
+        made = Chunked(rows, chunks, ("y", "x"), boxes=kind == "boxes", seams=seams)
         sources.append(MemorySource(rows) if kind == "memory" else made)
-        runs.append(list(rows))
+        runs += [list(run) for run in np.split(rows, seams)]
     return sources, Model(runs)
 
 
@@ -371,6 +377,19 @@ def test_image_and_mask_get_the_same_random_crop_and_labels_stay_whole():
         assert np.array_equal(found["image"].rows, found["mask"].rows)
     assert both.fields["label"].shape == () and both.fields["image"].shape == (3, 9, 9)
     assert np.array_equal(everything(both)["label"], found["image"].rows)
+
+
+def test_windows_of_windows_follow_the_stride():
+    made = MemorySource(np.arange(20)).windows(offsets=[0, 1], stride=3).windows(2, stride=2)
+    assert everything(made)[1].tolist() == [[6, 7], [9, 10]]
+
+
+def test_gaps_inside_of_a_chunk_are_no_borders_of_cells():
+    chosen = Chunked(np.arange(40), (10,)).select([0, 2, 3, 9, 10, 19, 35])
+    assert chosen.cells.tolist() == [0, 4, 6, 7]
+    assert chosen.seams == [1, 3, 5, 6]
+    windows = Chunked(np.arange(16), (4,), seams=[6]).windows(3)  # anchors 0 to 3 and 6 to 13
+    assert windows.cells.tolist() == [0, 4, 6, 10, 12]
 
 
 def test_names_and_their_own_offsets():
@@ -640,7 +659,8 @@ def test_statistics_equal_those_of_numpy(data):
 
 def test_statistics_of_many_blocks_integers_and_infinite_values():
     rng = np.random.default_rng(0)
-    rows = (rng.standard_normal((3000, 1000)) + 1e6).astype("f4")  # one block has 16 MB
+    rows = (rng.standard_normal((9000, 1000)) + 1e6).astype("f4")  # one block has 16 MB
+    rows += np.arange(9000, dtype="f4")[:, None] / 100
     found = Chunked(rows, (100, 1000)).statistics(progress=False)[""]
     np.testing.assert_allclose(found.mean, rows.mean(dtype="f8"), rtol=1e-14)
     np.testing.assert_allclose(found.std, rows.std(dtype="f8"), rtol=1e-9)

@@ -139,7 +139,7 @@ def validate(
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="Zarr, .npy, Parquet, a Hugging Face or a steering directory.")
+        Path, typer.Argument(help="What open_source opens: HDF5, netCDF, Zarr, tables, folders.")
     ],
     target: Annotated[Path, typer.Argument(help="What to write; must not be there yet.")],
     chunk_rows: Annotated[
@@ -150,3 +150,24 @@ def convert(
     from penstock.cli.convert import run_convert
 
     run_convert(source, target, chunk_rows=chunk_rows)
+
+
+@app.command()
+def stats(
+    source: Annotated[str, typer.Argument(help="A path or URL that open_source opens.")],
+    output: Annotated[Path | None, typer.Option(help="Write JSON here, for Standardize.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Names of fields, with commas.")] = None,
+    along: Annotated[str | None, typer.Option(help="The dimension of samples.")] = None,
+    per: Annotated[
+        str | None, typer.Option(help="An axis of a sample to have statistics for each index of.")
+    ] = None,
+) -> None:
+    """Compute mean, deviation and extremes of each field in one pass; NaN is left out."""
+    from penstock.cli.convert import run_stats
+
+    options = {"fields": fields.split(",") if fields else None, "along": _number_or_name(along)}
+    run_stats(source, output, per=_number_or_name(per), **options)
+
+
+def _number_or_name(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else text

@@ -1,36 +1,36 @@
-"""`penstock convert`: write data in a layout made for streaming.
+"""`penstock convert`: write data in a layout made for streaming. `penstock stats`: describe it.
 
 Most data becomes Zarr. Domains add converters of their own (entry points `penstock.converters`).
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from penstock.arguments import whole_number
-from penstock.atomic_files import new_directory
+from penstock.atomic_files import new_directory, replace_text
+from penstock.cli.zarr_writer import Part, Progressed, advice, write_parts
 from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import load_extensions, optional
-from penstock.sources import Source, ZarrSource, open_source
-from penstock.sources.base import Field
-from penstock.sources.storage import DirectoryStore
-from penstock.sources.zarr.attributes import DIMENSIONS_V2, encoded_mark, fill_mark_v2
+from penstock.progress import progress_bar
+from penstock.sources import Source, ZarrSource, hdf5, open_source
+from penstock.sources.base import composed
+from penstock.sources.cf import DIMENSIONS_V2, encoded_mark, zarr_attributes
+from penstock.sources.sliceable import StoreSource, numpy_dtype
+from penstock.sources.storage import ByteStore, DirectoryStore
 from penstock.sources.zarr.hierarchy import Node, array_paths, is_zarr, read_node
+from penstock.sources.zarr.stores import ZipByteStore
 
-CHUNK_BYTES = 1 << 20  # a random block is cheap to read, and a window mixes many of them
-SHARD_CHUNKS = 64  # per file, so that a terabyte is thousands of files, not millions
-
-Progressed = Callable[[int, int], None]  # rows done, rows in all
+HDF5_SUFFIXES = (".h5", ".hdf5", ".nc", ".nc4", ".cdf")
 
 
 def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoReturn:
@@ -39,21 +39,74 @@ def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoRetu
         convert = check_conversion(source, target, chunk_rows)
     except PenstockError as error:
         _exit(error, 2)
-    console = Console(stderr=True)
+    for line in convert.plan:
+        print(line)
     try:
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task(f"writing {target}", total=None)
-            convert(lambda done, rows: progress.update(task, completed=done, total=rows))
+        with progress_bar(f"writing {target}", convert.rows) as advance:
+            before = 0
+
+            def progressed(done: int, rows: int) -> None:
+                nonlocal before
+                advance(done - before)
+                before = done
+
+            convert(progressed)
     except (PenstockError, OSError) as error:
-        _exit(error, 1)
+        _exit(f"{error}; the same command continues where this one ended", 1)
     print(f"{target} written: {_size(target) / 1e6:,.1f} MB")
     raise SystemExit(0)
 
 
-def check_conversion(
-    source: Path, target: Path, chunk_rows: int | None = None
-) -> Callable[[Progressed], None]:
-    """Return the function that converts ``source``; raise before anything is written.
+def run_stats(source: str, output: Path | None, *, per: int | str | None, **options: Any) -> None:
+    """Print the statistics of each field, and write them as JSON; exit with 2 if refused.
+
+    Args:
+        source: What `open_source` opens.
+        output: The file to write; None for none.
+        per: An axis of a sample, by number or name.
+        options: ``fields=`` and ``along=`` of `open_source`.
+    """
+    try:
+        found = composed(open_source(source, **options)).statistics(per=per)
+        if output is not None:
+            named = {name: each.to_dict() for name, each in found.items()}
+            replace_text(output, json.dumps(named, indent=1) + "\n")
+    except (PenstockError, OSError) as error:
+        _exit(error, 2)
+    columns = ("mean", "std", "min", "max", "count", "nans")
+    width = max(5, *map(len, found))
+    print(f"{'field':{width}}" + "".join(f" {column:>12}" for column in columns))
+    for name, each in found.items():
+        cells = [_cell(getattr(each, column)) for column in columns]
+        print(f"{name or 'array':{width}}" + "".join(f" {cell:>12}" for cell in cells))
+
+
+def _cell(value: Any) -> str:
+    low, high = np.min(value), np.max(value)
+    return f"{low:.6g}" if np.ndim(value) == 0 else f"{low:.3g}..{high:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A conversion that was checked and can begin.
+
+    Attributes:
+        run: Converts; called with a function that takes the rows done and the rows in all.
+        plan: What will be written, and why, a line for each array.
+        rows: The number of rows to write.
+    """
+
+    run: Callable[[Progressed], None]
+    plan: Sequence[str] = ()
+    rows: int = 1
+
+    def __call__(self, progressed: Progressed) -> None:
+        """Convert."""
+        self.run(progressed)
+
+
+def check_conversion(source: Path, target: Path, chunk_rows: int | None = None) -> Conversion:
+    """Return the conversion of ``source``; raise before anything is written.
 
     Args:
         source: What to convert.
@@ -66,105 +119,25 @@ def check_conversion(
         whole_number("chunk_rows", chunk_rows, minimum=1, unit="row", error=ConfigError)
     for converter in load_extensions("penstock.converters").values():
         if converter.accepts(source):
-            return partial(_convert_with, converter, source, target)
+            return Conversion(partial(_convert_with, converter, source, target))
     if target.suffix not in ("", ".zarr"):
         raise ConfigError(
             f"{target.name!r} ends in {target.suffix!r}, but a Zarr directory is written: "
             "use the suffix '.zarr', or none"
         )
-    return partial(write_parts, *_parts_of(source), target, chunk_rows)
+    parts, groups = _parts_of(source)
+    return Conversion(
+        partial(write_parts, parts, groups, target, chunk_rows),
+        list(advice(parts, chunk_rows)),
+        sum(part.rows for part in parts),
+    )
 
 
 def write_zarr(
     source: Source, target: Path, chunk_rows: int | None, progressed: Progressed
 ) -> None:
     """Write a source as Zarr: one array, or a group with an array for each field."""
-    write_parts(
-        [Part(name, source, name) for name in source.fields], {}, target, chunk_rows, progressed
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One array to write.
-
-    Attributes:
-        path: Of the array in the target; ``""`` if it is the only one.
-        source: Where its rows are read from; None if ``whole`` is given.
-        name: Of the field in the source.
-        whole: The array of zarr-python to copy at once: a scalar, or items of variable size.
-        options: Attributes, dimension names and fill value, as arguments of zarr-python.
-    """
-
-    path: str
-    source: Source | None
-    name: str = ""
-    whole: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def write_parts(
-    parts: Sequence[Part],
-    groups: Mapping[str, Mapping[str, Any]],
-    target: Path,
-    chunk_rows: int | None,
-    progressed: Progressed,
-) -> None:
-    """Write arrays, and groups with their attributes, into a new Zarr store.
-
-    Rows are copied one shard at a time, so that memory does not grow with the data. The target
-    appears only when it is complete.
-    """
-    zarr = optional("zarr", extra="zarr")
-    done, total = 0, sum(len(part.source) for part in parts if part.source is not None)
-    with new_directory(target) as beside:
-        if [part.path for part in parts] != [""]:
-            root = zarr.create_group(beside, attributes=dict(groups.get("", {})))
-            for path in sorted(set(groups) - {""}):
-                root.create_group(path, attributes=dict(groups[path]))
-        for part in parts:
-            create = partial(zarr.create_array, beside, name=part.path or None, **part.options)
-            if part.source is None:
-                create(shape=part.whole.shape, dtype=part.whole.dtype)[...] = part.whole[...]
-                continue
-            for rows in _copy_rows(part.source, part.name, create, chunk_rows):
-                done += rows
-                progressed(done, total)
-
-
-def _copy_rows(
-    source: Source, name: str, create: Callable[..., Any], chunk_rows: int | None
-) -> Iterator[int]:
-    """Copy one field a shard at a time; yield the number of rows of each."""
-    codecs = optional("zarr.codecs", extra="zarr")
-    shape, dtype, rows = source.fields[name].shape, source.fields[name].dtype, len(source)
-    chunk, shard = geometry(source.fields[name], rows, chunk_rows)
-    array = create(
-        shape=(rows, *shape),
-        dtype=dtype,
-        chunks=(chunk, *shape),
-        shards=(shard, *shape),
-        compressors=codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"),
-    )
-    buffer = np.empty((min(shard, rows), *shape), dtype)
-    for start in range(0, rows, shard):
-        stop = min(start + shard, rows)
-        source.read(start, stop, {name: buffer})
-        array[start:stop] = buffer[: stop - start]
-        yield stop - start
-
-
-def geometry(field: Field, rows: int, chunk_rows: int | None) -> tuple[int, int]:
-    """Return the rows of a chunk and of a shard.
-
-    >>> geometry(Field((256,), np.dtype("f4")), 10**9, None)
-    (1024, 65536)
-    >>> geometry(Field((256,), np.dtype("f4")), 100, None)
-    (100, 100)
-    """
-    wanted = chunk_rows or max(1, CHUNK_BYTES // max(1, field.nbytes))
-    chunk = max(1, min(wanted, rows))
-    return chunk, chunk * max(1, min(SHARD_CHUNKS, -(-rows // chunk)))
+    write_parts(source_parts(source), {}, target, chunk_rows, progressed)
 
 
 def _convert_with(converter: Any, source: Path, target: Path, progressed: Progressed) -> None:
@@ -178,20 +151,98 @@ def _parts_of(source: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
     store = DirectoryStore(source)
     if source.is_dir() and is_zarr(store):
         return _zarr_parts(store)
+    if source.is_file() and source.suffix.lower() in HDF5_SUFFIXES:
+        return _hdf5_parts(source)
+    if source.is_file() and source.suffix.lower() == ".zip":
+        return _zarr_parts(ZipByteStore(source))
     if (source / "state.json").is_file() and (source / "dataset_info.json").is_file():
         datasets: Any = optional("datasets", extra="arrow")
         found = open_source(datasets.load_from_disk(str(source)))  # of Hugging Face
     else:
         found = open_source(source)
-    return [Part(name, found, name) for name in found.fields], {}
+    return source_parts(found), {}
 
 
-def _zarr_parts(store: DirectoryStore) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
+def source_parts(source: Source) -> list[Part]:
+    """Return an array for each field of a source; refuse fields that are not arrays."""
+    ragged = [name for name, each in source.fields.items() if getattr(each, "ragged", False)]
+    if ragged:
+        raise SourceError(
+            f"samples of {ragged} have different lengths, which an array of Zarr cannot hold: "
+            "leave them out, or keep the data as it is"
+        )
+    dims = getattr(source, "dims", {})
+    parts = []
+    for name in source.fields:
+        names = (None, *(dim or None for dim in dims[name])) if dims.get(name) else None
+        options = {} if names is None else {"dimension_names": names}
+        parts.append(Part(name, source, name, options=options))
+    return parts
+
+
+# -- HDF5 and netCDF
+
+
+class _Text:
+    """Text of variable length in an HDF5 file, as zarr-python takes it."""
+
+    dtype = str
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.shape = array, array.shape
+
+    def __getitem__(self, key: Any) -> Any:
+        found = np.asarray(self._array[key], object)
+        text = [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in found.flat]
+        return np.array(text, object).reshape(found.shape)
+
+
+def _hdf5_parts(path: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
+    """Return every array of a file with its attributes and dimension names."""
+    file, arrays = hdf5.stored_arrays(path)
+    parts, refused = [], []
+    for name, stored in arrays.items():
+        options = {
+            "attributes": {key: _json_value(key, each) for key, each in stored.attributes.items()},
+            "dimension_names": stored.dims,
+        }
+        try:
+            if stored.raw.is_text:
+                parts.append(Part(name, None, whole=_Text(stored.raw), options=options))
+            elif not stored.shape:
+                value = np.array(stored.raw[()], numpy_dtype(stored.raw.dtype, stored.name))
+                parts.append(Part(name, None, whole=value, options=options))
+            else:
+                source = StoreSource({name: stored}, str(path), fields=[name], decode=False)
+                parts.append(Part(name, source, name, options=options))
+        except SourceError as error:
+            refused.append(str(error))
+    if refused:
+        raise SourceError(f"cannot convert {path}: {'; '.join(refused)}")
+    groups: dict[str, Mapping[str, Any]] = {
+        path: {key: _json_value(key, each) for key, each in attributes.items()}
+        for path, attributes in hdf5.group_attributes(file).items()
+    }
+    return parts, groups
+
+
+def _json_value(name: str, value: Any) -> Any:
+    """Return an attribute as JSON has it; a mark of missing data as xarray writes it."""
+    plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(plain, bytes):
+        plain = plain.decode("utf-8", "replace")
+    return encoded_mark(plain) if name == "_FillValue" else plain
+
+
+# -- Zarr
+
+
+def _zarr_parts(store: ByteStore) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
     """Return every array of a Zarr store, each with its own length, as it is store."""
     root = read_node(store, "")
     paths = [""] if root is not None and root.array is not None else array_paths(store)
     if not paths:
-        raise SourceError(f"the Zarr group {store.path} has no arrays")
+        raise SourceError(f"the Zarr group {store.name('')} has no arrays")
     nodes = {path: node for path in paths if (node := read_node(store, path)) is not None}
     groups: dict[str, Mapping[str, Any]] = {}
     for path in [] if paths == [""] else paths:
@@ -201,17 +252,20 @@ def _zarr_parts(store: DirectoryStore) -> tuple[list[Part], dict[str, Mapping[st
     return [_zarr_part(store, node) for node in nodes.values()], groups
 
 
-def _zarr_part(store: DirectoryStore, node: Node) -> Part:
+def _zarr_part(store: ByteStore, node: Node) -> Part:
     zarr = optional("zarr", extra="zarr")
+    opened, prefix = store.zarr_store()
     try:
-        array = zarr.open_array(store.path / node.path, mode="r")
+        array = zarr.open_array(opened, path=prefix + node.path, mode="r")
     except (LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise SourceError(f"zarr-python cannot open {store.name(node.path)}: {error}") from error
     options = _array_options(node, array.fill_value)
     if not array.shape or array.dtype.hasobject or array.dtype.kind == "T":
         return Part(node.path, None, whole=array, options=options)
     # each array by itself: a group may hold coordinates of other lengths
-    return Part(node.path, ZarrSource(store.path / node.path, decode=False), options=options)
+    fields = [node.path] if node.path else None
+    source = ZarrSource(store, fields=fields, decode=False)
+    return Part(node.path, source, node.path, options=options)
 
 
 def _array_options(node: Node, fill: Any) -> dict[str, Any]:
@@ -219,8 +273,9 @@ def _array_options(node: Node, fill: Any) -> dict[str, Any]:
     assert node.array is not None
     attributes, dimensions = dict(node.attributes), node.array.dimensions
     if node.array.version == 2:  # xarray stores these two elsewhere in version 3
-        for name, mark in fill_mark_v2(attributes, node.array.fill_value).items():
-            attributes.setdefault(name, encoded_mark(mark))
+        marked = zarr_attributes(attributes, fill_value=node.array.fill_value, version=2)
+        if "_FillValue" in marked:
+            attributes["_FillValue"] = encoded_mark(marked["_FillValue"])
         if dimensions is not None:
             del attributes[DIMENSIONS_V2]
     return {"attributes": attributes, "dimension_names": dimensions, "fill_value": fill}
@@ -230,6 +285,6 @@ def _size(target: Path) -> int:
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
 
 
-def _exit(error: Exception, code: int) -> NoReturn:
+def _exit(error: object, code: int) -> NoReturn:
     print(f"penstock: {error}", file=sys.stderr)
     raise SystemExit(code) from None

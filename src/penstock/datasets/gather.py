@@ -12,9 +12,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
+from penstock.keyed import current_reading
 from penstock.order import Indices
 from penstock.order.keys import Keys
-from penstock.sources import Source
+from penstock.sources import ComposedSource, Source
 from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
@@ -224,9 +225,11 @@ class SourceDataset(Dataset[Any]):
 
     def __getbatch__(self, indices: Indices) -> Any:
         """Return the collated batch of these indices."""
-        fields = self.source.fields
-        out = {n: np.empty((len(indices), *f.shape), f.dtype) for n, f in fields.items()}
-        self.source.take(indices, out)
+        source, reading = self.source, current_reading()
+        if reading is not None and isinstance(source, ComposedSource):
+            source = source.drawn(reading.seed, reading.epoch)  # its random patches
+        out = {n: np.empty((len(indices), *f.shape), f.dtype) for n, f in source.fields.items()}
+        source.take(indices, out)
         batch = {name: torch.from_numpy(rows) for name, rows in out.items()}
         return batch[""] if list(batch) == [""] else batch
 

@@ -23,13 +23,14 @@ from penstock.arguments import (
     whole_number,
 )
 from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.permutation import LARGEST
 from penstock.registry import unknown_name
-from penstock.sources import Source, open_source
+from penstock.sources import Source, concatenate, open_source
 
 Weights = Mapping[str, float] | Sequence[float] | None
 
@@ -39,8 +40,9 @@ class Mixture(Dataset[Any]):
 
     Each member is passed through once, in its own shuffle, before any of its samples repeats, also
     across epochs. Shares are exact within a short cycle of rows, so practically in every batch.
-    As a dataset it is the members one after the other; the shares are those of the order that
-    `ChunkedDataLoader` makes for it. A member may be a `Mixture` itself.
+    As a dataset it is the members one after the other; the shares are those of the order that a
+    loader makes for it: `ChunkedDataLoader`, or `StreamLoader` if all members are sources, arrays
+    or paths. For `ChunkedDataLoader`, a member may be a `Mixture` itself.
 
     Args:
         members: By name: sources, map-style datasets, or paths of what `open_source` opens.
@@ -189,6 +191,29 @@ class Mixture(Dataset[Any]):
         if isinstance(size, str):  # an epoch is as long as the first stage makes it
             size = make(stages=self._stages[:1], until=size).size
         return make(stages=self._stages, until=size)
+
+    # -- from storage
+
+    def joined_source(self) -> Source:
+        """Return the members as one source, for `StreamLoader`."""
+        if self.label is not None:
+            raise PlanError(
+                f"label={self.label!r} of a Mixture is for ChunkedDataLoader: leave it out, and "
+                "call mixture.locate(loader.samples_at(step))"
+            )
+        return concatenate([_source_of(n, member) for n, member in self.members.items()])
+
+    def block_order(self, seed: int, block: int, window: int, lanes: int) -> MixedBlocks:
+        """Return the order of a loader that reads the members in blocks.
+
+        Args:
+            seed: Of all shuffles.
+            block: Samples per block.
+            window: Blocks that a lane holds, over all members.
+            lanes: Independent readers.
+        """
+        sizes = [len(member) for member in self.members.values()]
+        return MixedBlocks(sizes, self._stages, seed, block, window, lanes, self.until)
 
     # -- samples
 
@@ -416,6 +441,18 @@ def _opened(name: str, member: Any) -> Any:
     if isinstance(member, Source) and not hasattr(member, "__getitem__"):
         return SourceDataset(member)
     return map_style(f"member {name!r}", member)
+
+
+def _source_of(name: str, member: Any) -> Source:
+    """Return a member as a source, to be read in blocks."""
+    if isinstance(member, SourceDataset):
+        return member.source
+    if isinstance(member, torch.Tensor | np.ndarray):
+        return open_source(member)
+    raise SourceError(
+        f"StreamLoader reads storage block by block, and member {name!r} of the mixture is a "
+        f"{type(member).__name__}: use ChunkedDataLoader(mixture, batch_size), or make it a source"
+    )
 
 
 def _weight(value: Any) -> float | int:

@@ -209,6 +209,20 @@ class WeightedOrders:
             self.known[digest_of(units)] = units
 
 
+def use_new_stages(position: Position) -> None:
+    """Make the plan again; refuse stages that change what was delivered already."""
+    state = position.state()
+    position.rebuild_plan()
+    try:
+        check_identity(state, position.plan.order)
+    except StateError as error:
+        here = state["epoch"] * state["places"] + state["position"]
+        raise PlanError(
+            f"Mixture.then changes weights before sample {here:,}, up to which samples were "
+            f"delivered already: use at={here} or more"
+        ) from error
+
+
 class ComposedOrders:
     """The part of a `ChunkedDataLoader` that changes weights while training."""
 
@@ -282,16 +296,6 @@ class ComposedOrders:
 
     def _follow_stages(self, position: Position) -> None:
         """Use the stages that were added to the mixture, if they are still to come."""
-        if self._mixture is None or self._mixture.stages == self._stages:
-            return
-        state = position.state()
-        position.rebuild_plan()
-        try:
-            check_identity(state, position.plan.order)
-        except StateError as error:
-            here = state["epoch"] * state["places"] + state["position"]
-            raise PlanError(
-                f"Mixture.then changes weights before sample {here:,}, up to which samples were "
-                f"delivered already: use at={here} or more"
-            ) from error
-        self._stages = self._mixture.stages
+        if self._mixture is not None and self._mixture.stages != self._stages:
+            use_new_stages(position)
+            self._stages = self._mixture.stages

@@ -121,7 +121,8 @@ class Position(PlanSettings):
         steps = self.plan.steps
         here = Cursor() if self.evaluation else self.cursor.normal(steps)
         if self.progress is None:
-            return steps.of(here.epoch).chunk_length(here.position)
+            origin = self._origin_of(self.plan, here.epoch)
+            return steps.of(here.epoch).chunk_length(here.position, origin)
         done, left = self._done_at(here), self.plan.left_in_chunk(here)
         return done + min(left, self.progress.size - done)
 

@@ -15,6 +15,7 @@ from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
 from penstock.loaders.chunk_schedule import chunk_schedule
+from penstock.loaders.composed import use_new_stages
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -22,7 +23,9 @@ from penstock.loaders.stream_settings import (
     bad_blocks,
     brief,
     check_fields,
+    check_mixture,
     check_transform,
+    checked_mixing,
     one_of,
     opened,
     optional_number,
@@ -34,6 +37,7 @@ from penstock.loaders.stream_settings import (
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
 from penstock.order.blocks import StoredOrder
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -62,7 +66,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     A source with one unnamed array gives tensors; named fields give a dict of tensors.
 
     Args:
-        source: A `Source`, or anything `open_source` opens: a path, a URL, arrays.
+        source: A `Source`, or anything `open_source` opens: a path, a URL, arrays. Or a `Mixture`
+            of such members.
         batch_size: Samples of this rank's batch.
         fields: Names of the fields to read, for `open_source`; None for all of them.
         block_samples: Consecutive samples read together; defaults to the storage's chunking.
@@ -84,6 +89,9 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
         lanes: Independent readers' shares of the order; defaults to the world size.
+        mixing: Chooses blocks and windows for a quality of the shuffle, from 0 to 1, instead of the
+            largest windows: what a step is worth at least, as a share of one of a shuffle of
+            everything. See `ShuffleQuality`.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
         timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
             for no limit.
@@ -120,6 +128,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
+        mixing: float | None = None,
         threads: int | None = None,
         timeout: float = 0,
         collate: Callable[[Any], Any] | None = None,
@@ -141,9 +150,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self._bad_blocks = bad_blocks(on_error, quarantine)
         threads = optional_number("threads", threads, minimum=1)
         asked = Geometry(block_samples, window_blocks, lanes)
+        mixing = checked_mixing(mixing, asked)
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
+        self.mixture = check_mixture(source, steps=self.steps, shuffle=self.shuffle, bad=on_error)
+        self._stages = [] if self.mixture is None else self.mixture.stages
         self.source = opened(source, fields)
         samples = with_steps(self.source, self.steps)
         self.samples = len(samples)
@@ -161,6 +173,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             asked=asked,
             given_threads=threads,
             adopted=Geometry(),
+            mixture=self.mixture,
+            mixing=mixing,
         )
         self._position = Position(
             self._orders,
@@ -182,7 +196,12 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     @property
     def position(self) -> Position:
         """The plan and the position in it."""
-        return self._position
+        position = self._position
+        stages = self._stages if self.mixture is None else self.mixture.stages
+        if stages != self._stages and position.live is None:  # after `Mixture.then`
+            use_new_stages(position)
+            self._stages = stages
+        return position
 
     # -- settings in use
 
@@ -280,7 +299,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         check_format(state_dict)
         before = self._orders.adopted
         try:
-            if self.shuffle and state_dict.get("order") == BlockOrder.kind:
+            if self.shuffle and state_dict.get("order") in (BlockOrder.kind, MixedBlocks.kind):
                 names = ("block", "window", "lanes")
                 self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
                 self._position.rebuild_plan()
@@ -313,20 +332,23 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
-        assert isinstance(order, BlockOrder | StoredOrder)
+        assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
         slots = self._reserve(plan, demand, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
-        replacement = None if bad is None else BlockReplacement(order, bad)
+        replacement = None
+        if bad is not None:
+            assert not isinstance(order, MixedBlocks)
+            replacement = BlockReplacement(order, bad)
         memory: BatchMemory = SlotTable(slots)
         if source.rows is None:
             reader: Callable[[], BlockReader] = partial(
                 SlotReader, source.source, slots, block=block, replacement=replacement
             )
         elif isinstance(demand, HeldDemand):
-            if plan.skips:  # after a gap, the lanes of a rank can be others
-                demand = replace(demand, drop_last=False)
+            if any((stop - start) % order.lanes for _, start, stop in plan.skips.ranges):
+                demand = replace(demand, drop_last=False)  # a rank reads other lanes, too
             places = demand.places(block, round_samples(order), order.lanes)
             held = self._hold(slots, block, places, order.seed)
             memory = HeldTable(held, plan.steps.batch)
@@ -404,5 +426,5 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 def round_samples(order: Order) -> int:
     """Return the samples of a round of windows over all lanes."""
-    assert isinstance(order, BlockOrder | StoredOrder)
+    assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
     return order.window_samples * order.lanes

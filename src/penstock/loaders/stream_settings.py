@@ -17,6 +17,8 @@ from penstock.errors import PlanError, SourceError
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.blocks import StoredOrder
+from penstock.order.mixed_blocks import MixedBlocks
+from penstock.order.quality import blocks_for, check_mixing, shuffle_quality
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
@@ -24,6 +26,7 @@ from penstock.sources.base import Field, Source, composed, seams_of
 from penstock.streaming.budget import (
     LENT_BATCHES,
     Demand,
+    ExplainedValue,
     Geometry,
     HeldDemand,
     Resolved,
@@ -69,8 +72,8 @@ NOT_OURS: Final[Mapping[str, str]] = {
 OURS: Final = (
     *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
     *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform"),
-    *("collate_fn", "evaluation", "rank", "world_size", "lanes", "threads", "timeout", "collate"),
-    *("on_error", "quarantine"),
+    *("collate_fn", "evaluation", "rank", "world_size", "lanes", "mixing", "threads", "timeout"),
+    *("collate", "on_error", "quarantine"),
 )
 
 
@@ -118,10 +121,9 @@ def bad_blocks(on_error: str, quarantine: str | PathLike[str] | None) -> BadBloc
 def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """Return the source, opened if necessary."""
     if isinstance(source, Mixture):
-        raise SourceError(
-            "StreamLoader reads one source, and this is a Mixture: use "
-            "ChunkedDataLoader(mixture, batch_size, executor='threads')"
-        )
+        if fields is not None:
+            raise PlanError("fields= of a Mixture: choose the fields of each member")
+        return source.joined_source()
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
         raise SourceError(
@@ -132,6 +134,19 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     if fields is None and isinstance(source, Source):
         return source
     return open_source(source, fields=fields)
+
+
+def check_mixture(source: Any, *, steps: int, shuffle: bool, bad: str) -> Mixture | None:
+    """Return the source if it is a mixture, else None; refuse options that a mixture excludes."""
+    if not isinstance(source, Mixture):
+        return None
+    if steps > 1:
+        raise PlanError(f"steps={steps} of a Mixture: make its members source.windows({steps})")
+    if not shuffle:
+        raise PlanError("shuffle=False or evaluation=True of a Mixture: evaluate its members")
+    if bad != "raise":
+        raise PlanError(f"on_error={bad!r} of a Mixture: only 'raise' is possible")
+    return source
 
 
 def with_steps(source: Source, steps: int) -> Source:
@@ -147,11 +162,21 @@ def with_steps(source: Source, steps: int) -> Source:
 
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
     """Refuse a transform of one array for a source that has several."""
-    if isinstance(transform, Transform) and fields.keys() != {""}:
+    one_array = isinstance(transform, Transform) and not transform.takes_fields
+    if one_array and fields.keys() != {""}:
         raise PlanError(
             f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
             "use a function transform(batch, rng) that applies it to the field it is for"
         )
+
+
+def checked_mixing(mixing: float | None, asked: Geometry) -> float | None:
+    """Return the quality of the shuffle that was asked for; refuse sizes beside it."""
+    if mixing is not None and (asked.block, asked.window) != (None, None):
+        raise PlanError(
+            f"mixing={mixing!r} chooses block_samples and window_blocks: leave these out, or mixing"
+        )
+    return None if mixing is None else check_mixing(mixing)
 
 
 def check_fields(fields: Mapping[str, Field]) -> None:
@@ -197,6 +222,9 @@ class StreamOrders:
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
         adopted: The geometry of a state that was loaded.
+        mixture: Whose members the source has one after the other; None for a single source.
+        mixing: The quality of the shuffle to choose blocks and windows for; None for what the
+            budget allows.
     """
 
     source: StreamInput
@@ -207,12 +235,17 @@ class StreamOrders:
     asked: Geometry
     given_threads: int | None
     adopted: Geometry
+    mixture: Mixture | None = None
+    mixing: float | None = None
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
         resolver = self.resolver(request.batch_size, request.world_size)
-        resolved = resolver.check(self.asked, self.adopted, ranks=request.world_size)
+        asked = self.chosen(resolver, request.world_size)
+        resolved = resolver.check(asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
+        if self.mixture is not None:
+            return self.mixture.block_order(request.seed, block, window, lanes)
         if self.shuffle:
             return BlockOrder(self.samples, request.seed, block, window, lanes)
         return StoredOrder(self.samples, request.seed, block=block, window=window)
@@ -231,7 +264,7 @@ class StreamOrders:
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.rows is None:
+        if self.source.rows is None or self.mixture is not None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
@@ -282,7 +315,32 @@ class StreamOrders:
 
     def resolve(self, batch: int, world: int) -> Resolved:
         """Return blocks, windows and lanes, each with its reason."""
-        return self.resolver(batch, world).resolve(self.asked, self.adopted, ranks=world)
+        resolver = self.resolver(batch, world)
+        return resolver.resolve(self.chosen(resolver, world), self.adopted, ranks=world)
+
+    def chosen(self, resolver: Resolver, world: int) -> Geometry:
+        """Return the geometry that was passed in, or the one that mixes as well as was asked."""
+        if self.mixing is None or not self.shuffle or self.adopted != Geometry():
+            return self.asked
+        found = resolver.resolve(self.asked, self.adopted, ranks=world)
+        lanes, whole = found.lanes, resolver.demand.whole
+
+        def fits(block: int, window: int) -> bool:
+            size = ExplainedValue(block, ""), ExplainedValue(window, ""), lanes
+            return resolver.needed(Resolved(*size)) <= self.memory_budget
+
+        sizes = {"size": self.samples, "lanes": lanes.value, "whole": whole}
+        largest = min(found.block.value, self.samples)
+        best = blocks_for(self.mixing, block=largest, fits=fits, **sizes)
+        if best is None:
+            order = BlockOrder(self.samples, 0, *(each.value for each in found))
+            reached = shuffle_quality(order, whole // world, world).mixing
+            raise PlanError(
+                f"mixing={self.mixing:g} does not fit into memory_budget="
+                f"{format_bytes(self.memory_budget)}, which allows {reached:.2f} with blocks of "
+                f"{found.block.value:,} samples: raise memory_budget, or ask for less"
+            )
+        return Geometry(*best, lanes.value)
 
 
 # -- description
@@ -313,27 +371,21 @@ def page(loader: StreamLoader) -> str:
     return "\n".join(lines)
 
 
-def blocks_mixed(order: BlockOrder, world: int) -> int:
-    """Return the blocks that a rank's batch is drawn from, in a round of usual size.
-
-    >>> blocks_mixed(BlockOrder(1000, seed=1, block=10, window=16), world=1)
-    14
-    """
-    lanes = max(1, order.lanes // world)
-    if not order.rows:  # everything is leftover: contiguous slices of a few blocks
-        return max(1, -(-order.left * lanes // order.lanes // order.block))
-    return order.rows // order.rounds * lanes
-
-
 def _shuffle(loader: StreamLoader) -> str:
-    order = loader.plan.order
+    order, steps = loader.plan.order, loader.plan.steps
+    if isinstance(order, MixedBlocks):
+        shares = loader.mixture.shares if loader.mixture is not None else {}
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        return f"within {order.window:,} blocks of all members in each lane: {text}"
     if not isinstance(order, BlockOrder):
         return "none: samples come in storage order"
-    mixed = blocks_mixed(order, loader.world_size)
+    found = shuffle_quality(order, steps.batch, steps.world)
     full = min(1.0, order.block / order.size)
     return (
-        f"a batch is drawn from {mixed:,} blocks: {1 / mixed:.2%} of it from any one of them, "
-        f"on average ({full:.2%} in a shuffle of everything)"
+        f"a batch is drawn from {found.blocks:,} blocks: {found.share:.2%} of it from any one of "
+        f"them, on average ({full:.2%} in a shuffle of everything)\n"
+        f"  mixing    {found.mixing:.2f} of a shuffle of everything; neighbours come "
+        f"{found.distance:,.0f} positions apart ({found.full_distance:,.0f})"
     )
 
 

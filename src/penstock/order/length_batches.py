@@ -420,9 +420,10 @@ class LengthSteps(Steps):
         rank = next(rank for rank, (a, b) in enumerate(batches) if a <= p < b)
         return step, rank, p - batches[rank][0]
 
-    def step_of(self, p: int) -> int:
-        """Return the number of the step at ``p``."""
-        return -(-self._order.batch_at(self.epoch, p) // self.world)
+    def step_of(self, p: int, origin: int = 0) -> int:
+        """Return the number of the step at ``p``, of the steps counted from ``origin``."""
+        first = self._order.batch_at(self.epoch, origin) if origin else 0
+        return -(-first // self.world) - (first - self._order.batch_at(self.epoch, p)) // self.world
 
     def rank_positions(self, p: int, rank: int, stop: int | None = None) -> Indices:
         """Return the positions of a rank's batch in the step at ``p``, in delivery order."""

@@ -206,9 +206,9 @@ class Steps:
         rank = ((t + 1) * self.world - 1) // m
         return step, rank, t - rank * m // self.world
 
-    def step_of(self, p: int) -> int:
-        """Return the number of the step at ``p``."""
-        return -(-p // self.whole)
+    def step_of(self, p: int, origin: int = 0) -> int:
+        """Return the number of the step at ``p``, of the steps counted from ``origin``."""
+        return -(-origin // self.whole) - (origin - p) // self.whole
 
     # -- chunks
 
@@ -221,18 +221,23 @@ class Steps:
         """Return the number of the chunk that contains ``p``."""
         return 0 if self.chunk is None else self.step_of(p) // self.chunk
 
-    def left_in_chunk(self, p: int) -> int:
+    def left_in_chunk(self, p: int, origin: int = 0) -> int:
         """Return the number of batches from ``p`` to the end of its chunk."""
-        left = self.steps_from(p)
-        return left if self.chunk is None else min(left, self.chunk - self.step_of(p) % self.chunk)
+        left, step = self.steps_from(p), self.step_of(p, origin)
+        return left if self.chunk is None else min(left, self.chunk - step % self.chunk)
 
-    def chunk_length(self, p: int) -> int:
+    def chunk_length(self, p: int, origin: int = 0) -> int:
         """Return the number of batches of the chunk that contains ``p``, done or not.
 
         A trainer that resumes in the middle of a chunk adds the batches done before by itself.
+
+        Args:
+            p: A position at which a step begins.
+            origin: The position that steps are counted from, as for `span`.
         """
-        done = self.step_of(p) if self.chunk is None else self.step_of(p) % self.chunk
-        return done + self.left_in_chunk(p)
+        step = self.step_of(p, origin)
+        done = step if self.chunk is None else step % self.chunk
+        return done + self.left_in_chunk(p, origin)
 
     # -- ranks
 

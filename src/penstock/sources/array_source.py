@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,7 @@ class StoredArray:
         dims: A name for each axis (None for an axis without), or None.
         attributes: As CF has them; marks of missing data are numbers.
         open: Returns the reader of stored values along an axis.
+        raw: The array of the library that reads it, with shape, dtype and slicing, if there is one.
     """
 
     name: str
@@ -128,6 +129,7 @@ class StoredArray:
     dims: tuple[str | None, ...] | None
     attributes: Attributes
     open: Callable[[int], BoxReader]
+    raw: Any = None
 
     def axis(self, along: int | str | None) -> int:
         """Return the number of the axis of samples, from a number or a dimension name."""

@@ -108,7 +108,13 @@ class FileArray:
 
     def __init__(self, file: ArrayFile, path: str, array: Any) -> None:
         self._file, self._path = file, path
-        self.shape, self.dtype = tuple(array.shape), array.dtype
+        self.shape, self.dtype = tuple(array.shape or ()), array.dtype
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text of variable length."""
+        dtype = np.dtype(self.dtype)
+        return dtype.hasobject and optional("h5py", "hdf5").check_string_dtype(dtype) is not None
 
     def __getitem__(self, key: tuple[slice, ...]) -> Any:
         array = self._file.root()[self._path]
@@ -188,9 +194,8 @@ def _array(file: ArrayFile, path: str, array: Any, dims: Sequence[str | None]) -
         "chunks": chunks if isinstance(chunks, tuple) else None,
         "lock": LOCK,
     }
-    opened = opener_of(FileArray(file, path, array), **how)
-    names = tuple(dims) if any(dims) else None
-    return StoredArray(name, tuple(array.shape or ()), names, _attributes(array), opened)
+    raw, names = FileArray(file, path, array), tuple(dims) if any(dims) else None
+    return StoredArray(name, raw.shape, names, _attributes(array), opener_of(raw, **how), raw)
 
 
 def _refuse_other_files(array: Any, name: str) -> None:
@@ -226,6 +231,21 @@ def _attributes(array: Any) -> Mapping[str, Any]:
     if hasattr(array, "ncattrs"):
         return {name: array.getncattr(name) for name in array.ncattrs()}
     return dict(_plain_attributes(array.attrs))
+
+
+def group_attributes(file: ArrayFile) -> dict[str, Mapping[str, Any]]:
+    """Return the attributes of all groups of a file, by their path; "" is the file itself."""
+    with library_lock(LOCK):
+        root = file.root()
+        found = {"": _attributes(root)}
+
+        def visit(path: str, node: Any) -> None:
+            if not hasattr(node, "shape"):
+                found[path] = _attributes(node)
+
+        if not file.classic:
+            root.visititems(visit)
+    return found
 
 
 HDF5_OWN = ("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS")

@@ -15,8 +15,10 @@ class Transform(ABC):
     """Base class of transforms, whose randomness comes from one 64-bit key per sample.
 
     A sample gives the same result, bit by bit, alone and within a batch. Subclasses implement
-    `batch`.
+    `batch`. One with ``takes_fields`` changes the fields of batches that are dicts.
     """
+
+    takes_fields = False
 
     @abstractmethod
     def batch(self, batch: torch.Tensor, keys: Keys) -> torch.Tensor:

@@ -215,6 +215,7 @@ STREAM_LOADER: Final[dict[str, Kind]] = {
     "steps": whole(1),
     "device": TEXT.or_none(),
     "lanes": whole(1).or_none(),
+    "mixing": NUMBER.or_none(),
     "transform": SECTION.or_none(),
     "collate": SECTION.or_none(),
     "threads": whole(1).or_none(),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from penstock import StreamLoader
+from penstock import ChunkedDataLoader, StreamLoader
 from penstock.errors import PlanError
 from penstock.loaders import stream_settings
 from penstock.order import Cursor
@@ -179,3 +179,18 @@ def epoch_reads(loader):
     segment = Segment.of(plan.steps, cursor, plan.steps.steps_from(0))
     for part in plan_parts(plan, plan.order, iter([segment])):
         yield from part.reads
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+def test_random_patches_are_the_same_from_every_loader(executor):
+    patches = composed(Chunked(ROWS, 7)).patches((2, 3), random=True)
+    stream = StreamLoader(patches, 16, seed=3, drop_last=False)
+    chunked = ChunkedDataLoader(patches, 16, seed=3, shuffle=True, executor=executor)
+    with stream, chunked:
+        epochs = []
+        for _ in range(2):
+            of_each = [np.concatenate([b.numpy() for b in loader]) for loader in (stream, chunked)]
+            bags = [sorted(map(bytes, samples)) for samples in of_each]
+            assert bags[0] == bags[1] and len(bags[0]) == len(patches)
+            epochs.append(bags[0])
+    assert epochs[0] != epochs[1]

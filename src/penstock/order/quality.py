@@ -1,0 +1,138 @@
+"""How well an order mixes what is stored together: computed from the plan, before a byte is read.
+
+Samples of one block of storage are often alike: of one recording, one day, one class. In the worst
+case they carry the same information. A step of b samples, in which two have the probability p to
+be of one block, is then worth ``b / (1 + (b - 1) * p)`` independent ones. `ShuffleQuality.mixing`
+is that worth as a share of what it is in a shuffle of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.arguments import real_number
+from penstock.order.blocks import BlockOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleQuality:
+    """Figures of a shuffle, for rounds of usual size.
+
+    Args:
+        blocks: Blocks that a rank's batch is drawn from.
+        share: Expected share of a batch that is from any one of them.
+        distance: Mean positions between two samples that are neighbours in a block.
+        full_distance: The same in a shuffle of everything.
+        same_block: Probability that two samples of a step are of one block.
+        mixing: What a step is worth at least, as a share of one of a shuffle of everything: from
+            0, nothing is mixed, to 1.
+    """
+
+    blocks: int
+    share: float
+    distance: float
+    full_distance: float
+    same_block: float
+    mixing: float
+
+
+def shuffle_quality(order: BlockOrder, batch: int, world: int = 1) -> ShuffleQuality:
+    """Return how well a block order mixes.
+
+    Args:
+        order: The order.
+        batch: Samples of a rank's batch.
+        world: Number of ranks.
+
+    >>> quality = shuffle_quality(BlockOrder(10_000, seed=1, block=10, window=50), batch=64)
+    >>> quality.blocks, round(quality.mixing, 2)
+    (50, 0.49)
+    """
+    lanes_of_rank = max(1, order.lanes // world)
+    if order.rows:
+        window = order.rows // order.rounds * order.block  # samples of a lane's window
+        blocks = order.rows // order.rounds * lanes_of_rank
+    else:  # everything is leftover: contiguous slices of a few blocks
+        window = max(1, order.left // order.lanes)
+        blocks = max(1, -(-window * lanes_of_rank // order.block))
+    same = _same_block(order.block, window, order.lanes, batch * world)
+    return ShuffleQuality(
+        blocks=blocks,
+        share=1 / blocks,
+        distance=order.lanes * (window + 1) / 3,
+        full_distance=(order.size + 1) / 3,
+        same_block=same,
+        mixing=_mixing(same, order.block, order.size, batch * world),
+    )
+
+
+def _same_block(block: int, window: int, lanes: int, whole: int) -> float:
+    """Return the probability that two of ``whole`` samples of a step are of one block."""
+    if whole < 2 or window < 2:
+        return 0.0
+    same_lane = max(0.0, (whole / lanes - 1) / (whole - 1))
+    return same_lane * min(1.0, (block - 1) / (window - 1))
+
+
+def _mixing(same_block: float, block: int, size: int, whole: int) -> float:
+    full = (min(block, size) - 1) / max(1, size - 1)
+    return min(1.0, (1 + (whole - 1) * full) / (1 + (whole - 1) * same_block))
+
+
+def check_mixing(mixing: float) -> float:
+    """Return a quality that can be asked for: more than 0, less than 1."""
+    return real_number("mixing", mixing, minimum=0.001, maximum=0.999)
+
+
+def window_for(mixing: float, *, size: int, block: int, lanes: int, whole: int) -> int:
+    """Return the fewest blocks of a lane's window that reach a quality of mixing.
+
+    Args:
+        mixing: The quality, from 0 to 1; see `ShuffleQuality`.
+        size: Samples of the dataset.
+        block: Samples of a block.
+        lanes: Lanes of the order.
+        whole: Samples of a step over all ranks.
+
+    >>> window_for(0.9, size=10**6, block=100, lanes=1, whole=256)
+    2000
+    """
+    rows = size // block // lanes  # blocks of a lane
+    low, high = 1, max(1, rows)
+    while low < high:
+        middle = (low + high) // 2
+        balanced = rows // -(-rows // middle)  # rounds of an order are of equal size
+        same = _same_block(block, balanced * block, lanes, whole)
+        reached = _mixing(same, block, size, whole) >= mixing
+        low, high = (low, middle) if reached else (middle + 1, high)
+    return low
+
+
+def blocks_for(
+    mixing: float,
+    *,
+    size: int,
+    block: int,
+    lanes: int,
+    whole: int,
+    fits: Callable[[int, int], bool],
+) -> tuple[int, int] | None:
+    """Return the largest blocks, and the window of them, that reach a quality; None if none fit.
+
+    Large blocks are read fast; small ones mix well in little memory.
+
+    Args:
+        mixing: The quality; see `ShuffleQuality`.
+        size: Samples of the dataset.
+        block: The largest blocks, such as those of the storage. Halves, quarters and eighths of
+            them are tried, too; smaller ones would be read too slowly.
+        lanes: Lanes of the order.
+        whole: Samples of a step over all ranks.
+        fits: Returns whether blocks of a size, and windows of a number of them, fit into memory.
+    """
+    for part in [block >> halved for halved in range(4) if block >> halved]:
+        window = window_for(mixing, size=size, block=part, lanes=lanes, whole=whole)
+        if fits(part, window):
+            return part, window
+    return None
