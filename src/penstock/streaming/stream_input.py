@@ -19,6 +19,7 @@ from penstock.sources.base import (
     composed,
 )
 from penstock.sources.boxes import Leaf
+from penstock.sources.ragged_rows import offsets_of
 from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
 from penstock.streaming.held_rows import StoredRows
@@ -64,7 +65,7 @@ class StreamInput:
             self.rows = StoredRows(source, leaves)
 
     def __reduce__(self) -> tuple[type[StreamInput], tuple[Source, int]]:
-        return StreamInput, (self._given, self._budget)
+        return type(self), (self._given, self._budget)
 
     def __deepcopy__(self, memo: object) -> StreamInput:
         return self  # nothing of it changes: copies of a loader share it, and the data
@@ -138,6 +139,10 @@ class ResidentSource(BaseSource):
         """That of the source."""
         return self._source.block_samples
 
+    def offsets(self, name: str) -> Indices:
+        """Return those of the source."""
+        return offsets_of(self._source, name)
+
     def __repr__(self) -> str:
         return repr(self._source)
 
@@ -158,7 +163,12 @@ class ResidentSource(BaseSource):
             self._source.read(start, stop, rest)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        self._source.take(indices, out)
+        kept = self._resident()
+        for name in self._names & out.keys():
+            np.take(kept[name], indices, axis=0, out=out[name], mode="clip")
+        rest = {name: rows for name, rows in out.items() if name not in self._names}
+        if rest:
+            self._source.take(indices, rest)
 
     def _resident(self) -> dict[str, Rows]:
         with self._lock:
