@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from penstock.arguments import whole_number
 from penstock.order.blocks import Span
 from penstock.order.keys import derive_key
 from penstock.order.mixture import MixtureOrder
-from penstock.order.orders import check_positions
+from penstock.order.orders import at_epochs, check_positions
 from penstock.order.permutation import Indices, Permutation
 from penstock.order.subset import RaggedBlockOrder
 from penstock.order.windows import Recent
@@ -44,6 +44,17 @@ class BlockLines(RaggedBlockOrder):
         return y
 
 
+class _Pools(NamedTuple):
+    """For every member: rows ``begin`` to ``end`` of it, which are shuffled together.
+
+    ``round`` is the first row of the lane in the round that they were first read in.
+    """
+
+    begin: Indices
+    end: Indices
+    round: Indices
+
+
 class _Window(NamedTuple):
     """One lane's rows of a round: sample and pass of each, and the rows in reading order."""
 
@@ -57,7 +68,10 @@ class MixedBlocks:
 
     In every lane a round has ``block * window`` rows. What a member contributes to them is one
     range of its line of permuted blocks, so each block is read once, or twice where a round ends
-    inside it. Within a round, the samples of a member and pass are shuffled by key.
+    inside it. Within a round, the samples of a member and pass are shuffled by key: a *pool*.
+
+    A stage that begins inside a round leaves the pools of that round as they were, so that it
+    changes nothing before it: what is left of a pool comes first, then pools of the new shares.
 
     Args:
         sizes: Samples of each member; a sample of the mixture is counted through all of them.
@@ -95,9 +109,11 @@ class MixedBlocks:
         self.mixture = MixtureOrder(lines, stages, seed, lanes, until)
         self.size, self.samples, self.seed = self.mixture.size, self.mixture.samples, seed
         self.lanes = lanes
-        self.window_samples = min(self.block * self.window, self.size // lanes)
+        self._rows = self.size // lanes  # of a lane in an epoch
+        self.window_samples = min(self.block * self.window, self._rows)
         self.rounds = -(-self.size // (self.window_samples * lanes))
         self._windows = Recent(self._window, keep=lanes + 1)
+        self._open = Recent(self._open_pools, keep=lanes + 1)
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of the mixture, and the geometry."""
@@ -134,14 +150,9 @@ class MixedBlocks:
 
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
-        # the mixture has it in the same round and lane
-        near = self.mixture.positions_of(epoch, sample)
-        found = set[int]()
-        for p in near.tolist():
-            k, lane = p // self.lanes // self.window_samples, p % self.lanes
-            rows = np.flatnonzero(self._windows(epoch, k, lane).samples == sample)
-            found |= set(((k * self.window_samples + rows) * self.lanes + lane).tolist())
-        return np.array(sorted(found), np.int64)
+        member, draws = self.mixture.draws_of(epoch, sample)
+        moved = [self._moved(member, draw) for draw in draws.tolist()]
+        return self.mixture.positions_of_draws(epoch, member, np.array(moved, np.int64))
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
         """Return the first position of each sample in this epoch."""
@@ -184,13 +195,79 @@ class MixedBlocks:
         begin, end = (self.round_start(epoch, each) // self.lanes for each in (k, k + 1))
         places = epoch * self.size + np.arange(begin, end) * self.lanes + lane
         member, draw = self.mixture.draws(places)
-        passes, inner = np.divmod(draw, self.mixture.sizes[member])
+        passes = draw // self.mixture.sizes[member]
         samples = self.mixture.first[member]
-        base = derive_key(self.seed, "round", int(places[0]))
+        first = epoch * self._rows + begin
         for i in np.unique(member).tolist():
-            for e in np.unique(passes[member == i]).tolist():
-                here = np.flatnonzero((member == i) & (passes == e))
-                shuffle = Permutation(len(here), derive_key(base, i, e))
-                own = inner[here[shuffle(np.arange(len(here)))]]
-                samples[here] += self.mixture.members[i].at(e, own)
+            here = np.flatnonzero(member == i)
+            rows = draw[here] // self.lanes
+            for low, high, shuffle in self._shuffles(i, lane, int(rows[0]), int(rows[-1]), first):
+                inside = (rows >= low) & (rows < high)
+                rows[inside] = low + shuffle(rows[inside] - low)
+            own = np.divmod(rows * self.lanes + lane, self.mixture.sizes[i])
+            samples[here] += at_epochs(self.mixture.members[i], *own)
         return _Window(samples, passes, np.lexsort((samples, passes)))
+
+    def _moved(self, member: int, draw: int) -> int:
+        """Return the draw of a member in whose place another one comes: the inverse."""
+        row, lane = divmod(draw, self.lanes)
+        place = int(self.mixture.place_of_draw(member, np.array([draw]))[0])
+        # a draw that no longer comes can be in a pool of before
+        at = place // self.lanes if place >= 0 else int(self._open(lane)[-1].round[member])
+        for low, high, shuffle in self._shuffles(member, lane, row, row, self._round(at)[0]):
+            if low <= row < high:
+                row = low + int(shuffle.inverse(np.array([row - low]))[0])
+                return row * self.lanes + lane
+        return draw
+
+    # -- pools
+
+    def _round(self, row: int) -> tuple[int, int]:
+        """Return the first row of the round that has a row of a lane, and of the next round."""
+        epoch, row = divmod(row, self._rows)
+        begin = row // self.window_samples * self.window_samples
+        end = min(begin + self.window_samples, self._rows)
+        return epoch * self._rows + begin, epoch * self._rows + end
+
+    def _shuffles(
+        self, member: int, lane: int, first: int, last: int, round_: int
+    ) -> Iterator[tuple[int, int, Permutation]]:
+        """Yield the pools that have rows ``first`` to ``last`` of a member, which a round has."""
+        size, row = int(self.mixture.sizes[member]), first
+        while row <= last:
+            begin, end, key = self._pool(member, lane, row, round_)
+            if row >= end:
+                return  # never comes
+            e = (row * self.lanes + lane) // size  # a pass ends a pool, too
+            low, high = (-((lane - each * size) // self.lanes) for each in (e, e + 1))
+            low, high = max(begin, low), min(end, high)
+            base = derive_key(self.seed, "round", key * self.lanes + lane)
+            yield low, high, Permutation(high - low, derive_key(base, member, e))
+            row = high
+
+    def _pool(self, member: int, lane: int, row: int, round_: int) -> tuple[int, int, int]:
+        """Return begin, end and first round of the pool with a row of a member."""
+        opened = [[int(each[member]) for each in pools] for pools in self._open(lane)]
+        j = max(j for j, (_, end, _) in enumerate(opened) if row >= end)
+        if j + 1 < len(opened) and opened[j + 1][0] <= row:
+            begin, end, key = opened[j + 1]
+            return begin, end, key
+        borders = (self.mixture.drawn(each, lane, j + 1) for each in self._round(round_))
+        begin, end = (int(drawn[member]) for drawn in borders)
+        return max(begin, opened[j][1]), end, round_
+
+    def _open_pools(self, lane: int) -> list[_Pools]:
+        """Return the pools that each stage begins in; they stay as they are."""
+        mixture, none = self.mixture, np.zeros(len(self.mixture.members), np.int64)
+        found = [_Pools(none, none, none)]
+        for j, (place, _) in enumerate(mixture.stages[1:], start=1):
+            row, before = place // self.lanes, found[-1]
+            borders = self._round(max(row - 1, 0))
+            begin, end = (mixture.drawn(each, lane, j) for each in borders)
+            begin, drawn = np.maximum(begin, before.end), mixture.drawn(row, lane, j)
+            used = begin < drawn  # else nothing of it was delivered
+            pools = np.where(used, begin, drawn), np.where(used, end, drawn), none + borders[0]
+            still = drawn <= before.end  # in the pool of a stage before
+            pairs = zip(before, pools, strict=True)
+            found.append(_Pools(*(np.where(still, old, new) for old, new in pairs)))
+        return found

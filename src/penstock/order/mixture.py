@@ -264,9 +264,15 @@ class MixtureOrder:
                     passes[here[epochs == e]] = e if own is None else own
         return samples, passes
 
-    def drawn(self, row: int, lane: int) -> Indices:
-        """Return the draws of each member in the rows of a lane before ``row``."""
-        j = int(np.searchsorted(self._rows, row, side="right")) - 1
+    def drawn(self, row: int, lane: int, stages: int | None = None) -> Indices:
+        """Return the draws of each member in the rows of a lane before ``row``.
+
+        Args:
+            row: A row of the lane, counted from the beginning of training.
+            lane: The lane.
+            stages: Count as if there were only so many stages; None for all of them.
+        """
+        j = int(np.searchsorted(self._rows[:stages], row, side="right")) - 1
         cycle, slot = divmod(row - int(self._rows[j]), len(self._owner[j]))
         done: Indices = self._drawn[j] + cycle * self._counts[j]
         if slot:
@@ -284,11 +290,15 @@ class MixtureOrder:
         for i in np.unique(member).tolist():
             here = member == i
             inner = position_at_epochs(self.members[i], passes[here], samples[here] - self.first[i])
-            places[here] = self._place_of_draw(i, passes[here] * self.sizes[i] + inner)
+            places[here] = self.place_of_draw(i, passes[here] * self.sizes[i] + inner)
         return places
 
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
+        return self.positions_of_draws(epoch, *self.draws_of(epoch, sample))
+
+    def draws_of(self, epoch: int, sample: int) -> tuple[int, Indices]:
+        """Return the member of a sample, and its draws in the passes of that member in an epoch."""
         i = int(np.searchsorted(self.first, sample, side="right")) - 1
         size, begin, end = int(self.sizes[i]), epoch * self.size, (epoch + 1) * self.size
         lanes = range(self.lanes)  # passes follow each other: the first and the last one are enough
@@ -297,8 +307,12 @@ class MixtureOrder:
         passes = range(low * self.lanes // size, high * self.lanes // size + 1)
         inner = sample - int(self.first[i])
         draws = [p * size + q for p in passes for q in positions_of(self.members[i], p, inner)]
-        places = np.sort(self._place_of_draw(i, np.array(draws, np.int64)))
-        found: Indices = places[(places >= begin) & (places < end)] - begin
+        return i, np.array(draws, np.int64)
+
+    def positions_of_draws(self, epoch: int, member: int, draws: Indices) -> Indices:
+        """Return the positions of those draws of a member that come in an epoch, ascending."""
+        places, begin = np.sort(self.place_of_draw(member, draws)), epoch * self.size
+        found: Indices = places[(places >= begin) & (places < begin + self.size)] - begin
         return found
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
@@ -308,7 +322,8 @@ class MixtureOrder:
             raise IndexError(f"some of these samples do not come in epoch {epoch}")
         return np.array([positions[0] for positions in found], np.int64)
 
-    def _place_of_draw(self, i: int, draw: Indices) -> Indices:
+    def place_of_draw(self, i: int, draw: Indices) -> Indices:
+        """Return the place of each draw of a member; -1 for never."""
         nth, lane = np.divmod(draw, self.lanes)
         # of stages that begin with the same draw, all but the last have no row for this member
         stage = np.searchsorted(self._drawn[:, i], nth, side="right") - 1
