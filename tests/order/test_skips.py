@@ -166,6 +166,12 @@ def test_skipped_steps_leave_the_others_as_they_were(size, per, world, first, co
     assert cursor == Cursor(1)
 
 
+def test_a_skip_past_the_end_of_an_epoch_is_one_to_its_end():
+    order = SequentialOrder(20)
+    state = to_state(Cursor(), order, skips=Skips([(0, 0, 21)]))
+    assert cursor_of(state) == Cursor(0, 20)
+
+
 def test_whole_epochs_can_be_skipped():
     plan = plan_of(ShuffledOrder(100, 1), 10, skips=[(1, 0, 100), (2, 0, 95)])
     assert Cursor(0, 90).advance(plan.steps) == Cursor(3)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from penstock.arguments import LARGEST_INTEGER, LARGEST_SEED, whole_number
 from penstock.errors import StateError
-from penstock.order.orders import Order
+from penstock.order.orders import Order, places_of
 from penstock.order.skips import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
@@ -53,7 +53,9 @@ def to_state(
     {'format': 'penstock/1', 'epoch': 3, 'position': 480,
      'order': 'shuffled', 'samples': 1000, 'seed': 7}
     """
-    cursor = skips.to_order(cursor) if skips else cursor
+    if skips:  # a range that goes past the end of its epoch stands for its end
+        end, cursor = places_of(order, cursor.epoch), skips.to_order(cursor)
+        cursor = Cursor(cursor.epoch, min(cursor.position, end))
     state: dict[str, Any] = {"format": FORMAT, "epoch": cursor.epoch, "position": cursor.position}
     state |= order.identity()
     if skips:
