@@ -32,7 +32,7 @@ from penstock.order.permutation import LARGEST
 from penstock.registry import unknown_name
 from penstock.sources import Source, concatenate, open_source
 
-Weights = Mapping[str, float] | Sequence[float] | None
+Weights = Mapping[str, float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | None
 
 
 class Mixture(Dataset[Any]):
@@ -109,6 +109,8 @@ class Mixture(Dataset[Any]):
             if missing:
                 raise PlanError(f"weights has no weight for member {missing[0]!r}: add one, or 0")
             weights = [weights[name] for name in self.members]
+        elif isinstance(weights, np.ndarray | torch.Tensor) and weights.ndim == 1:
+            weights = weights.tolist()
         elif isinstance(weights, str) or not isinstance(weights, Sequence):
             raise PlanError(f"weights must be numbers by member, got {shown(weights)}")
         if len(weights) != len(self.members):
@@ -162,6 +164,7 @@ class Mixture(Dataset[Any]):
         return [(names[i], j) for i, j in zip(member.tolist(), inner.tolist(), strict=True)]
 
     def _inner(self, indices: Indices) -> tuple[Indices, Indices]:
+        indices = indices if indices.size else indices.astype(np.int64)
         if indices.dtype.kind not in "iu" or (
             indices.size and (indices.min() < 0 or indices.max() >= len(self))
         ):

@@ -90,7 +90,10 @@ class OrderOptions:
             if mixture is not None:
                 raise PlanError("weights= with a Mixture: give the weights to the Mixture itself")
             if not shuffle:
-                raise PlanError("weights= draws samples in a shuffle: leave out shuffle=False")
+                raise PlanError(
+                    "weights= draws samples in a shuffle, without a fixed order: leave out "
+                    "shuffle=False and evaluation=True, or the weights"
+                )
             return WeightedOrders(self.weights, self.epoch_samples, samples)
         if mixture is not None:
             return partial(_mixed, mixture, shuffle, self.epoch_samples)
