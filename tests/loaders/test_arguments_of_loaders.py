@@ -256,12 +256,11 @@ def test_bytes_are_no_dataset_but_an_array_of_them_is():
         assert next(iter(loader)).tolist() == [1, 2, 3]
 
 
-def test_a_source_and_what_is_only_iterated_are_told_apart_from_datasets():
-    source = open_source(np.arange(6.0))
-    with pytest.raises(PlanError, match=r"has no __getitem__: stream a source with StreamLoader"):
-        ChunkedDataLoader(source, 2)
-    with StreamLoader(source, 2) as loader:
-        assert len(list(loader)) == 3
+def test_a_source_is_a_dataset_of_its_samples_and_what_is_only_iterated_is_none():
+    source = open_source(np.arange(6.0)).windows(2)
+    for loader in (ChunkedDataLoader(source, 2), StreamLoader(source, 2, drop_last=False)):
+        with loader:
+            assert sorted(torch.cat(list(loader))[:, 0].tolist()) == [0, 1, 2, 3, 4]
     with pytest.raises(PlanError, match=r"generator has no __getitem__.* an IterableDataset"):
         ChunkedDataLoader((i for i in range(3)), 2)
 

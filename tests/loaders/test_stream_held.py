@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock import StreamLoader, open_source
 from penstock.errors import PlanError, SourceError, WorkerError
@@ -116,6 +118,64 @@ def test_a_block_that_needs_more_than_was_measured_is_read_all_the_same(monkeypa
             wanted = np.empty((len(samples), 2), "f4")
             pairs.take(samples, {"": wanted})
             assert np.array_equal(batch, wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kept=st.lists(st.booleans(), min_size=20, max_size=60).filter(any),
+    offsets=st.lists(st.integers(0, 12), min_size=1, max_size=3, unique=True),
+    stride=st.integers(1, 4),
+    chunk=st.integers(1, 9),
+    block=st.integers(1, 30),
+)
+def test_the_memory_of_a_block_of_windows_is_a_bound(kept, offsets, stride, chunk, block):
+    # of every block, also if hardly any is looked at
+    rows = composed(WatchedSource(ROWS[: len(kept)], block_samples=chunk)).select(np.array(kept))
+    source = rows.windows(offsets=offsets, stride=stride)
+    if not len(source):
+        return
+    stored = held_rows.StoredRows(source, source.leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_rows, "MEASURED_BLOCKS", 1)
+        capacity = stored.needs(block).capacity
+    for first in range(0, len(source), block):
+        samples = np.arange(first, min(len(source), first + block))
+        for store, spans in source.needs(samples).items():
+            assert stored.nbytes(spans) <= capacity[store]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    chunks=st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(1, 7)),
+    block=st.integers(1, 40),
+    epoch=st.integers(0, 99),
+)
+def test_patches_of_any_epoch_are_in_what_is_held_for_the_widest(
+    size, stride, chunks, block, epoch
+):
+    data = zarr.create_array({}, data=np.zeros((4, 7, 7), "f4"), chunks=chunks)
+    source = open_source(data).patches(size, stride=stride, random=True)
+    first = min(block, len(source) - 1)
+    samples = np.arange(first, min(len(source), first + block))
+    (spans,), drawn = source.widest_needs(samples).values(), source.drawn(7, epoch)
+    found = drawn.locate(samples)[""]
+    for row, corner in zip(found.rows, found.corner, strict=True):
+        assert any(
+            span.start <= row < span.stop
+            and (corner >= span.low).all()
+            and (corner + size <= span.high).all()
+            for span in spans
+        )
+
+
+def test_patches_are_not_warned_of_chunks_with_one_sample(tmp_path, caplog):
+    data = zarr.create_array(tmp_path / "i.zarr", data=np.zeros((6, 8, 8)), chunks=(1, 8, 8))
+    with StreamLoader(open_source(data).patches((8, 8)), 2):
+        assert "one sample each" not in caplog.text
+    with StreamLoader(open_source(data), 2):
+        assert "one sample each" in caplog.text
 
 
 def test_few_batches_are_lent_where_they_are_large():

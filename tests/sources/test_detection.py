@@ -91,7 +91,12 @@ def test_refusals_say_what_was_found(place):
     with pytest.raises(SourceError, match="colums"):
         open_source(place / "a.npy", colums=["x"])
     with pytest.raises(SourceError, match="first axis"):
-        open_source(DATA, axis=1)
+        open_source(place / "a.npy", axis=1)
+    for wrong in (DATA.ndim, -DATA.ndim - 1, "time"):
+        with pytest.raises(SourceError, match="no axis along="):
+            open_source(DATA, along=wrong)
+    moved = open_source(DATA, along=-1)
+    assert np.array_equal(moved.view(0, len(moved))[""], np.moveaxis(DATA, -1, 0))
     with pytest.raises(SourceError, match="unexpected keyword argument"):
         open_source(DATA, columns=["x"])
     with pytest.raises(SourceError, match="pass them where it is opened"):

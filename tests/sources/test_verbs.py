@@ -5,6 +5,7 @@ from collections import Counter
 from itertools import chain, pairwise, product
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -671,3 +672,25 @@ def test_statistics_of_many_blocks_integers_and_infinite_values():
     assert infinite.to_dict()["count"] == 3
     with pytest.raises(PlanError, match="no field has the axis per='z'"):
         big.statistics(per="z")
+
+
+def test_groups_are_texts_or_numbers_and_texts_may_be_a_ragged_field():
+    names = ["ann", "bo", "ann", "cy", "bo", "ann"]
+    table = open_source(pa.table({"name": names, "id": range(6)}))
+    for groups in ("name", names, np.array(names, object)):
+        parts = table.split({"a": 0.5, "b": 0.5}, by="group", groups=groups)
+        found = []
+        for part in parts.values():
+            out = {"id": np.empty(len(part), np.int64)}
+            part.read(0, len(part), out)
+            found.append({names[i] for i in out["id"]})
+        assert set.union(*found) == set(names) and not set.intersection(*found)
+    for wrong in ([None] * 6, ["ann", 1, None, 2, 3, 4]):
+        with pytest.raises(PlanError, match="groups must all be numbers or all be text"):
+            table.split({"a": 0.5, "b": 0.5}, by="group", groups=np.array(wrong, object))
+
+
+def test_names_of_offsets_are_strings_and_sizes_may_be_an_array():
+    with pytest.raises(PlanError, match="names of outputs must be strings, got 1"):
+        open_source(np.zeros(9)).windows(offsets={1: [0]})
+    assert len(open_source(np.zeros((2, 8, 8))).patches(np.array([4, 4]))) == 8

@@ -222,6 +222,13 @@ class SourceDataset(Dataset[Any]):
         return self.source.fingerprint()
 
 
+def by_index(dataset: Any) -> Any:
+    """Return a dataset as it is, and a source as the dataset of its samples."""
+    if isinstance(dataset, Source) and not hasattr(dataset, "__getitem__"):
+        return SourceDataset(dataset)
+    return dataset
+
+
 def transform_batch(batch: Any, transform: Transform, keys: Keys) -> Any:
     """Return a collated batch with its first field (or itself, if one tensor) transformed."""
     if isinstance(batch, torch.Tensor):

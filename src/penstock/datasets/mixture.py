@@ -22,7 +22,7 @@ from penstock.arguments import (
     text,
     whole_number,
 )
-from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
+from penstock.datasets.gather import Reader, SourceDataset, by_index, fingerprint_of
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
@@ -446,9 +446,7 @@ def _opened(name: str, member: Any) -> Any:
     """Return a member as a map-style dataset."""
     if isinstance(member, str | PathLike):
         member = open_source(member)
-    if isinstance(member, Source) and not hasattr(member, "__getitem__"):
-        return SourceDataset(member)
-    return map_style(f"member {name!r}", member)
+    return map_style(f"member {name!r}", by_index(member))
 
 
 def _source_of(name: str, member: Any) -> Source:

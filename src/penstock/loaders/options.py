@@ -76,9 +76,8 @@ def size_of(dataset: Any) -> int:
     kind = type(dataset)
     if not any(hasattr(kind, name) for name in ("__getitem__", "__getitems__", "__getbatch__")):
         raise PlanError(
-            f"dataset must be map-style, but {kind.__name__} has no __getitem__: stream a source "
-            "with StreamLoader(source, batch_size), or make what is only iterated an "
-            "IterableDataset"
+            f"dataset must be map-style, but {kind.__name__} has no __getitem__: make what is "
+            "only iterated an IterableDataset"
         )
     try:
         return len(dataset)

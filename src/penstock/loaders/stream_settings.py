@@ -153,6 +153,8 @@ def check_mixture(source: Any, *, steps: int, shuffle: bool, bad: str) -> Mixtur
 def with_steps(source: Source, steps: int) -> Source:
     """Return the samples: windows of ``steps`` rows, or the rows themselves."""
     samples = source if steps == 1 else composed(source).windows(steps)
+    if not len(source):
+        raise PlanError(f"there are no samples in {brief(source)}")
     if not len(samples):
         raise PlanError(
             f"no {steps} consecutive rows in {brief(source)}, which has {len(source)} rows in "
@@ -429,7 +431,9 @@ def _decoding(loader: StreamLoader) -> str:
 def warnings_of(loader: StreamLoader) -> list[str]:
     """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
-    if loader.chunk_rows == 1 == loader.stream_input.block_samples and loader.samples > 1:
+    source, leaves = loader.stream_input, composed(loader.source).outputs.values()
+    one_each = loader.chunk_rows == 1 == source.block_samples and loader.samples > 1
+    if one_each and not any(output.cut for output in leaves):
         found.append(
             "storage chunks hold one sample each, so that every sample needs its own read: "
             "write it with more samples per chunk"

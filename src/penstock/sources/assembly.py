@@ -107,7 +107,7 @@ def row_ranges(rows: Indices, chunk: int) -> list[tuple[int, int]]:
 
     >>> row_ranges(np.array([0, 1, 5, 6, 9, 30]), chunk=4)
     [(0, 2), (5, 7), (9, 10), (30, 31)]
-    >>> row_ranges(np.array([0, 1, 5, 6, 9, 30]), chunk=8)
+    >>> row_ranges(np.array([0, 1, 5, 6, 9, 30]), chunk=10)
     [(0, 10), (30, 31)]
     """
     before, after = rows[:-1], rows[1:]

@@ -377,7 +377,30 @@ class ComposedSource(BaseSource):
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
         """
-        located, spans = self.locate(samples), {}
+        return self._spans(samples, self.locate(samples))
+
+    def widest_needs(self, samples: Indices) -> dict[int, list[Span]]:
+        """Return what to read for these samples whatever corners are drawn for random patches.
+
+        Args:
+            samples: Numbers of samples: usually a block of consecutive ones.
+        """
+        ends = [copy(self), copy(self)]
+        for share, each in enumerate(ends):
+            each._draw = Draw(share=share)
+        low, high = (each.locate(samples) for each in ends)
+        both = {
+            name: Located(
+                np.concatenate([found.leaf, high[name].leaf]),
+                np.concatenate([found.rows, high[name].rows]),
+                np.concatenate([found.corner, high[name].corner]),
+            )
+            for name, found in low.items()
+        }
+        return self._spans(np.tile(samples, 2), both)
+
+    def _spans(self, samples: Indices, located: Mapping[str, Located]) -> dict[int, list[Span]]:
+        spans = {}
         for store, names in self._stores().items():
             output, each = self.outputs[names[0]], [located[name] for name in names]
             if output.cut:

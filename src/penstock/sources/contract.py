@@ -291,12 +291,14 @@ def checked_offsets(
         raise PlanError("offsets must name at least one output, got {}")
     named = {}
     for name, given in offsets.items():
+        if not isinstance(name, str):
+            raise PlanError(f"offsets: names of outputs must be strings, got {name!r}")
         of = name
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
             of, given = given
         elif name not in outputs and len(outputs) == 1:
             of = next(iter(outputs))  # there is only one field that it can be of
-        if not isinstance(name, str) or of not in outputs:
+        if of not in outputs:
             raise PlanError(
                 f"offsets: no field {of!r} in this source{did_you_mean(str(of), outputs)}; pass "
                 f"{{{name!r}: (field, [offsets])}} with one of {list(outputs)}"
@@ -318,7 +320,7 @@ def checked_sizes(name: str, sizes: object) -> dict[str, int] | tuple[int, ...]:
             str(dim): whole_number(f"{name} of {dim!r}", size, minimum=1)
             for dim, size in sizes.items()
         }
-    if not isinstance(sizes, list | tuple) or not sizes:
+    if not isinstance(sizes, list | tuple | np.ndarray) or np.ndim(sizes) != 1 or not len(sizes):
         raise PlanError(
             f"{name} must be a dict by dimension name or a tuple for the last axes, got {sizes!r}"
         )

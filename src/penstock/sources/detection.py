@@ -49,7 +49,7 @@ def open_source(
             or of a recording, keys of a dict. By default all of them; of arrays with dimension
             names, those that are not coordinates and have the axis of samples.
         along: The axis of samples, by number or by dimension name; the first one by default.
-            Only stores of arrays can have another. ``axis`` is an alias.
+            Only arrays and stores of them can have another. ``axis`` is an alias.
         decode: Apply the attributes ``scale_factor``, ``add_offset``, ``_FillValue``,
             ``missing_value`` and ``_Unsigned`` as xarray does: packed integers arrive as floats,
             missing values as NaN. False reads the stored values.
@@ -170,6 +170,7 @@ _REFUSALS = {
 ARRAYS = ("fields", "along", "decode")
 ONE_ARRAY = ("along", "decode")
 COLUMNS = ("columns",)
+IN_MEMORY = Opener(MemorySource, ("along",))
 TABLE = Opener(ArrowSource, COLUMNS)
 ANNDATA = Opener("penstock.sources.anndata:AnnDataSource", COLUMNS)
 JSON_LINES = Opener("penstock.sources.jsonl:JsonLinesSource", COLUMNS)
@@ -200,7 +201,7 @@ FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
     (imported("penstock.sources.sample_files:has_samples"), FOLDER),
 ]
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
-    (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
+    (lambda where: isinstance(where, np.ndarray) or is_tensor(where), IN_MEMORY),
     (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
     (lambda where: package_of(where) == "h5py", HDF5),
     (lambda where: package_of(where) == "zarr", ZARR_OBJECT),
@@ -243,7 +244,7 @@ def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
     inner = replace(request, fields=None)
     in_memory, _ = OBJECTS[0]
     if all(in_memory(each) for each in chosen.values()):
-        return Opener(MemorySource)(chosen, inner)
+        return IN_MEMORY(chosen, inner)
     return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 

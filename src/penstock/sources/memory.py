@@ -13,10 +13,11 @@ from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 
 
 class MemorySource(BaseSource):
-    """Arrays or CPU tensors, with samples along the first axis. They are not copied.
+    """Arrays or CPU tensors. They are not copied.
 
     Args:
         data: An array or a tensor, or a dict of them by field name.
+        along: The number of the axis of samples.
 
     >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "y": np.array([0, 1, 0])})
     >>> len(source), source.fields["x"].shape
@@ -25,13 +26,14 @@ class MemorySource(BaseSource):
     [1, 0]
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, *, along: int | str = 0) -> None:
         named = data if isinstance(data, Mapping) else {"": data}
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")
         if not all(isinstance(name, str) for name in named):
             raise SourceError(f"field names must be strings, got {list(named)}")
-        self._data = {name: _readable(name, value) for name, value in named.items()}
+        readable = {name: _readable(name, value) for name, value in named.items()}
+        self._data = {name: _moved(name, value, along) for name, value in readable.items()}
         arrays = self._arrays
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -96,6 +98,16 @@ def _readable(name: str, value: Any) -> Any:
         return value
     # torch and the gathers need the machine's byte order; a copy happens only where it differs
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _moved(name: str, value: Any, along: int | str) -> Any:
+    """Return a view with the axis of samples first."""
+    if isinstance(along, str) or not -value.ndim <= along < value.ndim:
+        raise SourceError(
+            f"array {name!r} has no axis along={along!r}: choose the axis of samples by number, "
+            f"from 0 to {value.ndim - 1}"
+        )
+    return value.movedim(along, 0) if is_tensor(value) else np.moveaxis(value, along, 0)
 
 
 def _from_tensor(name: str, tensor: Any) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.order import Permutation, derive_key
 from penstock.registry import did_you_mean
 from penstock.sources.boxes import Borders
 from penstock.sources.contract import Indices, Source
+from penstock.sources.ragged_rows import new_buffers, offsets_of
 
 SMALLEST_PART_PIECES = 16  # of a random split: fewer would hardly be a shuffle
 
@@ -128,11 +130,22 @@ def group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
         near = did_you_mean(groups, source.fields)
         raise PlanError(f"groups: no field {groups!r} in this source{near}")
     else:
-        field = source.fields[groups]
-        labels = np.empty((len(source), *field.shape), field.dtype)
-        source.read(0, len(source), {groups: labels})
+        read = new_buffers(source, [groups], 0, len(source))
+        source.read(0, len(source), read)
+        labels = read[groups]
+        if source.fields[groups].ragged:  # text: rows with the same items are one group
+            ends = offsets_of(source, groups).tolist()
+            numbers: dict[bytes, int] = {}
+            each = (labels[a:b].tobytes() for a, b in pairwise(ends))
+            labels = np.array([numbers.setdefault(text, len(numbers)) for text in each])
     if labels.shape != (len(source),):
         raise PlanError(f"groups must have {len(source)} items, one a sample, got {labels.shape}")
+    if labels.dtype.hasobject:  # such as text of pandas; what is no text or number has no order
+        kinds = {type(label) for label in labels.tolist()}
+        if not kinds <= {str} and not kinds <= {int, float, bool}:
+            named = sorted(kind.__name__ for kind in kinds)
+            raise PlanError(f"groups must all be numbers or all be text, got {named}")
+        labels = np.array(labels.tolist())
     return labels
 
 

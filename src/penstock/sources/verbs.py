@@ -33,10 +33,17 @@ Sizes: TypeAlias = Mapping[str, int] | Sequence[int]
 
 
 class Draw(NamedTuple):
-    """What the corners of random patches depend on, besides the sample."""
+    """What the corners of random patches depend on, besides the sample.
+
+    Args:
+        seed: Of the loader.
+        epoch: The epoch.
+        share: None for random corners; 0 or 1 for the first or last corner that could be drawn.
+    """
 
     seed: int = 0
     epoch: int = 0
+    share: int | None = None
 
 
 class Layout(ABC):
@@ -378,6 +385,8 @@ class Patches(Layout):
         corners, count = self.extent[number] - self.size[number] + 1, self.counts[number]
         low = tile * corners // count
         wide = np.maximum(1, (tile + 1) * corners // count - low).astype(np.uint64)
+        if draw.share is not None:
+            return low + draw.share * (wide.astype(np.int64) - 1)
         keys = np.asarray(derive_key(draw.seed, "patch", draw.epoch, number, samples))
         return np.asarray(low + (keys % wide).astype(np.int64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order import Indices
+from penstock.sizes import format_bytes
 from penstock.sources.assembly import read_span
 from penstock.sources.base import ComposedSource, Rows, Source
 from penstock.sources.boxes import Leaf, Places, Span
@@ -21,11 +23,14 @@ from penstock.streaming.held import fill_place
 from penstock.streaming.placement import BlockReplacement
 from penstock.streaming.planner import BlockRead
 
+log = logging.getLogger("penstock")
+
 Spans: TypeAlias = Mapping[int, Sequence[Span]]
 
 MEASURED_BLOCKS = 256  # blocks whose memory is computed before anything is read
 EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
 EXAMINED_SAMPLES = 64
+PIECE = 1 << 14  # seams whose rows are computed at a time
 LISTED_ROWS = 1 << 18  # rows of a block that are listed one by one, 8 bytes each
 
 
@@ -111,39 +116,101 @@ class StoredRows:
         return spans
 
     def needs(self, block: int) -> BlockNeeds:
-        """Return what blocks of ``block`` samples take: from some of them, or all if few."""
+        """Return what blocks of ``block`` samples take.
+
+        Capacities are bounds for windows of regular rows. For other samples they are those of some
+        blocks (all if few): the ones with most seams and others, with patches drawn at their
+        widest.
+        """
         if block not in self._needs:
             self._needs[block] = self._measure(block)
         return self._needs[block]
 
     def _measure(self, block: int) -> BlockNeeds:
         size, count = len(self.source), -(-len(self.source) // block)
-        chosen = np.unique(np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64))
-        epochs = 1
-        if any(output.cut for output in self.source.outputs.values()):  # may differ by epoch
-            epochs = -(-MEASURED_BLOCKS // len(chosen) // 4)
-        capacity: dict[int, int] = {}
+        chosen = np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64)
+        seams, often = np.unique(self.source.layout.runs[1:-1] // block, return_counts=True)
+        most_seams = seams[np.argsort(-often, kind="stable")[:EXAMINED_BLOCKS]]
+        cut = any(output.cut for output in self.source.outputs.values())
+        stores = {output.store for output in self.source.outputs.values()}
+        capacity = {store: self._most_rows(store, block) for store in stores}
+        measured = [store for store, nbytes in capacity.items() if not nbytes]
         own = decoded = examined = 0
-        for epoch in range(epochs):
-            here = self.source.drawn(0, epoch)
 
-            def spans_of(first: int, count: int, here: ComposedSource = here) -> Spans:
-                samples = np.arange(first, min(size, first + count))
-                return self.consecutive_spans(samples) or here.needs(samples)
+        def spans_of(first: int, count: int) -> Spans:
+            samples = np.arange(first, min(size, first + count))
+            return self.consecutive_spans(samples) or self.source.needs(samples)
 
-            for number, first in enumerate((chosen * block).tolist()):
-                found = {store: self.nbytes(each) for store, each in spans_of(first, block).items()}
-                for store, nbytes in found.items():
-                    capacity[store] = max(capacity.get(store, 0), nbytes)
-                if number % -(-len(chosen) // EXAMINED_BLOCKS) == 0:
-                    spans, more = spans_of(first, block), spans_of(first, 2 * block)
-                    joined = sum(map(self.nbytes, more.values()))
-                    own += (
-                        joined - sum(found.values()) or joined
-                    )  # the last block has none after it
-                    decoded += sum(self._decoded(span) for each in spans.values() for span in each)
-                    examined += 1
+        blocks = np.unique(np.concatenate([chosen, most_seams])) if measured else np.unique(chosen)
+        for number, first in enumerate((blocks * block).tolist()):
+            examine = number % -(-len(blocks) // EXAMINED_BLOCKS) == 0
+            if not (measured or examine):
+                continue
+            spans = spans_of(first, block)
+            widest = spans
+            if cut:
+                widest = self.source.widest_needs(np.arange(first, min(size, first + block)))
+            for store in measured:
+                nbytes = max(self.nbytes(spans[store]), self.nbytes(widest[store]))
+                capacity[store] = max(capacity[store], nbytes)
+            if examine:
+                joined = sum(map(self.nbytes, spans_of(first, 2 * block).values()))
+                alone = sum(map(self.nbytes, spans.values()))
+                own += joined - alone or joined  # the last block has none after it
+                decoded += sum(self._decoded(span) for each in spans.values() for span in each)
+                examined += 1
         return BlockNeeds(capacity, own / examined, decoded / examined)
+
+    def _most_rows(self, store: int, block: int) -> int:
+        """Return a bound on the bytes of any block's rows of a store; 0 if none is known.
+
+        In a run, each sample has the rows of the one before it, shifted by the pitch. Gaps shorter
+        than a chunk are held too, because rows of one chunk are read together.
+        """
+        source, runs = self.source, self.source.layout.runs
+        names = [name for name, output in source.outputs.items() if output.store == store]
+        outputs = [source.outputs[name] for name in names]
+        pitch = outputs[0].pitch
+        if pitch is None or any(each.cut or each.pitch != pitch for each in outputs):
+            return 0
+        chunk = max(source.leaves[leaf].chunks[0] for leaf in outputs[0].leaves)
+
+        def located(samples: Indices) -> tuple[Indices, Indices]:
+            found = source.locate(samples)
+            rows = [found[name].rows.reshape(len(samples), -1) for name in names]
+            return found[names[0]].leaf, np.concatenate(rows, axis=1)
+
+        offsets = np.diff(np.unique(located(np.zeros(1, np.int64))[1]))
+
+        def rows_of(samples: Indices) -> Indices:
+            """Return the most rows of consecutive samples of a run."""
+            long = (samples - 1) * pitch + 1  # those that the samples have at one offset
+            each = np.where(offsets - long[:, None] < chunk, offsets, long[:, None])
+            apart = samples * (1 + np.where(offsets < chunk, offsets, 1).sum())
+            close = pitch - offsets.sum() < chunk  # rows between two samples are held too
+            return long + each.sum(axis=1) if close else np.minimum(long + each.sum(axis=1), apart)
+
+        first, last = runs[:-1] // block * block + block, runs[1:] // block * block
+        borders = np.unique(np.concatenate([runs, np.minimum(first, runs[1:]), last[last > 0]]))
+        borders = borders[borders <= runs[-1]]
+        held = np.zeros(len(borders) - 1, np.int64)
+        for start in range(0, len(held), PIECE):
+            here = slice(start, start + PIECE)
+            held[here] = rows_of(np.minimum(np.diff(borders)[here], block))
+        seams = runs[1:-1][runs[1:-1] % block > 0]
+        clusters = 1 + int((offsets >= chunk).sum())
+        for start in range(0, len(seams), PIECE):
+            here = seams[start : start + PIECE]
+            (before, end), (after, begin) = located(here - 1), located(here)
+            gap = begin.min(axis=1) - end.max(axis=1) - 1
+            if clusters > 1:  # rows of one run may be between those of another
+                gap = np.full(len(here), (2 * clusters - 1) * (chunk - 1))
+            gap[(before != after) | ((clusters == 1) & (gap >= chunk))] = 0
+            held[np.searchsorted(borders, here)] += np.maximum(gap, 0)
+        numbers = borders[:-1] // block
+        begins = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
+        most = int(np.add.reduceat(held, begins).max())
+        return most * self.leaves[store].row_bytes
 
     def nbytes(self, spans: Sequence[Span]) -> int:
         """Return the bytes of spans in memory."""
@@ -199,7 +266,7 @@ class HeldRows:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
         source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
-        spans = simple or source.needs(samples)
+        spans = simple or self._spans(source, samples)
         bases = self._read(spans, place)
         places = None if simple else source.places(samples, spans)
         first, outputs = place * self.block, source.outputs
@@ -216,6 +283,18 @@ class HeldRows:
             else:
                 index = places[name].index.reshape(len(samples), -1)
                 table[:] = index[:, : table.shape[1]] + first_row
+
+    def _spans(self, source: ComposedSource, samples: Indices) -> Spans:
+        """Return what to read.
+
+        Canvases of some patches of a block can be larger together than those of all of them, for
+        whatever corners, which is what was measured: then these are read.
+        """
+        spans = source.needs(samples)
+        if any(self._stored.nbytes(each) > self._capacity[of] for of, each in spans.items()):
+            first = int(samples[0]) // self.block * self.block
+            spans = source.widest_needs(np.arange(first, min(first + self.block, len(source))))
+        return spans
 
     def _read(self, spans: Spans, place: int) -> dict[int, int]:
         """Read spans to a place; return the byte of each store's memory where they begin."""
@@ -243,6 +322,12 @@ class HeldRows:
         """Return memory for spans, and the byte of the store's memory where it begins."""
         capacity, needed = self._capacity[store], self._stored.nbytes(spans)
         if needed > capacity:  # more than in any block that was measured
+            if not self._extra:
+                log.warning(
+                    "a block of this stream needs %s, more than the %s that were measured: it "
+                    "gets memory beyond memory_budget; pass a smaller block_samples",
+                    *(format_bytes(needed), format_bytes(capacity)),
+                )
             extra = self._extra[store, place] = np.empty(needed, np.uint8)
             return extra, 0
         return self._memory[store][place * capacity : (place + 1) * capacity], place * capacity
