@@ -119,6 +119,21 @@ def plan(
 
 
 @app.command()
+def doctor(
+    target: Annotated[
+        str, typer.Argument(help="A path or URL of data, a YAML file, or module:object.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is wrong with a dataset, and what to change; exit code 1 if there is something."""
+    with explained_imports():
+        from penstock.cli.doctor import run_doctor
+
+    run_doctor(target, as_json=as_json, debug=debug)
+
+
+@app.command()
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
