@@ -134,6 +134,40 @@ def doctor(
 
 
 @app.command()
+def bench(
+    source: Annotated[str, typer.Argument(help="A path or URL that open_source opens.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 3.0,
+    memory_budget: Annotated[str, typer.Option(help="Limit of the buffers.")] = "1GB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how fast a stream is, against the fastest way to read its storage."""
+    with explained_imports():
+        from penstock.cli.measure import run_bench
+
+    measured = {"batch_size": batch_size, "seconds": seconds, "memory_budget": memory_budget}
+    run_bench(source, **measured, as_json=as_json, debug=debug)  # type: ignore[arg-type]
+
+
+@app.command()
+def tune(
+    config: Config,
+    overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 10.0,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the settings to the configuration.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure executors and settings of the training loader, and print the fastest."""
+    with explained_imports():
+        from penstock.cli.measure import run_tune
+
+    run_tune(config, overrides or [], seconds=seconds, write=write, debug=debug)
+
+
+@app.command()
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

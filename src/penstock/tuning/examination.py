@@ -188,7 +188,7 @@ def _examine_source(subject: Subject, source: Source) -> Examination:
         read = _read_source(source)
     except (PenstockError, OSError) as error:
         read = Samples(problem=f"it cannot be read: {error}")
-    return replace(found, read=read, stream=_stream_of(subject, source))
+    return replace(found, read=read, stream=stream_of(subject, source))
 
 
 def _read_source(source: Source) -> Samples:
@@ -224,7 +224,8 @@ def _by_sample(source: Source, name: str, start: int, stop: int, out: Values) ->
     return np.split(out, (offsets[1:-1] - offsets[0]).tolist())
 
 
-def _stream_of(subject: Subject, source: Source) -> Stream:
+def stream_of(subject: Subject, source: Source) -> Stream:
+    """Return how the storage of a source fits the loader of a subject; reads no samples."""
     try:
         loader = subject.loader or StreamLoader(source, min(subject.batch_size, len(source)))
     except (PenstockError, TypeError) as error:
