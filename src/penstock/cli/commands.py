@@ -41,18 +41,25 @@ def root(
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Keep the data and runs here.")] = None,
 ) -> None:
-    """Train from Zarr in chunks, be killed half way, resume, and prove that nothing was lost."""
+    """Train from Zarr, be killed, resume, prove that nothing was lost, and compare with torch."""
     with explained_imports():
         from penstock.cli.demo import run_demo
 
     try:
         if directory is not None:
-            raise SystemExit(run_demo(directory))
-        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-            raise SystemExit(run_demo(Path(folder)))
+            code = run_demo(directory)
+            print(f"data and both runs are in {directory}; demo.yaml is the configuration")
+        else:
+            with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+                code = run_demo(Path(folder))
+            print("data and runs are removed again; penstock demo --directory DIR keeps them")
+        raise SystemExit(code)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 @contextmanager
