@@ -8,6 +8,7 @@
     ├── BatchError(AssertionError)       a batch that fails a check
     ├── WorkerError(RuntimeError)        a worker process or reader thread that died
     │   └── RankError                    another rank that failed (in penstock.distributed)
+    ├── RunFailedError(RuntimeError)     training that failed after it had begun
     ├── MissingExtraError(ImportError)   an optional library that is not installed
     └── MissingNameError(AttributeError) the same, where a name is looked up as an attribute
 
@@ -45,6 +46,10 @@ class WorkerError(PenstockError, RuntimeError):
     """A worker process or reader thread that died."""
 
 
+class RunFailedError(PenstockError, RuntimeError):
+    """Training failed after it had begun; its run directory can be resumed."""
+
+
 class MissingExtraError(PenstockError, ImportError):
     """An optional library that is not installed."""
 
@@ -65,3 +70,17 @@ def first_line(error: BaseException) -> str:
     """
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the class and message of an error, without a worker's traceback.
+
+    >>> one_line(ValueError("no such pitch: 440"))
+    'ValueError: no such pitch: 440'
+    >>> one_line(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    text = str(error).strip()
+    if "\n" in text and "Traceback" in text:
+        return text.splitlines()[-1].strip()  # torch puts a worker's error after its traceback
+    return f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__

@@ -18,6 +18,7 @@ def check_demo(folder, out, err):
     assert "exit code -9" in out
     assert "resuming from killed/checkpoints/step-00000270.ckpt" in err
     assert out.count("yes") == 3 and "NO" not in out
+    assert "the exact next batch" in out and "the epoch from its start" in out
     last = folder / "killed" / "checkpoints" / "step-00000500.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     assert checkpoint["state_dict"]["times_seen"].tolist() == [PASSES] * SAMPLES

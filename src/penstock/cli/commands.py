@@ -41,18 +41,25 @@ def root(
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Keep the data and runs here.")] = None,
 ) -> None:
-    """Train from Zarr in chunks, be killed half way, resume, and prove that nothing was lost."""
+    """Train from Zarr, be killed, resume, prove that nothing was lost, and compare with torch."""
     with explained_imports():
         from penstock.cli.demo import run_demo
 
     try:
         if directory is not None:
-            raise SystemExit(run_demo(directory))
-        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-            raise SystemExit(run_demo(Path(folder)))
+            code = run_demo(directory)
+            print(f"data and both runs are in {directory}; demo.yaml is the configuration")
+        else:
+            with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+                code = run_demo(Path(folder))
+            print("data and runs are removed again; penstock demo --directory DIR keeps them")
+        raise SystemExit(code)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 @contextmanager
@@ -116,6 +123,55 @@ def plan(
 
     options = {"step": step, "sample": sample, "skip_steps": skip_steps}
     run_plan(config, overrides or [], **options, debug=debug)  # type: ignore[arg-type]
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        str, typer.Argument(help="A path or URL of data, a YAML file, or module:object.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is wrong with a dataset, and what to change; exit code 1 if there is something."""
+    with explained_imports():
+        from penstock.cli.doctor import run_doctor
+
+    run_doctor(target, as_json=as_json, debug=debug)
+
+
+@app.command()
+def bench(
+    source: Annotated[str, typer.Argument(help="A path or URL that open_source opens.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 3.0,
+    memory_budget: Annotated[str, typer.Option(help="Limit of the buffers.")] = "1GB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how fast a stream is, against the fastest way to read its storage."""
+    with explained_imports():
+        from penstock.cli.measure import run_bench
+
+    measured = {"batch_size": batch_size, "seconds": seconds, "memory_budget": memory_budget}
+    run_bench(source, **measured, as_json=as_json, debug=debug)  # type: ignore[arg-type]
+
+
+@app.command()
+def tune(
+    config: Config,
+    overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 10.0,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the settings to the configuration.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure executors and settings of the training loader, and print the fastest."""
+    with explained_imports():
+        from penstock.cli.measure import run_tune
+
+    run_tune(config, overrides or [], seconds=seconds, write=write, debug=debug)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The demo: train, be killed, resume, and compare with a run that was not killed."""
+"""The demo: train, be killed, resume, compare with a run that was not killed, and with torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from penstock.extras import optional
+from penstock.loaders.machine import this_machine
+from penstock.loaders.stream import StreamLoader
+from penstock.tuning.monitor import DataLoaderPerformanceMonitor
 
 SAMPLES, FEATURES, BATCH, CHUNK, PASSES, SAVE_EVERY = 24_000, 64, 96, 50, 2, 20
 
@@ -30,6 +34,7 @@ dataset:
 model: {{_target_: penstock.cli.demo.DemoModel, samples: {SAMPLES}, features: {FEATURES}}}
 trainer: {{accelerator: cpu, devices: 1, enable_model_summary: false}}
 """
+TORCH_BATCHES = 4  # with what its workers read ahead, a few seconds
 KILL_AT = 273  # in the middle of a chunk, of an epoch, and between two checkpoints
 
 
@@ -67,21 +72,26 @@ def run_demo(folder: Path, run: Callable[..., int] = run_in_new_process) -> int:
         0 if all promises hold, else 1.
     """
     console = Console()
-    console.print(f"[bold]1[/] making {SAMPLES:,} samples in Zarr, and demo.yaml:")
+    console.print(f"[bold]1 {SAMPLES:,} samples in Zarr, and demo.yaml:[/]")
     folder.mkdir(parents=True, exist_ok=True)
     make_project(folder)
     console.print(CONFIG, style="dim", soft_wrap=True, highlight=False, markup=False)
     step = partial(_step, console, folder, run)
-    step(2, "train", "demo.yaml", "run_dir=whole")
-    step(3, "train", "demo.yaml", "run_dir=killed", f"model.kill_at={KILL_AT}")
-    step(4, "train", "demo.yaml", "run_dir=killed", "--resume")
-    return _report(console, folder)
+    step(2, "a run that nothing disturbs", "train", "demo.yaml", "run_dir=whole")
+    kill = f"model.kill_at={KILL_AT}"
+    step(3, "the same run, killed half way", "train", "demo.yaml", "run_dir=killed", kill)
+    step(4, "the killed run again", "train", "demo.yaml", "run_dir=killed", "--resume")
+    code = _report(console, folder)
+    console.print("[bold]5 the same data, read by Penstock and by torch's DataLoader[/]")
+    _compare(console, folder / "train.zarr")
+    return code
 
 
 def _step(
-    console: Console, folder: Path, run: Callable[..., int], number: int, *arguments: str
+    console: Console, folder: Path, run: Callable[..., int], number: int, what: str, *arguments: str
 ) -> None:
-    console.print(f"[bold]{number} {' '.join(['penstock', *arguments])}[/]", highlight=False)
+    command = " ".join(["penstock", *arguments])
+    console.print(f"[bold]{number} {what}:[/] {command}", highlight=False, soft_wrap=True)
     code = run(folder, *arguments)
     killed = any(argument.startswith("model.kill_at") for argument in arguments)
     if killed:
@@ -109,6 +119,51 @@ def _report(console: Console, folder: Path) -> int:
         table.add_row(promise, "[green]yes[/]" if held else "[red]NO[/]")
     console.print(table)
     return 0 if all(promises.values()) else 1
+
+
+def _compare(console: Console, path: Path) -> None:
+    """Print how fast both loaders read the same shuffled batches, and what ours has to say."""
+    monitor, cores = DataLoaderPerformanceMonitor(), this_machine().cores
+    found, verdict = {}, ""
+    with StreamLoader(path, BATCH, memory_budget="8MB") as stream:
+        found[f"StreamLoader, {stream.threads} threads"] = monitor.time_batch_loading(stream, 200)
+        if hasattr(stream, "verdict"):  # of the measurement: nothing but loading
+            verdict = str(stream.verdict())
+    options: dict[str, Any] = {"num_workers": cores, "shuffle": True}
+    rows: DataLoader[Any] = DataLoader(ZarrRows(path), BATCH, **options)
+    found[f"DataLoader, {cores} workers"] = monitor.time_batch_loading(rows, TORCH_BATCHES)
+    table = Table("loader", "samples/s", "first batch", "after a kill")
+    for name, each in found.items():
+        again = "the exact next batch" if name.startswith("Stream") else "the epoch from its start"
+        speed, first = each["samples_per_second"], each["first_batch_time"]
+        table.add_row(name, f"{speed:,.0f}", f"{first * 1e3:,.0f} ms", again)
+    console.print(table)
+    console.print(
+        "The dataset of the DataLoader reads one sample at a time, as most do; Penstock reads "
+        "whole storage chunks, and shuffles samples of many of them."
+    )
+    if verdict:
+        console.print(verdict, highlight=False)
+
+
+class ZarrRows(Dataset[dict[str, Any]]):
+    """A dataset as it is usually written: one sample at a time from Zarr.
+
+    Args:
+        path: A Zarr group.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._group = path, None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._group is None:  # in each worker
+            self._group = optional("zarr", extra="zarr").open_group(self.path, mode="r")
+        group: Any = self._group
+        return {name: np.asarray(group[name][index]) for name in ("x", "y", "index")}
 
 
 def _weights(run: Path) -> dict[str, Any]:

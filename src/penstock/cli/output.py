@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.errors import MissingExtraError, PenstockError
+from penstock.errors import MissingExtraError, PenstockError, RunFailedError, one_line
 
 log = logging.getLogger("penstock")
 
@@ -81,10 +81,6 @@ def quiet_lightning(*, debug: bool) -> Iterator[None]:
 @contextmanager
 def exit_codes(*, debug: bool) -> Iterator[None]:
     """Exit with 2 for an invalid request and 1 for a failed run, if the block raises."""
-    # imported here: other commands work without the libraries of training
-    from penstock.training.run.checkpoints import one_line
-    from penstock.training.run.train import RunFailedError
-
     try:
         yield
     except Exception as error:

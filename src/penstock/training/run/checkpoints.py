@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import ConfigError, first_line
+from penstock.errors import ConfigError, one_line
 from penstock.extras import optional
 from penstock.integrations.lightning import compat
 from penstock.training import checkpoint_files as files
@@ -285,17 +285,3 @@ def check_optimizers(optimizers: Iterable[Any]) -> None:
             if missing:
                 kind = type(optimizer).__name__
                 raise mismatch_error(f"{kind} needs {missing[0]!r}, which the checkpoint lacks")
-
-
-def one_line(error: BaseException) -> str:
-    """Return the class and message of an error, without a worker's traceback.
-
-    >>> one_line(ValueError("no such pitch: 440"))
-    'ValueError: no such pitch: 440'
-    >>> one_line(KeyError("x"))
-    "KeyError: 'x'"
-    """
-    text = str(error).strip()
-    if "\n" in text and "Traceback" in text:
-        return text.splitlines()[-1].strip()  # torch puts a worker's error after its traceback
-    return f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__

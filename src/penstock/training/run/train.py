@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.errors import ConfigError, PenstockError, RunFailedError, StateError, one_line
 from penstock.extras import optional
 from penstock.loaders.chunk_report import counted, counted_passes
 from penstock.training.build import build
@@ -20,7 +20,6 @@ from penstock.training.run.checkpoints import (
     Score,
     first_mismatch,
     mismatch_error,
-    one_line,
     raised_while_restoring,
 )
 from penstock.training.run.directory import RunPaths, Saved, check_no_run, last_readable, locked
@@ -131,10 +130,6 @@ def seen_by(fit: Fit) -> dict[str, Any]:
 
 
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
-
-
-class RunFailedError(PenstockError, RuntimeError):
-    """Training failed after it had begun; its run directory can be resumed."""
 
 
 def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:

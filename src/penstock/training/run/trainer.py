@@ -14,13 +14,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, one_line
 from penstock.extras import optional
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.callback import KEY, ChunkedTraining
 from penstock.training.build import Job
 from penstock.training.config import Settings
-from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter, one_line
+from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter
 from penstock.training.run.directory import CsvLog, RunPaths, Saved
 
 log = logging.getLogger("penstock")
