@@ -569,7 +569,12 @@ def sources(folder: Path) -> Iterator[Call]:
         "open_source",
         penstock.open_source,
         lambda: {"where": str(folder / "rows.zarr")},
-        {"decode": FLAG, "along": (1.5, 1, True, [], "no such"), "fields": (3, True)},
+        {
+            "decode": FLAG,
+            "along": (1.5, 1, True, [], "no such"),
+            "fields": (3, True),
+            "dtype": ("uint16", "no such", 3),
+        },
         {"where": sentence, "options": "those of the source that is opened"},
     )
     yield Call(

@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from penstock.order import Steps as Steps
     from penstock.order import Topology as Topology
     from penstock.order import derive_key as derive_key
+    from penstock.ragged import Ragged as Ragged
     from penstock.report import BenchmarkReport as BenchmarkReport
     from penstock.sources import ArrowSource as ArrowSource
     from penstock.sources import Field as Field
@@ -151,6 +152,7 @@ _EXPORTS = {
     "penstock.sources": "Source concatenate open_source zip_sources",
     "penstock.order": "BlockOrder Order ShuffledOrder",
     "penstock.keyed": "keyed_generator",
+    "penstock.ragged": "Ragged",
     "penstock.collate": "CollatorRegistry TaskSpec",
     "penstock.tuning": ("DataLoaderConfig DataLoaderFactory DataLoaderPerformanceMonitor tune"),
     "penstock.datamodules": "SequenceDataset UniversalDataModule",

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import Ragged, StreamLoader
 from penstock.collate import CollateError, TaskSpec, TextCollator
 from penstock.errors import ConfigError
 
@@ -292,3 +294,46 @@ def test_options_that_cannot_be_are_refused(options, message):
 def test_no_tokenizer_is_refused():
     with pytest.raises(ValueError, match="tokenizer required"):
         TextCollator(None)
+
+
+# -- batches of a stream
+
+WORDS = ["a bb", "", "ccc d e", "é"]
+
+
+class ByteTokenizer:
+    pad_token_id = 0
+
+    def __call__(self, text):
+        return [byte + 1 for byte in text.encode()]
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=7), min_size=1, max_size=9), st.data())
+def test_ragged_rows_are_collated_as_their_samples(rows, data):
+    limit = data.draw(st.sampled_from([None, 1, 4]))
+    side = data.draw(st.sampled_from(["right", "left"]))
+    tokenizer = ByteTokenizer()
+    tokenizer.truncation_side = data.draw(st.sampled_from(["right", "left"]))
+    collator = TextCollator(tokenizer, padding_side=side, max_length=limit, pad_to_multiple_of=4)
+    labels = torch.arange(len(rows))
+    ragged = Ragged.from_rows([torch.tensor(row, dtype=torch.int32) for row in rows])
+    if not max(map(len, rows)):
+        return
+    samples = [{"input_ids": row, "number": label} for row, label in zip(rows, labels, strict=True)]
+    wanted = collator(samples)
+    found = collator({"input_ids": ragged, "number": labels})
+    alone = collator(ragged)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor)
+        assert name == "number" or torch.equal(alone[name], tensor)
+
+
+def test_text_of_a_table_is_collated_by_a_stream():
+    table = pa.table({"text": WORDS, "label": [0, 1, 1, 0], "title": WORDS[::-1]})
+    collator = TextCollator(ByteTokenizer(), task_spec=TaskSpec("t", "text_classification"))
+    with StreamLoader(table, 4, shuffle=False, collate_fn=collator) as loader:
+        found = next(iter(loader))
+    wanted = collator([{"text": w, "label": y} for w, y in zip(WORDS, [0, 1, 1, 0], strict=True)])
+    for name in ("input_ids", "attention_mask", "labels"):
+        assert torch.equal(found[name], wanted[name])
+    assert found["title"].strings() == WORDS[::-1]

@@ -11,6 +11,7 @@ import torch
 
 from penstock.collate.task_spec import TaskSpec
 from penstock.errors import BatchError
+from penstock.ragged import Ragged
 
 Columns: TypeAlias = dict[str, list[Any]]
 
@@ -56,6 +57,8 @@ def collate_values(values: Sequence[Any], path: str) -> Any:
         values: One value per sample.
         path: Name of the field in error messages.
     """
+    if isinstance(values, Ragged):
+        return values
     first = values[0]
     prefix = f"{path}." if path else ""
     if isinstance(first, _STRINGS):
@@ -102,7 +105,8 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
     """Return the values of each field, one per sample.
 
     Args:
-        samples: Mappings with equal keys, tuples, or single values.
+        samples: Mappings with equal keys, tuples, or single values; or a batch of a stream: one
+            tensor or `Ragged`, or several by field.
         names: The fields of a tuple in their order; a single value is the first one.
 
     >>> columns_of([{"x": 1, "y": 2}, {"x": 3, "y": 4}], ["x"])
@@ -110,6 +114,10 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
     >>> columns_of([("a", 0), ("b", 1)], ["image", "labels"])
     {'image': ['a', 'b'], 'labels': [0, 1]}
     """
+    if isinstance(samples, Mapping):
+        return {key: _column(values) for key, values in samples.items()}
+    if isinstance(samples, Ragged):
+        return {names[0]: _column(samples)}
     _check_not_empty(samples)
     first = samples[0]
     if isinstance(first, Mapping):
@@ -123,6 +131,12 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
             raise CollateError(f"sample {number} is not a tuple of {len(first)}, as sample 0 is")
     columns = zip(*samples, strict=True)
     return {name: list(column) for name, column in zip(names, columns, strict=False)}
+
+
+def _column(values: Any) -> Any:
+    """Return a field of a batch with one value per sample; `Ragged` rows are one already."""
+    _check_not_empty(values)
+    return values if isinstance(values, Ragged) else list(values)
 
 
 def _mapped_columns(samples: Sequence[Mapping[Any, Any]], path: str = "") -> dict[Any, list[Any]]:

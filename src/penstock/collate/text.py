@@ -31,9 +31,11 @@ from penstock.collate.tokens import (
     custom_pad,
     encode,
     fill_mask,
+    is_text,
     pad_with,
     padding_id,
     start_id,
+    strings_of,
     token_rows,
     tokenize_columns,
     vocabulary_of,
@@ -56,8 +58,9 @@ class TextCollator:
 
     A sample is a dict with ``input_ids`` (a list, array or tensor) or with raw text (``text``, or
     the field named by ``text_field`` or the task's ``input_fields``); the ids or the text alone; or
-    a tuple ``(ids, label)``. Masks are computed from lengths, so a token that equals the padding
-    is not masked.
+    a tuple ``(ids, label)``. As ``collate_fn`` of a `StreamLoader` it gets a batch: tokens or text
+    (bytes) as `Ragged`, by field. Masks are computed from lengths, so a token that equals the
+    padding is not masked.
 
     Labels depend on the task: the tokens themselves for causal LM; the hidden tokens for masked LM
     (80 % masked, 10 % random, 10 % unchanged); classes for classification; for seq2seq the target
@@ -207,8 +210,8 @@ class TextCollator:
         return {"input_ids": ids, "labels": fill_mask(labels, padded.mask, IGNORED)}
 
     def _decoder(self, columns: Columns, target: list[Any]) -> dict[str, Any]:
-        if isinstance(target[0], str):
-            encoded = encode(self.tokenizer, target, limit=self.max_length, target=True)
+        if is_text(target):
+            encoded = encode(self.tokenizer, strings_of(target), limit=self.max_length, target=True)
             target = encoded["input_ids"]
         # a decoder reads from the start, so its rows are always padded on the right
         rows = self._rows(target, "labels")

@@ -13,6 +13,7 @@ import torch
 
 from penstock.collate.default import CollateError, Columns, at, describe, is_sequence
 from penstock.errors import ConfigError
+from penstock.ragged import Ragged
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Lengths: TypeAlias = npt.NDArray[np.int64]
@@ -84,6 +85,8 @@ def token_rows(
     >>> token_rows([[1, 2, 3], [], [4]], "input_ids")
     TokenRows(flat=array([1, 2, 3, 4]), lengths=array([3, 0, 1]))
     """
+    if isinstance(rows, Ragged):
+        return _ragged_tokens(rows, path, limit, side)
     try:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     except TypeError as error:
@@ -98,6 +101,32 @@ def token_rows(
         rows = [row[part] for row, part in zip(rows, cut, strict=True)]
         lengths = np.minimum(lengths, limit)
     return TokenRows(_flat(rows, int(lengths.sum()), path), lengths)
+
+
+def _ragged_tokens(rows: Ragged, path: str, limit: int | None, side: Side) -> TokenRows:
+    if not _is_token_row(rows.values):
+        raise CollateError(
+            f"{path!r} has rows of {rows.dtype}, expected rows of integers: token ids"
+        )
+    flat, lengths = rows.values.cpu().numpy().astype(np.int64), rows.lengths.cpu().numpy()
+    tokens = TokenRows(flat, lengths)
+    if limit is None or not len(lengths) or int(lengths.max()) <= limit:
+        return tokens
+    from_end = np.repeat(lengths, lengths) - 1 - tokens.positions()
+    kept = (tokens.positions() if side == "right" else from_end) < limit
+    return TokenRows(flat[kept], np.minimum(lengths, limit))
+
+
+def is_text(values: Sequence[Any]) -> bool:
+    """Return whether the values are strings, also as rows of bytes (uint8)."""
+    if isinstance(values, Ragged):
+        return values.dtype == torch.uint8 and values.values.ndim == 1
+    return isinstance(values[0], str)
+
+
+def strings_of(values: Sequence[Any]) -> Sequence[str]:
+    """Return strings; rows of bytes are decoded."""
+    return values.strings() if isinstance(values, Ragged) else values
 
 
 def _flat(rows: Sequence[Any], count: int, path: str) -> Tokens:
@@ -123,6 +152,8 @@ def _flat(rows: Sequence[Any], count: int, path: str) -> Tokens:
 
 def are_token_rows(values: Sequence[Any]) -> bool:
     """Return whether every value is a row of integers."""
+    if isinstance(values, Ragged):
+        return _is_token_row(values.values)
     return all(_is_token_row(each) for each in values)
 
 
@@ -204,9 +235,9 @@ def tokenize_columns(
     wanted = [*input_fields, "text", "input_ids"] if text_field is None else [text_field]
     found = [name for name in wanted if name in columns]
     for name in found:
-        if isinstance(columns[name][0], str):
+        if is_text(columns[name]) and (name != "input_ids" or isinstance(columns[name], list)):
             rest = {key: values for key, values in columns.items() if key != name}
-            return rest | encode(tokenizer, columns[name], limit=limit)
+            return rest | encode(tokenizer, strings_of(columns[name]), limit=limit)
     for name in found:
         if name != "attention_mask" and are_token_rows(columns[name]):
             rest = {key: values for key, values in columns.items() if key != name}

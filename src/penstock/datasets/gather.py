@@ -16,6 +16,7 @@ from penstock.keyed import current_reading
 from penstock.order import Indices
 from penstock.order.keys import Keys
 from penstock.sources import ComposedSource, Source
+from penstock.streaming.ragged import batch_of
 from penstock.transforms import Transform
 
 Gather: TypeAlias = Callable[[Indices], Any]
@@ -201,7 +202,11 @@ class SourceDataset(Dataset[Any]):
             raise IndexError(f"index out of range({size})")
         batch = self.__getbatch__(np.array(indices, np.int64) % size)
         if isinstance(batch, Mapping):
-            return [{name: each[i] for name, each in batch.items()} for i in range(len(indices))]
+            rows = {
+                n: each if each.layout == torch.strided else each.to_dense()
+                for n, each in batch.items()
+            }
+            return [{name: each[i] for name, each in rows.items()} for i in range(len(indices))]
         return list(batch)
 
     def __getbatch__(self, indices: Indices) -> Any:
@@ -209,9 +214,7 @@ class SourceDataset(Dataset[Any]):
         source, reading = self.source, current_reading()
         if reading is not None and isinstance(source, ComposedSource):
             source = source.drawn(reading.seed, reading.epoch)  # its random patches
-        out = {n: np.empty((len(indices), *f.shape), f.dtype) for n, f in source.fields.items()}
-        source.take(indices, out)
-        batch = {name: torch.from_numpy(rows) for name, rows in out.items()}
+        batch = batch_of(source, indices)
         return batch[""] if list(batch) == [""] else batch
 
     def fingerprint(self) -> str:

@@ -44,13 +44,13 @@ from penstock.seeds import Seed
 from penstock.sizes import parse_bytes
 from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
-from penstock.streaming.held import HeldReader, HeldTable
+from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
 from penstock.streaming.held_rows import ComposedReader, HeldRows
 from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
 from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, plan_parts
+from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
 from penstock.streaming.readers import BatchMemory, BlockReader
-from penstock.streaming.stream_input import StreamInput
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -161,7 +161,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.samples = len(samples)
         check_fields(samples.fields)
         check_transform(transform, samples.fields)
-        self.stream_input = StreamInput(samples, self.memory_budget)
+        self.stream_input = stream_input(samples, self.memory_budget)
         self._slots: BatchBuffers | None = None
         self._held: HeldRows | None = None
         self._orders = StreamOrders(
@@ -333,30 +333,13 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
         assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
-        demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
-        slots = self._reserve(plan, demand, pin=transfer is not None)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
         replacement = None
         if bad is not None:
             assert not isinstance(order, MixedBlocks)
             replacement = BlockReplacement(order, bad)
-        memory: BatchMemory = SlotTable(slots)
-        if source.rows is None:
-            reader: Callable[[], BlockReader] = partial(
-                SlotReader, source.source, slots, block=block, replacement=replacement
-            )
-        elif isinstance(demand, HeldDemand):
-            if any((stop - start) % order.lanes for _, start, stop in plan.skips.ranges):
-                demand = replace(demand, drop_last=False)  # a rank reads other lanes, too
-            places = demand.places(block, round_samples(order), order.lanes)
-            held = self._hold(slots, block, places, order.seed)
-            memory = HeldTable(held, plan.steps.batch)
-            reader = partial(HeldReader, held, replacement)
-        else:
-            options = {"block": block, "places": 1, "seed": order.seed}
-            scratch = partial(HeldRows, source.rows, slots, **options)
-            reader = partial(ComposedReader, scratch, replacement)
+        memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
         pipeline = Pipeline(
             plan_parts(plan, order, segments()),
             memory,
@@ -367,10 +350,34 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, slots.fields, transfer),
+            *(plan, segments, pipeline, source.source.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
+
+    def _memory(
+        self, plan: Plan, block: int, replacement: BlockReplacement | None, *, pin: bool
+    ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
+        """Return the memory of blocks and batches, and what makes the reader of a thread."""
+        order, source = plan.order, self.stream_input
+        assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
+        demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
+        held: HeldBlocks
+        if isinstance(demand, HeldDemand):
+            if any((stop - start) % order.lanes for _, start, stop in plan.skips.ranges):
+                demand = replace(demand, drop_last=False)  # a rank reads other lanes, too
+            places = demand.places(block, round_samples(order), order.lanes)
+            if isinstance(demand, RaggedDemand):
+                held = RaggedBlocks(source.source, block=block, places=places, pin=pin)
+            else:
+                held = self._hold(self._reserve(plan, demand, pin=pin), block, places, order.seed)
+            return HeldTable(held, plan.steps.batch), partial(HeldReader, held, replacement)
+        slots = self._reserve(plan, demand, pin=pin)
+        if source.rows is None:
+            read = partial(SlotReader, source.source, slots, block=block, replacement=replacement)
+            return SlotTable(slots), read
+        scratch = partial(HeldRows, source.rows, slots, block=block, places=1, seed=order.seed)
+        return SlotTable(slots), partial(ComposedReader, scratch, replacement)
 
     def _reserve(self, plan: Plan, demand: Demand, *, pin: bool) -> BatchBuffers:
         """Return memory for the batches: that of the last stream if it fits."""

@@ -34,6 +34,7 @@ from penstock.streaming.budget import (
     usable_cores,
 )
 from penstock.streaming.placement import BadBlocks
+from penstock.streaming.ragged import RaggedDemand, RaggedInput
 from penstock.streaming.stream_input import StreamInput
 from penstock.transforms.base import Transform
 
@@ -162,8 +163,9 @@ def with_steps(source: Source, steps: int) -> Source:
 
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
     """Refuse a transform of one array for a source that has several."""
+    ragged = any(field.ragged for field in fields.values())
     one_array = isinstance(transform, Transform) and not transform.takes_fields
-    if one_array and fields.keys() != {""}:
+    if one_array and (ragged or fields.keys() != {""}):
         raise PlanError(
             f"{type(transform).__name__} changes one array, the source has fields {list(fields)}: "
             "use a function transform(batch, rng) that applies it to the field it is for"
@@ -242,6 +244,10 @@ class StreamOrders:
         """Return the order; refuse a geometry that does not fit the memory budget."""
         resolver = self.resolver(request.batch_size, request.world_size)
         asked = self.chosen(resolver, request.world_size)
+        if isinstance(self.source, RaggedInput):
+            found = resolver.resolve(asked, self.adopted, ranks=request.world_size)
+            needed = resolver.needed(found)
+            self.source.sizes.check(self.memory_budget, found.block.value, needed)
         resolved = resolver.check(asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
         if self.mixture is not None:
@@ -263,6 +269,14 @@ class StreamOrders:
         once. It takes a second copy, so they are written straight to their batches if that mixes
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
+        if isinstance(self.source, RaggedInput):
+            numbers, sizes = self.source.numbers_per_sample, self.source.sizes
+            options: dict[str, Any] = {
+                "numbers": numbers,
+                "drop_last": self.drop_last,
+                "sizes": sizes,
+            }
+            return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
         if self.source.rows is None or self.mixture is not None:
             return slots

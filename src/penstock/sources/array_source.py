@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
@@ -17,6 +16,7 @@ from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.cf import Attributes, Decoding, decoding_of
+from penstock.sources.ragged_rows import block_runs
 from penstock.sources.thread_buffers import thread_array
 
 log = logging.getLogger(__name__)
@@ -333,19 +333,6 @@ class ArraySource(BaseSource):
                 return None
             views[name] = rows
         return views
-
-
-def block_runs(indices: Indices, block_samples: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the positions in ``indices`` for each block of storage, in storage order.
-
-    >>> [run.tolist() for run in block_runs(np.array([9, 0, 4, 1]), 4)]
-    [[1, 3], [2], [0]]
-    """
-    if not len(indices):
-        return
-    positions = np.argsort(indices, kind="stable")
-    borders = np.flatnonzero(np.diff(indices[positions] // block_samples)) + 1
-    yield from np.split(positions, borders)
 
 
 def _largest(readers: Mapping[str, ArrayReader]) -> list[str]:

@@ -8,7 +8,7 @@ needs only the members of `Source`; `open_source` gives it the verbs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.sources.assembly import (
     Reads,
     canvas_places,
@@ -28,23 +27,34 @@ from penstock.sources.assembly import (
     row_spans,
 )
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.contract import BLOCK_BYTES as BLOCK_BYTES
 from penstock.sources.contract import Arrays as Arrays
 from penstock.sources.contract import Field as Field
 from penstock.sources.contract import Indices as Indices
 from penstock.sources.contract import MappedSource as MappedSource
 from penstock.sources.contract import Rows as Rows
 from penstock.sources.contract import Source as Source
+from penstock.sources.contract import Sparse as Sparse
 from penstock.sources.contract import check_range as check_range
 from penstock.sources.contract import checked_buffers as checked_buffers
 from penstock.sources.contract import checked_indices as checked_indices
 from penstock.sources.contract import checked_names as checked_names
 from penstock.sources.contract import checked_offsets, checked_sizes, selected_ranges, view_of
+from penstock.sources.contract import sampled_rows as sampled_rows
+from penstock.sources.contract import samples_per_block as samples_per_block
+from penstock.sources.ragged_rows import (
+    items_of,
+    lengths_of,
+    located_offsets,
+    ragged_bytes,
+    ragged_fields,
+    take_located,
+)
 from penstock.sources.split import group_labels, part_sizes, split_key, split_samples
 from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
 
 SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
-BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 
 
 class BaseSource(ABC):
@@ -71,7 +81,11 @@ class BaseSource(ABC):
     @property
     def block_samples(self) -> int:
         """Samples that are cheapest to read together; about a megabyte by default."""
-        return samples_per_block(self._length, self._fields)
+        return samples_per_block(self._length, self._fields, ragged_bytes(self))
+
+    def offsets(self, name: str) -> Indices:
+        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
 
     @property
     def seams(self) -> list[int]:
@@ -101,12 +115,14 @@ class BaseSource(ABC):
     def read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
         check_range(self._length, start, stop)
-        self._read(start, stop, checked_buffers(self._fields, out, stop - start))
+        items = {name: items_of(self, name, start, stop) for name in ragged_fields(self, out)}
+        self._read(start, stop, checked_buffers(self._fields, out, stop - start, items))
 
     def take(self, indices: Indices, out: Arrays) -> None:
         """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
         chosen = checked_indices(self._length, indices)
-        self._take(chosen, checked_buffers(self._fields, out, len(chosen)))
+        items = {n: int(lengths_of(self, n, chosen).sum()) for n in ragged_fields(self, out)}
+        self._take(chosen, checked_buffers(self._fields, out, len(chosen), items))
 
     def view(self, start: int, stop: int) -> Arrays | None:
         """Return samples ``start:stop`` in place and read-only, or None if impossible."""
@@ -267,10 +283,15 @@ class ComposedSource(BaseSource):
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self._draw = layout, Draw()
-        fields = {name: Field(each.shape, each.dtype) for name, each in layout.outputs.items()}
+        fields = {
+            name: Field(each.shape, each.dtype, each.ragged, each.sparse)
+            for name, each in layout.outputs.items()
+        }
         super().__init__(len(layout), fields)
         outputs = layout.outputs.values()
         self._plain = all(not each.steps and each.pitch == 1 for each in outputs)
+        self._plain = self._plain and not ragged_fields(self, fields)
+        self._offsets: dict[str, Indices] = {}
         self.in_flight = most_in_flight(
             {id(leaf.source): leaf.source for leaf in self.leaves}.values()
         )
@@ -306,6 +327,13 @@ class ComposedSource(BaseSource):
     def dims(self) -> Mapping[str, tuple[str, ...]]:
         """The names of the axes of a sample, by field; "" for the rows of a window."""
         return {n: ("",) * len(o.steps) + o.dims for n, o in self.outputs.items() if any(o.dims)}
+
+    def offsets(self, name: str) -> Indices:
+        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        if name in self._fields and self._fields[name].ragged and name not in self._offsets:
+            found = self.layout.locate(name, np.arange(len(self)), self._draw)
+            self._offsets[name] = located_offsets(self.leaves, found)
+        return self._offsets[name] if name in self._offsets else super().offsets(name)
 
     def fingerprint(self) -> str:
         """Return an identity of the data and of what the verbs did."""
@@ -399,6 +427,9 @@ class ComposedSource(BaseSource):
 
     def _take(self, indices: Indices, out: Arrays) -> None:
         located = {name: self.layout.locate(name, indices, self._draw) for name in out}
+        for name in ragged_fields(self, out):
+            take_located(self.leaves, located[name], out[name])
+        out = {name: rows for name, rows in out.items() if not self._fields[name].ragged}
         fill(self.leaves, self.outputs, located, self.cells, indices, out)
 
     def _view(self, start: int, stop: int) -> Arrays | None:
@@ -466,25 +497,3 @@ def most_in_flight(sources: Iterable[Source]) -> int | None:
     """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
     found = [getattr(source, "in_flight", None) for source in sources]
     return max((count for count in found if count is not None), default=None)
-
-
-# -- blocks of samples
-
-
-def samples_per_block(length: int, fields: Mapping[str, Field]) -> int:
-    """Return the number of samples in about a megabyte: at least one, at most all of them.
-
-    >>> samples_per_block(1_000_000, {"x": Field((1024,), np.dtype("f4"))})
-    256
-    """
-    sample_bytes = sum(field.nbytes for field in fields.values())
-    return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
-
-
-def sampled_rows(
-    length: int, block: int, rows: Callable[[int, int], Iterable[Rows]]
-) -> list[bytes]:
-    """Return the bytes of a few blocks; ``rows`` gives the arrays of samples ``start:stop``."""
-    starts = [number * block for number in sampled_blocks(-(-length // block))]
-    spans = [(start, min(length, start + block)) for start in starts]
-    return [row_bytes(each) for span in spans for each in rows(*span)]

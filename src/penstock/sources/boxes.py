@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.sources.contract import Indices, Source
+from penstock.sources.contract import Indices, Source, Sparse
 
 MOST_BORDERS = 1 << 24  # that are listed one by one, 8 bytes each; more are made regular
 
@@ -89,6 +89,8 @@ class Output:
         static: Whether every sample has the same single row (rate 0 of `zip_sources`).
         rate: Rows for one sample where there is less than one: 1/2 is a row for two samples.
         pitch: Rows from a sample to the next one of the same run; None if it varies.
+        ragged: Whether a row is any number of items of the shape ``inner``.
+        sparse: `Field.sparse` of the stored field.
     """
 
     leaves: tuple[int, ...]
@@ -100,6 +102,8 @@ class Output:
     static: bool = False
     rate: Fraction = Fraction(1)
     pitch: int | None = 1
+    ragged: bool = False
+    sparse: Sparse | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

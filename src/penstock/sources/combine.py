@@ -16,7 +16,7 @@ from penstock.registry import did_you_mean
 from penstock.sources.base import ComposedSource, Source, layout_of
 from penstock.sources.boxes import Borders, Located, Output
 from penstock.sources.contract import Indices
-from penstock.sources.verbs import Draw, Layout, Offsets, Stored, zeros
+from penstock.sources.verbs import Draw, Layout, Offsets, Stored, refuse_ragged, zeros
 
 
 def concatenate(sources: Sequence[Source]) -> ComposedSource:
@@ -173,6 +173,8 @@ class Zipped(Layout):
         runs = [np.array([0, size])]
         for given, part in parts.items():
             rate, first = rates[given], len(self.leaves)
+            if rate != 1:
+                refuse_ragged(part.outputs, "other rates")
             self.leaves += part.leaves
             for field, output in part.outputs.items():
                 name = field or given
@@ -225,7 +227,7 @@ class Zipped(Layout):
 def described(layout: Layout) -> dict[str, tuple[object, ...]]:
     """Return what the outputs of concatenated layouts must have in common."""
     return {
-        name: (each.steps, each.inner, str(each.dtype), each.static, each.rate)
+        name: (each.steps, each.inner, str(each.dtype), each.static, each.rate, each.ragged)
         for name, each in layout.outputs.items()
     }
 

@@ -6,24 +6,40 @@ caller provides. A class of your own needs only the members of `Source`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import UnionType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
+from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
 
 Rows: TypeAlias = npt.NDArray[np.generic]
 Arrays: TypeAlias = Mapping[str, Rows]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
+BLOCK_BYTES = 1 << 20  # storage without chunks of its own is read in blocks of about a megabyte
 MOST_STEPS = 10_000_000  # rows of a window: each is an integer in memory
+
+
+class Sparse(NamedTuple):
+    """A matrix whose rows are stored as values and their columns (CSR).
+
+    Attributes:
+        columns: The ragged field with the column of each value.
+        width: The number of columns of the matrix.
+        dense: Whether batches have the zeros too.
+    """
+
+    columns: str
+    width: int
+    dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,8 @@ class Field:
     Args:
         shape: The shape of one sample; ``()`` for a single number.
         dtype: The numpy dtype of its items.
+        ragged: A sample is any number of items, and ``shape`` and ``dtype`` are those of one item.
+        sparse: The ragged field has the values of a sparse matrix.
 
     >>> Field((3, 4), np.dtype("float32")).nbytes
     48
@@ -40,10 +58,16 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    ragged: bool = False
+    sparse: Sparse | None = None
+
+    def __repr__(self) -> str:
+        shown = f"shape={self.shape!r}, dtype={self.dtype!r}" + ", ragged=True" * self.ragged
+        return f"Field({shown}{f', sparse={self.sparse}' if self.sparse else ''})"
 
     @property
     def nbytes(self) -> int:
-        """The size of one sample in bytes."""
+        """The size of one sample in bytes; of one item if it is ragged."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -58,6 +82,10 @@ class Source(Protocol):
 
     These attributes are optional:
 
+    - ``offsets(name)``, for a field that is ragged (a sample has any number of items): where each
+      sample's items begin, counted through all samples, and the end of the last one: int64, one
+      more than samples, always the same array. In ``read`` and ``take`` the buffer of a ragged
+      field is as long as the items of the samples, which are written one after the other.
     - ``seams``: the positions where a sample does not continue the one before it, such as the
       border between two files; windows of consecutive rows never cross one.
     - ``in_flight``: the number of simultaneous reads that remote storage needs for its full speed.
@@ -161,8 +189,13 @@ def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
     return chosen.astype(np.int64, copy=False)
 
 
-def checked_buffers(fields: Mapping[str, Field], out: Arrays, samples: int) -> dict[str, Rows]:
+def checked_buffers(
+    fields: Mapping[str, Field], out: Arrays, samples: int, items: Mapping[str, int] | None = None
+) -> dict[str, Rows]:
     """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
+
+    A buffer of a ragged field must have exactly ``items[name]`` rows: a caller that does not know
+    of ragged fields would take the rest for samples.
 
     >>> fields = {"x": Field((3,), np.dtype("f4"))}
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
@@ -176,14 +209,18 @@ def checked_buffers(fields: Mapping[str, Field], out: Arrays, samples: int) -> d
             raise PlanError(
                 f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
             )
+        rows = samples if items is None else items.get(name, samples)
         fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
-        if not fits or len(buffer) < samples:
+        exactly = items is not None and name in items
+        if not fits or len(buffer) < rows or (exactly and len(buffer) > rows):
             raise PlanError(
                 f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
-                f"reading {samples} samples needs ({samples} or more, *{field.shape}) of "
+                f"reading {samples} samples needs ({rows}{'' if exactly else ' or more'}, "
+                f"*{field.shape}) of "
                 f"{field.dtype}"
             )
-    return {name: buffer[:samples] for name, buffer in out.items()}
+    ragged = items or {}
+    return {name: buf if name in ragged else buf[:samples] for name, buf in out.items()}
 
 
 def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
@@ -286,3 +323,31 @@ def checked_sizes(name: str, sizes: object) -> dict[str, int] | tuple[int, ...]:
             f"{name} must be a dict by dimension name or a tuple for the last axes, got {sizes!r}"
         )
     return tuple(whole_number(f"an item of {name}", size, minimum=1) for size in sizes)
+
+
+# -- blocks of samples
+
+
+def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: int = 0) -> int:
+    """Return the number of samples in about a megabyte: at least one, at most all of them.
+
+    Args:
+        length: The number of samples.
+        fields: Their fields.
+        ragged_bytes: The bytes of the ragged fields of all samples.
+
+    >>> samples_per_block(1_000_000, {"x": Field((1024,), np.dtype("f4"))})
+    256
+    """
+    sample_bytes = sum(field.nbytes for field in fields.values() if not field.ragged)
+    sample_bytes += -(-ragged_bytes // max(1, length))
+    return max(1, min(length, -(-BLOCK_BYTES // max(1, sample_bytes))))
+
+
+def sampled_rows(
+    length: int, block: int, rows: Callable[[int, int], Iterable[Rows]]
+) -> list[bytes]:
+    """Return the bytes of a few blocks; ``rows`` gives the arrays of samples ``start:stop``."""
+    starts = [number * block for number in sampled_blocks(-(-length // block))]
+    spans = [(start, min(length, start + block)) for start in starts]
+    return [row_bytes(each) for span in spans for each in rows(*span)]

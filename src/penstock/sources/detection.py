@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,10 @@ from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
 from penstock.sources.combine import concatenate, zip_sources
 from penstock.sources.memory import MemorySource, is_tensor
-from penstock.sources.npy import NpySource
-from penstock.sources.remote import open_remote
-from penstock.sources.storage import DirectoryStore, is_url, redacted
+from penstock.sources.npy import BinarySource, NpySource
+from penstock.sources.storage import DirectoryStore, is_pattern, is_url, redacted
 from penstock.sources.zarr import ZarrSource
-from penstock.sources.zarr.hierarchy import is_zarr
+from penstock.sources.zarr.hierarchy import is_anndata, is_zarr
 
 
 def open_source(
@@ -94,6 +94,16 @@ class Request:
         return {name: value for name, value in passed.items() if (name, value) != ("along", 0)}
 
 
+def imported(name: str) -> Callable[..., Any]:
+    """Return a function that imports ``"module:function"`` when it is called, and calls that."""
+    module, _, function = name.partition(":")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(module), function)(*args, **kwargs)
+
+    return call
+
+
 @dataclass(frozen=True, slots=True)
 class Opener:
     """A function that opens one kind of data, and which arguments of `open_source` it takes.
@@ -122,10 +132,7 @@ class Opener:
         twice = sorted(set(request.options) & set(arguments))
         if twice:
             raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
-        make = self.make
-        if isinstance(make, str):
-            module, _, function = make.partition(":")
-            make = cast(Callable[..., Source], getattr(import_module(module), function))
+        make = imported(self.make) if isinstance(self.make, str) else self.make
         try:
             return make(where, **arguments, **request.options)
         except TypeError as error:
@@ -162,7 +169,12 @@ _REFUSALS = {
 }
 ARRAYS = ("fields", "along", "decode")
 ONE_ARRAY = ("along", "decode")
-TABLE = Opener(ArrowSource, ("columns",))
+COLUMNS = ("columns",)
+TABLE = Opener(ArrowSource, COLUMNS)
+ANNDATA = Opener("penstock.sources.anndata:AnnDataSource", COLUMNS)
+JSON_LINES = Opener("penstock.sources.jsonl:JsonLinesSource", COLUMNS)
+FOLDER = Opener("penstock.sources.sample_files:FolderSource")
+REMOTE = imported("penstock.sources.remote:open_remote")
 ZARR = Opener(ZarrSource, ARRAYS)
 HDF5 = Opener("penstock.sources.hdf5:open_hdf5", ARRAYS)
 ZARR_OBJECT = Opener("penstock.sources.zarr.stores:open_zarr", ARRAYS)
@@ -173,13 +185,19 @@ SLICEABLE = Opener("penstock.sources.sliceable:open_sliceable", ONE_ARRAY)
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
     ".npy": Opener(NpySource),
+    ".bin": Opener(BinarySource, ("dtype",)),
+    ".h5ad": ANNDATA,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
+    ".tar": Opener("penstock.sources.sample_files:TarSource", COLUMNS),
     **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), HDF5),
     ".zip": Opener("penstock.sources.zarr.stores:open_zip", ARRAYS),
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
+    (lambda path: is_anndata(DirectoryStore(path)), ANNDATA),
     (lambda path: is_zarr(DirectoryStore(path)), ZARR),
     (lambda path: any(path.rglob("*.parquet")), TABLE),
+    (imported("penstock.sources.sample_files:has_samples"), FOLDER),
 ]
 OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
     (lambda where: isinstance(where, np.ndarray) or is_tensor(where), Opener(MemorySource)),
@@ -234,8 +252,11 @@ def _open_path(where: str | bytes, request: Request) -> Source:
         raise SourceError(f"a path must be text, got {where!r}")
     if is_url(where):
         arguments = {**request.given(), "decode": request.decode}
-        return open_remote(where, **arguments, **request.options)
+        found: Source = REMOTE(where, **arguments, **request.options)
+        return found
     path, shown = Path(where.removeprefix("file://")), redacted(where)
+    if is_pattern(where) and not path.exists():
+        return _open_pattern(where, request)
     try:
         opener = _opener_of(path)
         if opener is None and not path.exists():
@@ -251,18 +272,28 @@ def _open_path(where: str | bytes, request: Request) -> Source:
     return opener(path, request)
 
 
+def _open_pattern(where: str, request: Request) -> Source:
+    """Return the files that a pattern matches: one sample each, or sources one after the other."""
+    found = sorted(glob.glob(where, recursive=True))  # noqa: PTH207 - absolute patterns too
+    if not found:
+        raise SourceError(f"no file matches {redacted(where)}")
+    if imported("penstock.sources.sample_files:are_samples")(found):
+        return FOLDER(where, request)
+    return concatenate([_open_path(path, request) for path in found])
+
+
 def _opener_of(path: Path) -> Opener | None:
     """Return what opens the data at ``path``, or None if nothing does."""
     if path.is_file():
         return FILES.get(path.suffix.lower())
     folders = FOLDERS if path.is_dir() else []
-    for accepts, opener in folders[:1]:  # before the extensions: a Zarr store is never theirs
+    for accepts, opener in folders[:2]:  # before the extensions: a Zarr store is never theirs
         if accepts(path):
             return opener
     for extension in load_extensions("penstock.sources").values():
         if extension.accepts(path):
-            return Opener(extension, ("columns",))
-    return next((opener for accepts, opener in folders[1:] if accepts(path)), None)
+            return Opener(extension, COLUMNS)
+    return next((opener for accepts, opener in folders[2:] if accepts(path)), None)
 
 
 def _shown(where: object) -> str:
@@ -280,10 +311,10 @@ _JSON = "read it as a table: open_source(pyarrow.json.read_json({path!r}))"
 _PICKLED = "load it, and pass the tensors: open_source(torch.load({path!r}, weights_only=True))"
 
 ADVICE = {
-    **dict.fromkeys((".bin", ".dat", ".raw"), _BINARY),
-    **dict.fromkeys((".json", ".jsonl"), _JSON),
+    **dict.fromkeys((".dat", ".raw"), _BINARY),
+    ".json": _JSON,
     **dict.fromkeys((".pt", ".pth"), _PICKLED),
-    **dict.fromkeys((".tar", ".tgz"), f"unpack it; then {_DATASET}"),
+    ".tgz": "decompress it: a .tar without compression is read in place",
     ".gz": "unpack it, and open what is inside",
     ".csv": "read it as a table: open_source(pyarrow.csv.read_csv({path!r}))",
     ".tsv": "read it as a table: pyarrow.csv.read_csv, with delimiter='\\t' in its parse_options",
@@ -292,9 +323,9 @@ ADVICE = {
     ".txt": _DATASET,
 }
 ACCEPTED = (
-    "open_source reads .zarr, .zip, .h5, .nc, .npy, .parquet and .arrow paths, URLs of Zarr "
-    "stores, objects of zarr, h5py, xarray and tensorstore, Hugging Face datasets, pyarrow tables, "
-    "arrays, tensors, and dicts and lists of these"
+    "open_source reads .zarr, .zip, .h5, .h5ad, .nc, .npy, .bin, .parquet, .arrow, .jsonl and .tar "
+    "paths, folders and patterns of samples, URLs, objects of zarr, h5py, xarray and tensorstore, "
+    "Hugging Face datasets, pyarrow tables, arrays, tensors, and dicts and lists of these"
 )
 
 
@@ -307,8 +338,6 @@ def _advice_for_folder(path: Path) -> str:
     suffixes = {"/" if entry.is_dir() else entry.suffix.lower() for entry in entries}
     if not suffixes:
         return "it is empty"
-    if suffixes <= {".npy"}:
-        return f"pass its files as a list: open_source(sorted(Path({str(path)!r}).glob('*.npy')))"
     if "/" in suffixes and any((entry / "zarr.json").exists() for entry in path.iterdir()):
         return "open one of the Zarr stores in it"
     suffix = min(suffixes)

@@ -1,4 +1,4 @@
-"""Samples in a ``.npy`` file, read in place from its mapped pages."""
+"""Samples in a ``.npy`` or binary file, read in place from its mapped pages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, samp
 from penstock.sources.storage import read_exactly
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26
+TOKEN_HEADER_BYTES = 1024
 
 # what numpy, and Python's parser below it, raise at a header that numpy did not write
 UNREADABLE = (
@@ -48,13 +49,16 @@ class NpySource(BaseSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = a_path("path", path, error=SourceError)
-        self._header = read_header(self._path)
+        self._header = self._read_header()
         shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
         super().__init__(shape[0], {"": Field(shape[1:], dtype)})
         self._pages: tuple[mmap.mmap, Rows] | None = None
 
+    def _read_header(self) -> NpyHeader:
+        return read_header(self._path)
+
     def __repr__(self) -> str:
-        return f"NpySource({str(self._path)!r}, {len(self)} samples)"
+        return f"{type(self).__name__}({str(self._path)!r}, {len(self)} samples)"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pages": None}
@@ -98,6 +102,88 @@ class NpySource(BaseSource):
         return array
 
 
+class BinarySource(NpySource):
+    """Items of one dtype in a file without a header, such as the tokens of a ``.bin`` file.
+
+    A sample is one token; ``source.windows(length + 1)`` gives the sequences to train on. The
+    header of token files that llm.c and its successors write is recognised and left out.
+
+    Args:
+        path: The file.
+        dtype: The dtype of the items: ``"uint16"`` for most tokenizers, ``"uint32"`` for a
+            vocabulary of more than 65,536 tokens.
+        shape: The shape of one sample; ``()`` for single items.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.arange(6, dtype="uint16").tofile(folder + "/train.bin")
+    ...     BinarySource(folder + "/train.bin", dtype="uint16").view(1, 3)[""].tolist()
+    [1, 2]
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, dtype: Any = None, shape: tuple[int, ...] = ()
+    ) -> None:
+        self._dtype, self._shape = _item_dtype(path, dtype), _item_shape(shape)
+        super().__init__(path)
+
+    def _read_header(self) -> NpyHeader:
+        try:
+            with self._path.open("rb") as file:
+                size, head = os.fstat(file.fileno()).st_size, file.read(TOKEN_HEADER_BYTES)
+        except OSError as error:
+            raise SourceError(f"cannot read {self._path}: {error.strerror}") from error
+        begin = _token_header(self._path, head, size, self._dtype.itemsize)
+        count, rest = divmod(size - begin, prod(self._shape) * self._dtype.itemsize)
+        if rest or not count:
+            raise SourceError(
+                f"{self._path} has {size} bytes, which is not a whole number of samples of shape "
+                f"{self._shape} of {self._dtype}: pass the dtype it was written with, or copy it "
+                "again if it is truncated"
+            )
+        return NpyHeader((count, *self._shape), self._dtype, False, begin)
+
+
+def _item_dtype(path: object, dtype: Any) -> np.dtype[np.generic]:
+    if dtype is None:
+        raise SourceError(
+            f"{path} does not say what it holds: pass its dtype, such as "
+            'open_source(path, dtype="uint16")'
+        )
+    try:
+        found: np.dtype[np.generic] = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"dtype={dtype!r} is not a dtype of numpy") from error
+    if found.hasobject or not found.itemsize:
+        raise SourceError(f"dtype={dtype!r} has no fixed size: pass one such as 'uint16'")
+    return found
+
+
+def _item_shape(shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, tuple | list):
+        raise SourceError(f"shape must be a tuple of sizes, got {shape!r}")
+    return tuple(whole_number("shape", n, minimum=1, error=SourceError) for n in shape)
+
+
+def _token_header(path: Path, head: bytes, size: int, itemsize: int) -> int:
+    """Return the bytes of the header of llm.c: 256 int32, of which only the first three are set.
+
+    They are a magic number, a version and the number of tokens.
+    """
+    if len(head) < TOKEN_HEADER_BYTES or any(head[12:]):
+        return 0
+    tokens = int.from_bytes(head[8:12], "little")
+    stored, rest = divmod(size - TOKEN_HEADER_BYTES, max(1, tokens))
+    if rest or stored not in (1, 2, 4, 8):
+        return 0
+    if stored != itemsize:
+        raise SourceError(
+            f"{path} says that it holds {tokens} tokens, of {stored} bytes each: pass a dtype of "
+            f"that size, such as dtype='uint{8 * stored}'"
+        )
+    return TOKEN_HEADER_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
     """Shape, dtype and order of the array in a ``.npy`` file, and the offset of its data."""
@@ -121,31 +207,48 @@ class NpyHeader:
 def read_header(path: Path) -> NpyHeader:
     """Return the header of the file; raise ``SourceError`` if it cannot be used."""
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
-            header = _parse(file)
-            size = os.fstat(file.fileno()).st_size
+        with path.open("rb") as file:
+            return checked_header(file, os.fstat(file.fileno()).st_size, str(path))
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {path}") from error
+    except SourceError:
+        raise
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+
+
+def checked_header(file: BinaryIO, size: int, name: str) -> NpyHeader:
+    """Return the header at the start of a file; raise ``SourceError`` if it cannot be used.
+
+    Args:
+        file: The file, or its first bytes.
+        size: The size of the whole file.
+        name: Of the file, for messages.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
+            header = parse_header(file)
     except UNREADABLE as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise SourceError(
-            f"{path} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
+            f"{name} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
         ) from error
     if not header.shape or header.dtype.hasobject or not header.dtype.itemsize:
         raise SourceError(
-            f"{path} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
+            f"{name} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
             "save an array of fixed-size items with a first axis of samples"
         )
     if size < header.nbytes:
         raise SourceError(
-            f"{path} has {size} bytes but its header promises {header.nbytes}: "
+            f"{name} has {size} bytes but its header promises {header.nbytes}: "
             "the file is truncated; write or copy it again"
         )
     return header
 
 
-def _parse(file: BinaryIO) -> NpyHeader:
+def parse_header(file: BinaryIO) -> NpyHeader:
+    """Return the header at the start of a file; raise one of `UNREADABLE` if it has none."""
     version = npy_format.read_magic(file)
     if version == (1, 0):
         shape, fortran, dtype = npy_format.read_array_header_1_0(file)

@@ -1,13 +1,14 @@
-"""Zarr on object storage: decoded as local files are, with bytes fetched by obstore."""
+"""Object storage: Zarr stores and single files, with bytes fetched by obstore."""
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -17,17 +18,27 @@ import numpy as np
 from penstock.arguments import real_number, whole_number
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.fingerprints import digest
+from penstock.sources.anndata import AnnDataSource
+from penstock.sources.arrow import ArrowSource
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, Source, sampled_rows
 from penstock.sources.cache import BlockCache
-from penstock.sources.storage import Allocate, is_url, redacted
+from penstock.sources.npy import checked_header
+from penstock.sources.ragged_rows import take_by_blocks
+from penstock.sources.storage import Allocate, StoredFile, is_url, redacted
 from penstock.sources.thread_buffers import Bytes
+from penstock.sources.zarr.hierarchy import is_anndata
 from penstock.sources.zarr.source import ZarrSource
 
 Answer = TypeVar("Answer")
 
 MOST_REQUESTS = 1024  # in flight: each has a thread
+NPY_HEADER_BYTES = 1 << 16  # read at once; headers have 128 bytes as a rule
 MOST_SECONDS = 10.0 * 365 * 24 * 3600
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-ZARR_OPTIONS = ("fields", "axis", "along", "direct", "decode", "missing")
+SOURCE_OPTIONS = (
+    *("fields", "axis", "along", "direct", "decode", "missing", "columns", "dense", "dtype"),
+)
 # texts of obstore's errors: trying again does not help; the server sends whole objects only;
 # the server does not send the last bytes of an object without knowing where they begin
 LASTING = re.compile(r"status code: 4\d\d|builder error|error parsing|not supported", re.I)
@@ -44,8 +55,8 @@ def open_remote(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int = 10 * 10**9,
     **options: Any,
-) -> ZarrSource:
-    """Return a source over a Zarr store on object storage.
+) -> Source:
+    """Return a source over a Zarr store, a ``.npy`` or a Parquet file on object storage.
 
     Args:
         url: ``s3://bucket/data.zarr``, or with ``gs://``, ``az://``, ``http(s)://``.
@@ -55,16 +66,51 @@ def open_remote(
         cache_dir: A local directory for fetched chunks; no cache if None.
         cache_bytes: The size limit of that directory; the least recently used chunks are
             deleted first.
-        options: Options of ``ZarrSource`` (``fields=``, ``axis=``, ``along=``, ``direct=``,
-            ``decode=``, ``missing=``), and credentials and settings of obstore, such as
+        options: Options of the source, for ``ZarrSource`` ``fields=``, ``axis=``, ``along=``,
+            ``direct=``, ``decode=``, ``missing=``, and credentials and settings of obstore, such as
             ``access_key_id=``, ``secret_access_key=``, ``endpoint=``, ``region=``,
             ``skip_signature=True``.
     """
     cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
     retry = RetryPolicy(retry_seconds=retry_seconds, timeout_seconds=timeout_seconds)
-    of_zarr = {name: options.pop(name) for name in ZARR_OPTIONS if name in options}
-    store = ObjectStore(url, concurrency=concurrency, retry=retry, cache=cache, options=options)
-    return ZarrSource(store, **of_zarr)
+    of_source = {name: options.pop(name) for name in SOURCE_OPTIONS if name in options}
+    plain, asked, _ = str(url).partition("?")
+    folder, _, file = plain.rstrip("/").rpartition("/")
+    suffix = file[file.rfind(".") :].lower()
+    single = suffix in (".npy", ".parquet", ".pq")
+    if single and asked:
+        raise SourceError(
+            f"{redacted(url)} has a query, which ranges of a file cannot be read with: pass "
+            "credentials as options, such as access_key_id="
+        )
+    place = folder if single else url
+    store = ObjectStore(place, concurrency=concurrency, retry=retry, cache=cache, options=options)
+    if single:
+        return _open_file(ObjectFile(store, file), suffix, of_source)
+    if is_anndata(store):
+        return AnnDataSource(store, **_for_table(store.name(""), of_source))
+    of_source.pop("dense", None)
+    return ZarrSource(store, **of_source)
+
+
+def _open_file(file: ObjectFile, suffix: str, given: dict[str, Any]) -> Source:
+    if suffix != ".npy":
+        return ArrowSource(file, **_for_table(file.name, given))
+    wrong = [name for name, value in given.items() if name != "decode" and value]
+    if wrong:
+        raise SourceError(f"{file.name} is one array: leave out {wrong[0]}=")
+    return RemoteNpySource(file)
+
+
+def _for_table(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a table takes."""
+    columns = given.pop("fields", None) or given.pop("columns", None)
+    found = {} if columns is None else {"columns": columns}
+    found |= {"dense": given.pop("dense")} if "dense" in given else {}
+    given.pop("decode", None)
+    if any(given.values()):
+        raise SourceError(f"{name} takes no options, got {', '.join(given)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +191,28 @@ class ObjectStore:
             self._cache.put(cached, fetched.content.data)
         return fetched.content
 
+    def head(self, key: str) -> tuple[int, str]:
+        """Return size and version of an object."""
+        found = self._client().head(key)
+        if found is None:
+            raise SourceError(f"there is nothing at {self.name(key)}")
+        return found
+
+    def fetch_version(self, key: str, offset: int, nbytes: int, version: str) -> Bytes:
+        """Return bytes of one version of an object, from the cache or the network."""
+        cached = f"{self.url} {version} {key} {offset} {nbytes}"
+        found = None if self._cache is None else self._cache.get(cached)
+        if found is not None:
+            return found
+        fetched = self._client().get(key, offset, nbytes)
+        if fetched is None or fetched.version != version:
+            raise SourceError(
+                f"{self.name(key)} has changed or was deleted while it was read: open it again"
+            )
+        if self._cache is not None:
+            self._cache.put(cached, fetched.content.data)
+        return fetched.content
+
     def mapped(self, key: str) -> mmap.mmap | None:
         """Return None: remote objects cannot be mapped."""
         return None
@@ -168,6 +236,68 @@ class ObjectStore:
             made = ObjectClient(self.url, self.concurrency, self._retry, self._options)
             client = self._clients.setdefault(os.getpid(), made)
         return client
+
+
+class ObjectFile:
+    """One object, read by ranges of bytes; see `storage.StoredFile`.
+
+    Args:
+        store: Where it is.
+        key: Its name there.
+    """
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self._store, self._key = store, key
+        self.name, self.in_flight = store.name(key), store.concurrency
+        self.size, self.version = store.head(key)
+
+    def read_at(self, offset: int, nbytes: int) -> Bytes:
+        """Return bytes; raise ``SourceError`` if the object has changed since it was opened."""
+        return self._store.fetch_version(self._key, offset, nbytes, self.version)
+
+
+class RemoteNpySource(BaseSource):
+    """One array in a ``.npy`` file on object storage: ranges of samples are ranges of bytes.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file = file
+        head = file.read_at(0, min(file.size, NPY_HEADER_BYTES)) if file.size else b""
+        self._header = checked_header(io.BytesIO(bytes(head)), file.size, file.name)
+        if not self._header.is_native:
+            raise SourceError(
+                f"{file.name} is in Fortran order or of another byte order: save it again with "
+                "numpy.save(path, numpy.ascontiguousarray(array))"
+            )
+        shape = self._header.shape
+        super().__init__(shape[0], {"": Field(shape[1:], self._header.dtype)})
+        self.in_flight = file.in_flight
+
+    def __repr__(self) -> str:
+        return f"RemoteNpySource({self._file.name!r}, {len(self)} samples)"
+
+    def fingerprint(self) -> str:
+        """Return an identity of the data: the same as that of the file on a local disk."""
+        head = self._header
+        rows = sampled_rows(len(self), self.block_samples, lambda a, b: [self._rows(a, b)])
+        return digest([list(head.shape), head.dtype.str, head.fortran], rows)
+
+    def _rows(self, start: int, stop: int) -> Rows:
+        each = self._fields[""].nbytes
+        if not each * (stop - start):
+            return np.empty((stop - start, *self._fields[""].shape), self._header.dtype)
+        raw = self._file.read_at(self._header.offset + start * each, each * (stop - start))
+        return raw.view(self._header.dtype).reshape(stop - start, *self._fields[""].shape)
+
+    def _read(self, start: int, stop: int, out: Arrays) -> None:
+        for rows in out.values():
+            np.copyto(rows, self._rows(start, stop))
+
+    def _take(self, indices: Indices, out: Arrays) -> None:
+        take_by_blocks(self, indices, out, self.block_samples)
 
 
 class Fetched(NamedTuple):
@@ -227,6 +357,11 @@ class ObjectClient:
             )
         return Fetched(content, fetched.version)
 
+    def head(self, key: str) -> tuple[int, str] | None:
+        """Return size and version of an object, or None if there is no such object."""
+        meta = self._request(key, lambda: self._api.head(self.store, key))
+        return None if meta is None else (int(meta["size"]), _version(meta))
+
     def children(self, key: str) -> list[str]:
         """Return the names one level below ``key``."""
         found = self._request(
@@ -252,9 +387,7 @@ class ObjectClient:
 
     def _get(self, key: str, options: dict[str, Any] | None) -> Fetched:
         answer = self._api.get(self.store, key, options=options)
-        meta = answer.meta
-        version = f"{meta.get('e_tag')} {meta.get('last_modified')} {meta.get('size')}"
-        return Fetched(np.frombuffer(answer.bytes(), np.uint8), version)
+        return Fetched(np.frombuffer(answer.bytes(), np.uint8), _version(answer.meta))
 
     def _request(self, key: str, request: Callable[[], Answer]) -> Answer | None:
         """Return what ``request`` returns; repeat it with growing pauses while that may help."""
@@ -280,6 +413,10 @@ class ObjectClient:
                     ) from None
             self._never.wait(pause)
             pause = min(2 * pause, 5.0)
+
+
+def _version(meta: Mapping[str, Any]) -> str:
+    return f"{meta.get('e_tag')} {meta.get('last_modified')} {meta.get('size')}"
 
 
 class _SuffixesRefused(Exception):

@@ -132,12 +132,16 @@ def statistics_of(
     """
     if not len(source):
         raise PlanError("statistics need at least 1 sample, got an empty source")
-    fields = {name: each for name, each in source.fields.items() if each.dtype.kind in "biuf"}
+    fields = {
+        name: each
+        for name, each in source.fields.items()
+        if each.dtype.kind in "biuf" and not each.ragged  # zeros of a sparse matrix are not stored
+    }
     left = [name for name in source.fields if name not in fields]
     if not fields:
         raise PlanError(f"statistics need a field of numbers, got {dict(source.fields)}")
     if left:
-        log.info("no statistics of the fields %s: they are not real numbers", left)
+        log.info("no statistics of the fields %s: they are ragged, or not real numbers", left)
     axes = {name: _axis(per, len(each.shape), dims.get(name, ())) for name, each in fields.items()}
     if per is not None and all(axis is None for axis in axes.values()):
         shapes = {name: each.shape for name, each in fields.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import lzma
 import mmap
 import os
@@ -39,6 +40,15 @@ def is_url(where: str) -> bool:
     """
     scheme, found, _ = where.partition("://")
     return bool(found) and scheme.lower() in SCHEMES
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path is a pattern for several files.
+
+    >>> is_pattern("clips/*.wav"), is_pattern("clips/a.wav")
+    (True, False)
+    """
+    return any(character in path for character in "*?[")
 
 
 def redacted(text: str) -> str:
@@ -99,6 +109,73 @@ def _truncated(name: Path | str, missing_bytes: int) -> SourceError:
     return SourceError(
         f"{name} ends {missing_bytes} bytes too early: it is truncated; write or copy it again"
     )
+
+
+@runtime_checkable
+class StoredFile(Protocol):
+    """One file that is read by ranges of bytes, such as an object on object storage."""
+
+    @property
+    def name(self) -> str:
+        """The name for messages."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """What changes when the file is written again."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Simultaneous reads that it needs for its full speed."""
+        ...
+
+    def read_at(self, offset: int, nbytes: int) -> Bytes:
+        """Return bytes; raise ``SourceError`` if the file has changed since it was opened."""
+        ...
+
+
+class RangeFile(io.RawIOBase):
+    """A `StoredFile` as a file of Python, for libraries that read files.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: StoredFile) -> None:
+        super().__init__()
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Change the position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes, all of the rest by default."""
+        rest = max(0, self._file.size - self._at)
+        count = rest if size is None or size < 0 else min(size, rest)
+        found = self._file.read_at(self._at, count).tobytes() if count else b""
+        self._at += count
+        return found
 
 
 @runtime_checkable

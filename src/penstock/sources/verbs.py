@@ -110,7 +110,8 @@ class Stored(Layout):
             leaves.append(Leaf(source, name, tuple(max(1, n) for n in chunks.get(name, whole))))
             names = dims.get(name) or ("",) * len(field.shape)
             number = (len(leaves) - 1,)
-            self.outputs[name] = Output(number, (), field.shape, field.dtype, names)
+            output = Output(number, (), field.shape, field.dtype, names)
+            self.outputs[name] = replace(output, ragged=field.ragged, sparse=field.sparse)
         self.leaves = tuple(leaves)
         self.runs = Borders.at(seams, size).array()
         widest = max(self.leaves, key=lambda leaf: leaf.row_bytes)
@@ -206,6 +207,7 @@ class Windows(Layout):
     """
 
     def __init__(self, parent: Layout, offsets: Offsets, stride: int) -> None:
+        refuse_ragged(parent.outputs, "windows")
         self.parent, self._stride, self.leaves = parent, stride, parent.leaves
         self._asked = {name: (of, list(each)) for name, (of, each) in offsets.items()}
         low = min(o for _, each in offsets.values() for o in each)
@@ -281,6 +283,7 @@ class Patches(Layout):
     tiled = True
 
     def __init__(self, parent: Layout, sizes: Sizes, stride: Sizes | None, random: bool) -> None:
+        refuse_ragged(parent.outputs, "patches")
         self.parent, self.leaves, self._random = parent, parent.leaves, random
         self._asked = sizes, stride
         self._axes = cut_axes(parent.outputs, sizes)
@@ -401,6 +404,15 @@ class Patches(Layout):
 def zeros(*shape: int) -> Indices:
     """Return zeros of this shape."""
     return np.zeros(shape, np.int64)
+
+
+def refuse_ragged(outputs: Mapping[str, Output], what: str) -> None:
+    """Refuse what needs samples of one size."""
+    for name in (name for name, output in outputs.items() if output.ragged):
+        raise PlanError(
+            f"field {name!r} is ragged, its samples have no common size: {what} need fields of one "
+            "size; leave it out with open_source(..., fields=[...]), or use pack for tokens"
+        )
 
 
 def slower_offsets(offsets: Indices, every: int, name: str) -> Indices:

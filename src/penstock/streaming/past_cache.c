@@ -101,3 +101,14 @@ int64_t penstock_copy_boxes(char *rows, int64_t row_count, const int64_t *target
     }
     return i;
 }
+
+/* Copy sizes[i] bytes from address begins[i], one after the other, for each i < count. */
+void penstock_join(char *to, const int64_t *begins, const int64_t *sizes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (i + 4 < count)
+            __builtin_prefetch((const char *)(intptr_t)begins[i + 4]);
+        memcpy(to, (const char *)(intptr_t)begins[i], (size_t)sizes[i]);
+        to += sizes[i];
+    }
+}

@@ -5,7 +5,7 @@ While the batches of one round are used, the readers fill those of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +13,9 @@ import torch
 from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
 from penstock.order import Cursor, Plan
 from penstock.order.orders import passes_of
+from penstock.sources.base import Field
 from penstock.streaming.planner import Part, Planner, Segment
+from penstock.streaming.ragged import Assembly
 from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool, ReadQueue
 from penstock.streaming.threads import BatchTimeoutError, check_process
 from penstock.streaming.transfer import Transfer
@@ -99,7 +101,7 @@ class BatchStream:
         plan: The plan.
         segments: Returns what is delivered, epoch by epoch; the pipeline reads the same segments.
         pipeline: Delivers the batches in host memory.
-        fields: Names of the fields.
+        fields: The fields of the source.
         transfer: Copies batches to an accelerator; None for the CPU.
         transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank);
             a `Transform` is applied with a key for each sample instead.
@@ -111,7 +113,7 @@ class BatchStream:
         plan: Plan,
         segments: Callable[[], Iterator[Segment]],
         pipeline: Pipeline,
-        fields: Collection[str],
+        fields: Mapping[str, Field],
         transfer: Transfer | None,
         *,
         transform: BatchTransform | None,
@@ -121,6 +123,7 @@ class BatchStream:
         self._transform, self._collate = transform, collate
         self._finishes = transform is not None or collate is not None
         self._unnamed = list(fields) == [""]
+        self._assemble = Assembly(fields) if any(f.ragged for f in fields.values()) else None
         self._cursors = _cursors(plan, segments())
         self._cursor = next(self._cursors)  # of the next batch
         batches = _batches(plan, segments(), pipeline)
@@ -134,6 +137,8 @@ class BatchStream:
         """Return the cursor after the next batch, and the batch; wait until it is complete."""
         fields, cursor = next(self._batches), self._cursor
         self._cursor = after = next(self._cursors)
+        if self._assemble is not None:
+            fields = self._assemble(fields)
         batch = fields[""] if self._unnamed else fields
         return after, self._finish(batch, cursor) if self._finishes else batch
 

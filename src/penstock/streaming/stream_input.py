@@ -19,6 +19,7 @@ from penstock.sources.base import (
     composed,
 )
 from penstock.sources.boxes import Leaf
+from penstock.sources.ragged_rows import offsets_of
 from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
 from penstock.streaming.held_rows import StoredRows
@@ -35,7 +36,7 @@ class StreamInput:
     """
 
     def __init__(self, source: Source, budget: int) -> None:
-        self._given, stored = source, composed(source)
+        self._given, self._budget, stored = source, budget, composed(source)
         paces = {number: _pace(leaf, number) for number, leaf in enumerate(stored.leaves)}
         names = resident_fields(paces, budget)
         kept = {id(each): each for each in (stored.leaves[number].source for number in names)}
@@ -62,6 +63,12 @@ class StreamInput:
         self.rows: StoredRows | None = None
         if isinstance(source, ComposedSource) and source.view(0, few) is None:
             self.rows = StoredRows(source, leaves)
+
+    def __reduce__(self) -> tuple[type[StreamInput], tuple[Source, int]]:
+        return type(self), (self._given, self._budget)
+
+    def __deepcopy__(self, memo: object) -> StreamInput:
+        return self  # nothing of it changes: copies of a loader share it, and the data
 
     def with_budget(self, budget: int) -> StreamInput:
         """Return the same source with another budget."""
@@ -132,6 +139,10 @@ class ResidentSource(BaseSource):
         """That of the source."""
         return self._source.block_samples
 
+    def offsets(self, name: str) -> Indices:
+        """Return those of the source."""
+        return offsets_of(self._source, name)
+
     def __repr__(self) -> str:
         return repr(self._source)
 
@@ -152,7 +163,12 @@ class ResidentSource(BaseSource):
             self._source.read(start, stop, rest)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        self._source.take(indices, out)
+        kept = self._resident()
+        for name in self._names & out.keys():
+            np.take(kept[name], indices, axis=0, out=out[name], mode="clip")
+        rest = {name: rows for name, rows in out.items() if name not in self._names}
+        if rest:
+            self._source.take(indices, rest)
 
     def _resident(self) -> dict[str, Rows]:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,7 +13,6 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest, field_facts
 from penstock.registry import did_you_mean
-from penstock.sources.array_source import block_runs
 from penstock.sources.arrow.tables import open_rows
 from penstock.sources.base import (
     Arrays,
@@ -23,10 +23,16 @@ from penstock.sources.base import (
     checked_names,
     sampled_rows,
 )
+from penstock.sources.ragged_rows import items_of, ragged_fields, take_by_blocks
+
+OFFSET_ROWS = 1 << 16  # whose lengths are read together
 
 
 class ArrowSource(BaseSource):
-    """Numeric columns, and lists of a fixed size, of a table; each column is a field.
+    """Columns of numbers, lists and strings of a table; each column is a field.
+
+    Lists of a fixed size are arrays. Other lists, and strings (as bytes), are ragged fields: their
+    lengths are read when the table is opened; those of Parquet files are remembered.
 
     Args:
         table: A pyarrow table, a Hugging Face dataset, a Parquet file or a directory of them, or
@@ -43,6 +49,10 @@ class ArrowSource(BaseSource):
         names = checked_names("columns", columns)
         self._table = open_rows(table)
         super().__init__(self._table.samples, _fields_of(self._table.schema, names))
+        lists = ragged_fields(self, self._fields)
+        self._offsets = self._table.remembered(lists, self._read_offsets) if lists else {}
+        self.in_flight = self._table.in_flight
+        self._takes = self._table.batch_samples or self.block_samples
 
     @property
     def block_samples(self) -> int:
@@ -54,6 +64,24 @@ class ArrowSource(BaseSource):
         """Where rows do not continue each other: between files, and where they were selected."""
         return list(self._table.seams)
 
+    def offsets(self, name: str) -> Indices:
+        """Return where each row's items of a column of lists or strings begin."""
+        return self._offsets[name] if name in self._offsets else super().offsets(name)
+
+    def _read_offsets(self) -> dict[str, Indices]:
+        """Return the offsets of the ragged columns; reads them completely, block by block."""
+        names = ragged_fields(self, self._fields)
+        found = {name: np.zeros(len(self) + 1, np.int64) for name in names}
+        step = self._table.batch_samples or OFFSET_ROWS
+        for start in range(0, len(self), step):
+            table = self._table.rows(start, min(start + step, len(self)), names)
+            for name in names:
+                first = start + 1
+                for chunk in table.column(name).chunks:
+                    found[name][first : first + len(chunk)] = lengths_in(chunk, name)
+                    first += len(chunk)
+        return {name: np.cumsum(lengths) for name, lengths in found.items()}
+
     def fingerprint(self) -> str:
         """Return an identity of the data: columns, length and the bytes of a few blocks."""
         facts = [len(self), field_facts(self._fields), self._table.batch_samples]
@@ -62,7 +90,8 @@ class ArrowSource(BaseSource):
 
     def _sampled(self) -> list[bytes]:
         def rows(start: int, stop: int) -> list[Rows]:
-            return [values for _, _, values in self._pieces(start, stop, list(self._fields))]
+            values = [each for _, _, each in self._pieces(start, stop, list(self._fields))]
+            return values + [each[start : stop + 1] for each in self._offsets.values()]
 
         return sampled_rows(len(self), self.block_samples, rows)
 
@@ -71,13 +100,7 @@ class ArrowSource(BaseSource):
             np.copyto(out[name][first : first + len(values)], values)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        for positions in block_runs(indices, self.block_samples):  # each is decoded once
-            wanted = indices[positions]
-            start, stop = int(wanted[0]), int(wanted[-1]) + 1
-            block = {n: np.empty((stop - start, *r.shape[1:]), r.dtype) for n, r in out.items()}
-            self._read(start, stop, block)
-            for name, values in block.items():
-                out[name][positions] = values[wanted - start]
+        take_by_blocks(self, indices, out, self._takes)  # each block is decoded once
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         if self._table.batch_samples is not None or start == stop:
@@ -85,7 +108,9 @@ class ArrowSource(BaseSource):
         views = {}
         for name, first, values in self._pieces(start, stop, list(self._fields)):
             # several pieces are not in one place, and a writable array is a copy
-            if first or len(values) < stop - start or values.flags.writeable:
+            ragged = self._fields[name].ragged
+            rows = items_of(self, name, start, stop) if ragged else stop - start
+            if first or len(values) < rows or values.flags.writeable:
                 return None
             views[name] = values
         return views
@@ -98,8 +123,9 @@ class ArrowSource(BaseSource):
         for name in names:
             first = 0
             for chunk in table.column(name).chunks:
-                yield name, first, _values_of(chunk, self._fields[name], name)
-                first += len(chunk)
+                values = _values_of(chunk, self._fields[name], name)
+                yield name, first, values
+                first += len(values)
 
 
 def _fields_of(schema: Any, columns: Sequence[str] | None) -> dict[str, Field]:
@@ -115,21 +141,22 @@ def _fields_of(schema: Any, columns: Sequence[str] | None) -> dict[str, Field]:
         if field is None:
             usable = [n for n in schema.names if field_of(schema.field(n).type) is not None]
             raise SourceError(
-                f"column {name!r} holds {schema.field(name).type}, which has no fixed size: "
-                f"leave it out with columns={usable}, or convert it to numbers first"
+                f"column {name!r} holds {schema.field(name).type}, which cannot be a field: "
+                f"leave it out with columns={usable}, or convert it to numbers, strings, or lists "
+                "of numbers"
             )
         fields[name] = field
     return fields
 
 
 def field_of(arrow_type: Any) -> Field | None:
-    """Return shape and dtype of one value of an Arrow type, or None if they are not fixed.
+    """Return the field of an Arrow type, or None if it has none.
 
     >>> import pyarrow
     >>> field_of(pyarrow.list_(pyarrow.float32(), 3))
     Field(shape=(3,), dtype=dtype('float32'))
-    >>> field_of(pyarrow.string()) is None
-    True
+    >>> field_of(pyarrow.string())
+    Field(shape=(), dtype=dtype('uint8'), ragged=True)
     """
     arrow = optional("pyarrow", extra="arrow")
     types = arrow.types
@@ -137,7 +164,14 @@ def field_of(arrow_type: Any) -> Field | None:
         return _field_of_extension(arrow_type)
     if types.is_fixed_size_list(arrow_type):
         inner = field_of(arrow_type.value_type)
-        return inner and Field((arrow_type.list_size, *inner.shape), inner.dtype)
+        if inner is None or inner.ragged:
+            return None
+        return Field((arrow_type.list_size, *inner.shape), inner.dtype)
+    if is_bytes(arrow_type):
+        return Field((), np.dtype(np.uint8), ragged=True)
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        inner = field_of(arrow_type.value_type)
+        return None if inner is None or inner.ragged else replace(inner, ragged=True)
     if types.is_timestamp(arrow_type):
         return Field((), np.dtype(f"M8[{arrow_type.unit}]"))
     if types.is_duration(arrow_type):
@@ -163,6 +197,11 @@ def _field_of_extension(arrow_type: Any) -> Field | None:
 def _values_of(array: Any, field: Field, name: str) -> Rows:
     """Return the values of an Arrow array in its own memory; booleans, which are bits, copied."""
     arrow = optional("pyarrow", extra="arrow")
+    if field.ragged:
+        _check_no_nulls(array, name)
+        if is_bytes(array.type):
+            return _bytes_of(array)
+        return _values_of(array.flatten(), Field(field.shape, field.dtype), name)
     samples = len(array)
     if isinstance(array.type, arrow.BaseExtensionType):
         array = array.storage
@@ -180,6 +219,43 @@ def _values_of(array: Any, field: Field, name: str) -> Rows:
         raise SourceError(f"column {name!r} holds lists of another length than {field.shape}")
     values: Rows = array.to_numpy(zero_copy_only=array.type != arrow.bool_())
     return values.reshape(samples, *field.shape)
+
+
+def is_bytes(arrow_type: Any) -> bool:
+    """Return whether values of an Arrow type are strings or bytes of any length."""
+    types = optional("pyarrow", extra="arrow").types
+    checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(check(arrow_type) for check in checks)
+
+
+def lengths_in(array: Any, name: str) -> Indices:
+    """Return the number of items of each list, or of bytes of each string."""
+    _check_no_nulls(array, name)
+    return (
+        np.diff(_offsets_in(array))
+        if is_bytes(array.type)
+        else np.diff(array.offsets.to_numpy().astype(np.int64))
+    )
+
+
+def _offsets_in(array: Any) -> Indices:
+    """Return where the strings of an Arrow array begin in its buffer of bytes."""
+    types = optional("pyarrow", extra="arrow").types
+    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, np.int64)
+    stored = np.frombuffer(buffer, np.int64 if wide else np.int32)
+    return stored[array.offset : array.offset + len(array) + 1].astype(np.int64)
+
+
+def _bytes_of(array: Any) -> Rows:
+    """Return the bytes of all strings of an Arrow array, in its own memory."""
+    offsets, buffer = _offsets_in(array), array.buffers()[2]
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = np.frombuffer(b"" if buffer is None else buffer, np.uint8)[first:last]
+    values.flags.writeable = False
+    return values
 
 
 def _check_no_nulls(array: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
-from penstock.sources.storage import new_memory, read_exactly
+from penstock.sources.cache import Index, remembered, stamp
+from penstock.sources.storage import RangeFile, StoredFile, new_memory, read_exactly
 
 MOST_SAMPLED_BYTES = 1 << 20
 
@@ -30,10 +31,12 @@ class MemoryRows:
         schema: The Arrow schema.
         batch_samples: Rows that are decoded together; None if any range costs the same.
         seams: Where a row does not continue the one before it.
+        in_flight: Simultaneous reads that remote files need; None for local ones.
     """
 
     batch_samples: int | None = None
     seams: Sequence[int] = ()
+    in_flight: int | None = None
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -48,13 +51,19 @@ class MemoryRows:
         """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
 
+    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for these columns, from an earlier run if possible."""
+        return build()  # the lengths of lists are stored: they need not be computed
+
 
 def open_rows(table: Any) -> MemoryRows:
     """Return the rows of a table, of a Hugging Face dataset, or of files at a path."""
+    if isinstance(table, StoredFile):
+        return ParquetRows([table])
     if isinstance(table, str | os.PathLike):
         path = a_path("table", table, error=SourceError)
         is_parquet = path.is_dir() or path.suffix in (".parquet", ".pq")
-        return ParquetRows(path) if is_parquet else MappedRows(path)
+        return ParquetRows(_parquet_files(path)) if is_parquet else MappedRows(path)
     if type(table).__module__.startswith("datasets."):
         return DatasetRows(table)
     if type(table).__module__.startswith("pyarrow."):
@@ -130,7 +139,7 @@ class DatasetRows(MemoryRows):
 class RowGroup(NamedTuple):
     """Row group ``number`` of a Parquet file, and where its bytes are."""
 
-    path: Path
+    file: Path | StoredFile
     number: int
     samples: int
     offset: int
@@ -138,24 +147,25 @@ class RowGroup(NamedTuple):
 
 
 class ParquetRows(MemoryRows):
-    """A Parquet file, or all ``*.parquet`` files of a directory in the order of their names."""
+    """Parquet files with the same columns, one after the other."""
 
-    def __init__(self, path: Path) -> None:
-        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-        if not files:
-            raise SourceError(f"there are no .parquet files in {path}")
+    def __init__(self, files: Sequence[Path | StoredFile]) -> None:
+        remote = [file.in_flight for file in files if isinstance(file, StoredFile)]
+        self.in_flight = max(remote, default=None)
         metadata = [_read_metadata(file) for file in files]
         self.schema = metadata[0].schema.to_arrow_schema()
         self._groups: list[RowGroup] = []
         for file, each in zip(files, metadata, strict=True):
             if not each.schema.to_arrow_schema().equals(self.schema):
-                raise SourceError(f"{file} has other columns than {files[0]}: they must be equal")
+                raise SourceError(
+                    f"{_name(file)} has other columns than {_name(files[0])}: they must be equal"
+                )
             self._groups += _row_groups(file, each)
         self._ends = list(accumulate(group.samples for group in self._groups))
         self.samples = self._ends[-1] if self._ends else 0
         self.batch_samples = max((group.samples for group in self._groups), default=1)
         pairs = zip(self._groups, self._groups[1:], self._ends, strict=False)
-        borders = {end for group, after, end in pairs if group.path != after.path}
+        borders = {end for group, after, end in pairs if group.file != after.file}
         self.seams = sorted(borders - {0, self.samples})  # files need not continue each other
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
@@ -166,43 +176,82 @@ class ParquetRows(MemoryRows):
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)
         return tables.slice(start - begin, stop - start)
 
+    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for these columns, from an earlier run if possible."""
+        facts, times = [], [0]
+        for file in dict.fromkeys(group.file for group in self._groups):
+            if isinstance(file, Path):
+                size, time = stamp(file)
+                facts.append([str(file.absolute()), size, time])
+                times.append(time)
+            else:
+                facts.append([file.name, file.version])
+        return remembered("parquet-1", [list(columns), facts], build, times=times)
+
     def stored_bytes(self) -> Iterator[bytes]:
         """Return the first bytes of a few row groups, as they are in the file."""
         for number in sampled_blocks(len(self._groups)):
             group = self._groups[number]
-            raw = new_memory(min(group.nbytes, MOST_SAMPLED_BYTES))
-            read_exactly(group.path, raw, group.offset)
+            nbytes = min(group.nbytes, MOST_SAMPLED_BYTES)
+            if isinstance(group.file, Path):
+                raw = new_memory(nbytes)
+                read_exactly(group.file, raw, group.offset)
+            else:
+                raw = group.file.read_at(group.offset, nbytes)
             yield raw.tobytes()
 
 
-def _read_metadata(path: Path) -> Any:
+def _parquet_files(path: Path) -> list[Path]:
+    """Return a file, or all ``*.parquet`` files of a directory in the order of their names."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise SourceError(f"there are no .parquet files in {path}")
+    return files
+
+
+def _name(file: Path | StoredFile) -> str:
+    return str(file) if isinstance(file, Path) else file.name
+
+
+def _opened(file: Path | StoredFile) -> Any:
+    """Return what pyarrow opens."""
+    if isinstance(file, Path):
+        return file
+    return optional("pyarrow", extra="arrow").PythonFile(RangeFile(file), mode="r")
+
+
+def _read_metadata(file: Path | StoredFile) -> Any:
     arrow = optional("pyarrow", extra="arrow")
     try:
-        return optional("pyarrow.parquet", extra="arrow").read_metadata(path)
+        return optional("pyarrow.parquet", extra="arrow").read_metadata(_opened(file))
     except FileNotFoundError as error:
-        raise SourceError(f"there is no file {path}") from error
+        raise SourceError(f"there is no file {_name(file)}") from error
+    except SourceError:
+        raise
     except (arrow.ArrowException, OSError) as error:
-        raise SourceError(f"{path} is not a readable Parquet file: {error}") from error
+        raise SourceError(f"{_name(file)} is not a readable Parquet file: {error}") from error
 
 
-def _row_groups(path: Path, metadata: Any) -> Iterator[RowGroup]:
+def _row_groups(file: Path | StoredFile, metadata: Any) -> Iterator[RowGroup]:
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = [group.column(column) for column in range(group.num_columns)]
         nbytes = sum(column.total_compressed_size for column in columns)
         offset = min(c.dictionary_page_offset or c.data_page_offset for c in columns)
-        yield RowGroup(path, number, group.num_rows, offset, nbytes)
+        yield RowGroup(file, number, group.num_rows, offset, nbytes)
 
 
 def _read_group(group: RowGroup, columns: Sequence[str]) -> Any:
     arrow = optional("pyarrow", extra="arrow")
     parquet = optional("pyarrow.parquet", extra="arrow")
     try:
-        with parquet.ParquetFile(group.path, memory_map=False) as file:
+        with parquet.ParquetFile(_opened(group.file), memory_map=False) as file:
             # the caller's threads are the parallelism
             return file.read_row_group(group.number, columns=list(columns), use_threads=False)
+    except SourceError:
+        raise
     except (arrow.ArrowException, OSError) as error:
         raise SourceError(
-            f"cannot read row group {group.number} of {group.path}: {error}; "
+            f"cannot read row group {group.number} of {_name(group.file)}: {error}; "
             "write or copy the file again"
         ) from error

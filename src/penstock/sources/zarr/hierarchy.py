@@ -52,6 +52,12 @@ def is_zarr(store: ByteStore) -> bool:
     return read_node(store, "") is not None
 
 
+def is_anndata(store: ByteStore) -> bool:
+    """Return whether anndata wrote the store."""
+    node = read_node(store, "")
+    return node is not None and node.attributes.get("encoding-type") == "anndata"
+
+
 def array_paths(store: ByteStore) -> list[str]:
     """Return the paths of all arrays of a store, also in subgroups, in order.
 

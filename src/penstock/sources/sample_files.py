@@ -1,0 +1,264 @@
+"""Folders and globs of files that are one sample each, and WebDataset archives.
+
+What the headers of the files say is remembered, see `cache.remembered`; the names, sizes and times
+of the files are looked at every time.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.arguments import a_path
+from penstock.errors import SourceError
+from penstock.registry import did_you_mean
+from penstock.sources.base import Field, Indices, checked_names
+from penstock.sources.cache import Index, remembered, stamp
+from penstock.sources.encoded import (
+    BYTES,
+    IMAGES,
+    SOUNDS,
+    Decoder,
+    EncodedSource,
+    ImageOptions,
+    Members,
+    Probed,
+    decoded,
+    decoder_for,
+    one_field,
+)
+from penstock.sources.storage import is_pattern, read_exactly
+from penstock.sources.thread_buffers import thread_buffer
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".npy", *IMAGES, *SOUNDS)  # of files that are one sample each
+
+
+class FolderSource(EncodedSource):
+    """The files of a folder, or those that a pattern matches, in the order of their names.
+
+    A file is one sample: an array (``.npy``), an image, or sound (float32). Files of one shape are
+    arrays; files that differ in their first axis are ragged. ``files`` lists them in order.
+
+    Args:
+        path: A folder, which is searched with its subfolders, or a pattern such as
+            ``"clips/*.wav"``. Hidden files are left out.
+        size: Height and width that images are resized to.
+        mode: The mode that images are converted to, such as ``"RGB"`` or ``"L"``.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, size: Any = None, mode: str | None = None
+    ) -> None:
+        where = str(a_path("path", path, error=SourceError))
+        images = ImageOptions.checked(size, mode)
+        files, decoder = _samples_in(where, images)
+        stamps = [stamp(file) for file in files]
+        facts = [[str(f.absolute()), *s] for f, s in zip(files, stamps, strict=True)]
+        sizes = np.array([size for size, _ in stamps], np.int64)
+
+        def build() -> Index:
+            pairs = zip(files, sizes.tolist(), strict=True)
+            headers = ((str(f), _probe(decoder, f, 0, size)) for f, size in pairs)
+            return _packed(*one_field(headers, where))
+
+        times = (time for _, time in stamps)
+        key = [decoder.name, images.size, images.mode, facts]
+        field, lengths = _unpacked(remembered("files-1", key, build, times=times))
+        begins = np.zeros(len(files), np.int64)
+        super().__init__({"": Members(decoder, files, begins, sizes, lengths, field)}, where)
+
+
+def has_samples(folder: Path) -> bool:
+    """Return whether a folder or its subfolders have a file that is a sample."""
+    return next(_walk(folder), None) is not None
+
+
+def are_samples(paths: Sequence[str]) -> bool:
+    """Return whether all files are samples by their suffixes."""
+    return all(path.lower().endswith(SUFFIXES) for path in paths)
+
+
+def _samples_in(where: str, images: ImageOptions) -> tuple[list[Path], Decoder]:
+    """Return the files in order, which are all of one kind, and their decoder."""
+    if is_pattern(where):
+        found = map(Path, glob.iglob(where, recursive=True))  # noqa: PTH207 - absolute ones too
+        files = sorted(path for path in found if path.is_file())
+    else:
+        files = sorted(_walk(Path(where)))
+    kinds: dict[str, tuple[Path, Decoder]] = {}
+    for file in files:
+        decoder = decoder_for(file.suffix, images) if file.suffix.lower() in SUFFIXES else None
+        if decoder is None:
+            raise SourceError(
+                f"{file} is not an array (.npy), an image or sound: narrow the pattern {where}"
+            )
+        kinds.setdefault(decoder.name, (file, decoder))
+    if len(kinds) > 1:
+        shown = " and ".join(f"{kind}s ({file})" for kind, (file, _) in kinds.items())
+        raise SourceError(f"{where} has {shown}: choose one kind with a pattern such as '*.npy'")
+    if not kinds:
+        raise SourceError(f"there are no files of samples in {where}")
+    return files, next(iter(kinds.values()))[1]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield Path(parent, name)
+
+
+def _probe(decoder: Decoder, path: Path, begin: int, size: int) -> Probed:
+    raw = thread_buffer("encoded", size)
+    read_exactly(path, raw, begin)
+    found: Probed = decoded(decoder.probe, raw, str(path), decoder)
+    return found
+
+
+def _packed(field: Field, lengths: Indices) -> Index:
+    """Return a field and lengths as arrays that can be saved."""
+    shape = np.array([field.ragged, *field.shape], np.int64)
+    return {"lengths": lengths, "shape": shape, "item": np.empty(0, field.dtype)}
+
+
+def _unpacked(index: Index, prefix: str = "") -> tuple[Field, Indices]:
+    ragged, *shape = index[f"{prefix}shape"].tolist()
+    field = Field(tuple(shape), index[f"{prefix}item"].dtype, ragged=bool(ragged))
+    return field, index[f"{prefix}lengths"]
+
+
+# -- WebDataset
+
+
+class TarMember(NamedTuple):
+    """A file in an archive: the sample it belongs to, its extension, and where its bytes are."""
+
+    key: str
+    extension: str
+    begin: int
+    size: int
+
+
+class TarSource(EncodedSource):
+    """A WebDataset archive (``.tar``): files of one name and several extensions are a sample.
+
+    Each extension is a field: ``npy``, images and sound are decoded, ``cls`` and other numbers are
+    int64, and anything else, such as ``txt`` and ``json``, are bytes (ragged). The archive is read
+    once to index it; the index is remembered.
+
+    Args:
+        path: The archive, without compression.
+        columns: Extensions; all of them if None.
+        size: Height and width that images are resized to.
+        mode: The mode that images are converted to, such as ``"RGB"``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        size: Any = None,
+        mode: str | None = None,
+    ) -> None:
+        file = a_path("path", path, error=SourceError)
+        names, images = checked_names("columns", columns), ImageOptions.checked(size, mode)
+        seen = stamp(file)
+        key = [str(file.absolute()), *seen, names, images.size, images.mode]
+
+        def build() -> Index:
+            return _index_tar(file, seen[0], names, images)
+
+        index = remembered("tar-1", key, build, times=[seen[1]])
+        fields = index["fields"].tolist()
+        paths = _Same(file, len(index[f"{fields[0]}/begins"]))
+        members = {}
+        for name in fields:
+            field, lengths = _unpacked(index, f"{name}/")
+            places = index[f"{name}/begins"], index[f"{name}/sizes"]
+            members[name] = Members(_decoder(name, images), paths, *places, lengths, field)
+        super().__init__(members, str(file))
+
+
+class _Same(Sequence[Path]):
+    """One path for every sample."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path, self._count = path, count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._path if isinstance(index, int) else [self._path] * len(self)
+
+    def __iter__(self) -> Iterator[Path]:
+        return repeat(self._path, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _decoder(extension: str, images: ImageOptions) -> Decoder:
+    return decoder_for(f".{extension.rpartition('.')[2]}", images) or BYTES
+
+
+def _index_tar(file: Path, size: int, names: list[str] | None, images: ImageOptions) -> Index:
+    samples: dict[str, dict[str, TarMember]] = {}
+    for member in _tar_members(file, size):
+        sample = samples.setdefault(member.key, {})
+        if member.extension in sample:
+            raise SourceError(f"{file} has two files {member.key}.{member.extension}: remove one")
+        sample[member.extension] = member
+    if not samples:
+        raise SourceError(f"{file} has no files of samples, such as 000001.npy")
+    fields = names or list(next(iter(samples.values())))
+    index: Index = {"fields": np.array(fields)}
+    for name in fields:
+        members = [_named(file, key, sample, name) for key, sample in samples.items()]
+        decoder = _decoder(name, images)
+        shapes = ((f"{m.key}.{name}", _probe(decoder, file, m.begin, m.size)) for m in members)
+        packed = _packed(*one_field(shapes, str(file), ragged=decoder is BYTES))
+        packed["begins"] = np.array([member.begin for member in members], np.int64)
+        packed["sizes"] = np.array([member.size for member in members], np.int64)
+        index |= {f"{name}/{part}": array for part, array in packed.items()}
+    return index
+
+
+def _named(file: Path, key: str, sample: dict[str, TarMember], name: str) -> TarMember:
+    if name not in sample:
+        raise SourceError(
+            f"sample {key!r} of {file} has no file {key}.{name}{did_you_mean(name, sample)}: all "
+            "samples need the same files; choose some with fields=[...]"
+        )
+    return sample[name]
+
+
+def _tar_members(file: Path, size: int) -> Iterator[TarMember]:
+    """Yield the files of an archive, without those that WebDataset ignores."""
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)
+                if member.isreg() and match is not None and not member.issparse():
+                    if member.offset_data + member.size > size:
+                        raise SourceError(f"{file} is truncated: write or copy it again")
+                    where = member.offset_data, member.size
+                    yield TarMember(match[1], match[2].lower(), *where)
+                archive.members.clear()  # type: ignore[attr-defined]  # else all of them are kept
+    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(
+            f"{file} is not a readable archive ({' '.join(str(error).split())[:200]}): write it "
+            "as a .tar without compression"
+        ) from error
