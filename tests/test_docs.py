@@ -1,7 +1,9 @@
 """Every Python block of the README and of the guides runs, page by page, from top to bottom."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,8 +41,9 @@ def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     """As a reader pastes them, in an empty directory: every name is defined on the page."""
     monkeypatch.chdir(tmp_path)
     CollatorRegistry.reset()  # a page may register collators
-    names = {"__name__": f"docs_{page.stem}"}
+    module = ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # pickle looks for classes there
     for block in BLOCK.finditer(page.read_text()):
         line = page.read_text()[: block.start()].count("\n") + 1
         source = "\n" * line + block.group(1)  # so that an error names the line of the page
-        exec(compile(source, str(page), "exec"), names)
+        exec(compile(source, str(page), "exec"), vars(module))
