@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import thread_time
 
 import numpy as np
 import torch
-from measure import arguments, claim, emit, interleaved, report, run
+import zarr
+from measure import arguments, claim, emit, interleaved, ratio, report, run
 
-from penstock import ChunkedDataLoader, Mixture
+from penstock import ChunkedDataLoader, Mixture, StreamLoader
 from penstock.order import Cursor, Order, Plan, ShuffledOrder, Steps
 from penstock.order.length_batches import LengthBatches
 from penstock.order.mixture import MixtureOrder, shortest_counts
@@ -30,6 +33,8 @@ def main() -> None:
     rounds, samples = (1, 10**4) if options.tiny else (options.rounds, options.samples)
     planning(rounds, samples)
     resuming(rounds, samples if options.tiny else 10**9)
+    with TemporaryDirectory() as folder:
+        from_storage(rounds, Path(folder), 400 if options.tiny else 40_000)
 
 
 def planning(rounds: int, samples: int) -> None:
@@ -102,6 +107,30 @@ def resuming(rounds: int, samples: int) -> None:
     for name, taken in seconds.items():
         at = float(np.median(taken)) * 1000
         claim(f"{name}: ms to resume in the middle of {samples:,} samples", at, at_most=50)
+
+
+def from_storage(rounds: int, folder: Path, rows: int) -> None:
+    """Read a mixture in blocks, and its members one after the other."""
+    shares = {"a": 6, "b": 3, "c": 1}
+    paths = {name: folder / f"{name}.zarr" for name in shares}
+    for name, share in shares.items():
+        data = np.random.default_rng(0).integers(0, 50, (rows * share // 10, 1024), np.int32)
+        zarr.create_array(str(paths[name]), data=data, chunks=(100, 1024))
+
+    def read(sources: list[object]) -> None:
+        for source in sources:
+            with StreamLoader(source, 100, window_blocks=10) as loader:
+                for _ in loader:
+                    pass
+
+    cases = {
+        "members alone": partial(read, [*map(str, paths.values())]),
+        "mixture": partial(read, [Mixture({n: str(p) for n, p in paths.items()}, shares)]),
+    }
+    seconds = interleaved(cases, rounds=rounds)
+    report(seconds, rows=rows)
+    speed = ratio(seconds, "mixture", "members alone")
+    claim("a mixture from storage, as fast as its members times", speed, at_least=0.9)
 
 
 def resume(make: Callable[[], object], state: dict[str, object]) -> None:

@@ -7,7 +7,11 @@ import tracemalloc
 
 import h5py
 import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import soundfile
 import torch
 import xarray
 import zarr
@@ -136,6 +140,25 @@ def test_a_conversion_that_was_interrupted_continues(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["new.zarr"]
 
 
+@pytest.mark.proof
+def test_a_conversion_that_is_killed_continues(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((200_000, 64)).astype("f4")
+    np.save(tmp_path / "rows.npy", rows)
+    journal = tmp_path / ".rows.zarr.converting/.penstock-convert"
+    command = [sys.executable, "-m", "penstock", "convert", tmp_path / "rows.npy"]
+    command += [tmp_path / "rows.zarr", "--chunk-rows", "8"]
+    done = []
+    for lines in (20, 80):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+                assert process.poll() is None
+            process.kill()
+        done.append(journal.read_bytes().count(b"\n"))
+    assert not (tmp_path / "rows.zarr").exists() and done[1] > done[0]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert np.array_equal(rows_of(open_source(tmp_path / "rows.zarr")), rows)
+
+
 def test_what_another_conversion_left_is_not_used(tmp_path):
     target = tmp_path / "new.zarr"
     with pytest.raises(SourceError, match="the disk is gone"):
@@ -176,6 +199,30 @@ def test_hdf5_and_netcdf_keep_everything_that_xarray_reads(tmp_path, suffix):
             xarray.testing.assert_identical(made.load(), wanted.load())
     found = open_source(tmp_path / "new.zarr", along="time", fields=["t2m", "inner/t2m"])
     assert np.array_equal(rows_of(found, "inner/t2m"), made.t2m.values)
+
+
+def test_folders_and_tables_become_zarr_and_rows_of_different_length_are_refused(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (5, 8, 8, 3), np.uint8)
+    waves = np.random.default_rng(0).normal(0, 0.1, (4, 160)).astype("f4")
+    for folder in ("images", "arrays", "audio"):
+        (tmp_path / folder).mkdir()
+    for number, image in enumerate(images):
+        PIL.Image.fromarray(image).save(tmp_path / f"images/{number}.png")
+        np.save(tmp_path / f"arrays/{number}.npy", image)
+    for number, wave in enumerate(waves):
+        soundfile.write(tmp_path / f"audio/{number}.wav", wave, 16000, subtype="FLOAT")
+    pq.write_table(pa.table({"x": np.arange(9), "y": np.arange(9) / 2}), tmp_path / "t.parquet")
+    for name in ("images", "arrays", "audio", "t.parquet"):
+        before, target = open_source(tmp_path / name), tmp_path / f"{name}.zarr"
+        check_conversion(tmp_path / name, target)(quietly)
+        made = open_source(target)
+        assert list(made.fields) == list(before.fields)
+        for field in before.fields:
+            assert np.array_equal(rows_of(made, field), rows_of(before, field))
+    (tmp_path / "words.jsonl").write_text('{"word": "a", "n": 1}\n{"word": "bcd", "n": 2}\n')
+    with pytest.raises(SourceError, match=r"samples of \['word'\] have different lengths"):
+        check_conversion(tmp_path / "words.jsonl", tmp_path / "words.zarr")
+    assert not (tmp_path / "words.zarr").exists()
 
 
 def test_arrays_of_hdf5_that_cannot_be_converted_are_named_first(tmp_path):

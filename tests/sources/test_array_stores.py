@@ -208,6 +208,8 @@ def test_hdf5_files_and_objects(hdf5):
         )
         across = np.moveaxis(wanted["img/raw"], 1, 0).copy()
         assert np.array_equal(rows_of(open_source(file["img/raw"], along=1))[""], across)
+        later = open_source(file["label"])
+    check_equal(later, {"": wanted["label"]})  # the file is closed, and opened again by its path
     check_equal(open_source(hdf5, fields=list(wanted)), wanted)
     with StreamLoader(open_source(hdf5, fields=["img/raw", "label"]), 10) as loader:
         batches = list(loader)

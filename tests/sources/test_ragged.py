@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import ChunkedDataLoader, PlanError, Ragged, StreamLoader, open_source, pack
+from penstock import ChunkedDataLoader, Mixture, PlanError, Ragged, StreamLoader, open_source, pack
 from penstock.datasets.gather import SourceDataset
 from penstock.errors import BatchError, SourceError
 from penstock.sources.base import BaseSource, Field
@@ -217,3 +217,14 @@ def test_a_buffer_of_another_length_is_refused():
     for items in (2, 4):  # two samples, three items
         with pytest.raises(PlanError, match=r"needs \(3, \*\(\)\)"):
             source.read(0, 2, {"x": np.empty(items, np.int16)})
+
+
+def test_mixtures_of_ragged_sources_are_streamed():
+    first, second = lists(50, 7), lists(30, 8)
+    mixture = Mixture({"a": Lists(first, 5), "b": Lists(second, 5)}, weights={"a": 0.5, "b": 0.5})
+    with StreamLoader(mixture, 8, block_samples=4, window_blocks=3) as loader:
+        for step, batch in enumerate(loader):
+            names = mixture.locate(loader.samples_at(step, epoch=0))
+            assert len(batch["x"]) == 8 and len(names) > 0
+            rows = {tuple(row) for part in (first, second) for row in map(np.ndarray.tolist, part)}
+            assert all(tuple(row) in rows for row in batch["x"].tolist())

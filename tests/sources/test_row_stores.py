@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import soundfile
 import torch
 import webdataset
+import zarr
 from PIL import Image
 
 from penstock import SourceError, StreamLoader, open_source
@@ -365,6 +366,26 @@ def test_damaged_cells_are_refused(cells, tmp_path):
     path.write_bytes((folder / "csr.h5ad").read_bytes()[:2000])
     with pytest.raises(SourceError, match="truncated or damaged"):
         open_source(path)
+
+
+def test_sizes_that_cannot_be_are_refused_at_once(tmp_path):
+    for items in (0, 10**12):
+        group = zarr.open_group(tmp_path / f"{items}.zarr", mode="w")
+        group.attrs["encoding-type"] = "anndata"
+        group.create_group("obs").attrs["column-order"] = []
+        x = group.create_group("X")
+        x.attrs.update({"encoding-type": "csr_matrix", "shape": [10**12, 20]})
+        for name, size in (("data", items), ("indices", items), ("indptr", 10**12 + 1)):
+            x.create_array(name, shape=(size,), dtype="i8", chunks=(10**6,))
+        with pytest.raises(SourceError, match=r"of this machine's memory|damaged"):
+            open_source(tmp_path / f"{items}.zarr")
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000000,), }".ljust(
+        118
+    )
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.encode())
+    with pytest.raises(SourceError, match="not a readable array"):
+        open_source(tmp_path / "n")
 
 
 # -- object storage

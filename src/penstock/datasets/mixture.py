@@ -194,6 +194,11 @@ class Mixture(Dataset[Any]):
 
     # -- from storage
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether all members are sources, which `StreamLoader` reads in blocks."""
+        return all(isinstance(member, SourceDataset) for member in self.members.values())
+
     def joined_source(self) -> Source:
         """Return the members as one source, for `StreamLoader`."""
         if self.label is not None:

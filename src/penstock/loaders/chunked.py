@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.arguments import flag
-from penstock.datasets.gather import SourceDataset, fingerprint_of, gather_of, parts_of
+from penstock.datasets.gather import fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
@@ -44,7 +44,6 @@ from penstock.loaders.workers import end_workers
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
-from penstock.sources import Source
 
 
 class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
@@ -128,8 +127,6 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
-        if isinstance(dataset, Source) and not hasattr(dataset, "__getitem__"):
-            dataset = SourceDataset(dataset)
         chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
         composes = chosen.composes(dataset)
         options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)

@@ -301,7 +301,8 @@ class StreamOrders:
     def _demand(self, batch: int, world: int) -> dict[str, Any]:
         source = self.source
         return {
-            "sample_bytes": source.sample_bytes,
+            # a mixture also holds sample, pass and row of what is in its windows: three integers
+            "sample_bytes": source.sample_bytes + (24 if self.mixture is not None else 0),
             "batch": batch,
             "whole": batch * world,
             "threads": self.threads,

@@ -97,7 +97,7 @@ class MixedBlocks:
         self.lanes = lanes
         self.window_samples = min(self.block * self.window, self.size // lanes)
         self.rounds = -(-self.size // (self.window_samples * lanes))
-        self._windows = Recent(self._window, keep=2 * lanes + 2)
+        self._windows = Recent(self._window, keep=lanes + 1)
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of the mixture, and the geometry."""

@@ -226,10 +226,13 @@ def _names(found: Any) -> list[str]:
 def _whole(array: Source) -> Rows:
     """Return all of an array that is small: 8 bytes for each cell."""
     name, field = next(iter(array.fields.items()))
-    try:
-        rows = np.empty((len(array), *field.shape), field.dtype)
-    except (MemoryError, ValueError) as error:
-        raise SourceError(f"{array!r} does not fit into memory: {error}") from error
+    nbytes = len(array) * field.nbytes
+    if nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
+        raise SourceError(
+            f"{array!r} has {nbytes:,} bytes, more than half of this machine's memory: if the file "
+            "is not damaged, split it into several files"
+        )
+    rows = np.empty((len(array), *field.shape), field.dtype)
     array.read(0, len(array), {name: rows})
     return rows
 

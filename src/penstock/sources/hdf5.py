@@ -80,7 +80,8 @@ class ArrayFile:
 
     def root(self) -> Any:
         """Return the open file of this process; the caller holds the lock."""
-        if self._opened is None or self._opened[0] != os.getpid():
+        # a file of h5py is false once it is closed: by the user, who passed it
+        if self._opened is None or self._opened[0] != os.getpid() or not self._opened[1]:
             self._opened = (os.getpid(), self._open())
         return self._opened[1]
 
@@ -177,6 +178,10 @@ def _datasets(top: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         return True if len(found) > MOST_ARRAYS else None  # anything but None ends the visit
 
     top.visititems(visit)  # soft and external links could lead out of the file
+    if len(found) > MOST_ARRAYS:
+        raise SourceError(
+            f"{top.file.filename} has more than {MOST_ARRAYS:,} arrays: pass a group of it"
+        )
     for path, node in found:
         name = node.attrs.get("NAME", b"")
         text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)

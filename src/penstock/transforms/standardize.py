@@ -55,7 +55,9 @@ class Standardize(Transform):
         self.fields: dict[str, Standardize] = {}
         if isinstance(mean, Mapping):
             if std is not None:
-                raise PlanError("statistics by field hold the deviations: leave out std")
+                raise PlanError(
+                    "std must be None if mean holds statistics by field: they have their own"
+                )
             for name, each in mean.items():
                 self.fields[name] = _of_field(name, each, axis, nan)
             return

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock import ChunkedDataLoader, Mixture
+from penstock import ChunkedDataLoader, Mixture, StreamLoader
 from penstock.errors import ConfigError
 from tests.training.build.jobs import fit, job
 
@@ -47,6 +47,16 @@ def test_a_mixture_is_trained_in_its_shares(tmp_path):
         for step in range(10)
     ]
     assert all(sorted(batch) == ["code", "web", "web", "web"] for batch in names)
+
+
+def test_a_mixture_of_paths_is_streamed(tmp_path):
+    for name, size in (("web", 60), ("code", 30)):
+        np.save(tmp_path / f"{name}.npy", np.arange(size, dtype=np.float32))
+    paths = [f"dataset.mixture.{name}={tmp_path / name}.npy" for name in ("web", "code")]
+    made = job(tmp_path, MIXED, *paths)
+    with made.data.train_dataloader() as loader:
+        assert isinstance(loader, StreamLoader) and len(loader) == 10
+        assert next(iter(loader)).shape == (4,)
 
 
 def test_a_priority_gives_parts_their_shares_and_covers_all(tmp_path):

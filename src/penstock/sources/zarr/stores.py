@@ -162,7 +162,7 @@ class ZipByteStore:
         try:
             with zipfile.ZipFile(self.path) as file:
                 self._entries = {each.filename: each for each in file.infolist()}
-        except (OSError, zipfile.BadZipFile, *UNREADABLE) as error:
+        except (zipfile.BadZipFile, *UNREADABLE) as error:
             raise SourceError(
                 f"cannot open {self.path}: {one_line(error)}; if it is truncated or damaged, write "
                 "or copy it again"
@@ -197,7 +197,7 @@ class ZipByteStore:
         try:
             with zipfile.ZipFile(self.path) as file, file.open(entry) as content:
                 whole = content.read(entry.file_size)
-        except (OSError, zipfile.BadZipFile, NotImplementedError, *UNREADABLE) as error:
+        except (zipfile.BadZipFile, *UNREADABLE) as error:
             raise SourceError(f"cannot read {self.name(key)}: {one_line(error)}") from error
         if len(whole) != into.size:
             raise SourceError(f"{self.name(key)} ends too early: write or copy the file again")

@@ -286,6 +286,8 @@ class PartLoaders:
                     "train.chunk_order=block of a mixture: use shuffled or sequential"
                 )
             chunk = self._train_chunk(data.make_order(0).size)
+            if data.is_stored and data.label is None and shuffle:
+                return self._stream(data, chunk_size=chunk)
             return ChunkedDataLoader(data, self.batch_size, chunk, **options, shuffle=shuffle)
         options |= {"order": order_factory(self.chunks.order_of)}
         return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
@@ -340,7 +342,7 @@ class PartLoaders:
         seed = seed.fixed("validation samples were chosen")
         return self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
 
-    def _stream(self, source: Source, **options: Any) -> StreamLoader:
+    def _stream(self, source: Source | Mixture, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}
         kept |= {"seed": self.chunks.seed}
         return StreamLoader(source, self.batch_size, **(kept | options))
