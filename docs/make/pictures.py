@@ -81,7 +81,9 @@ def shuffles() -> Drawing:
         for position, sample in enumerate(order.at(0, np.arange(size)).tolist()):
             x, y = left + 216 * position / size, 34 + height * (1 - (sample + 1) / size)
             drawing.rect(x, y, 2.6, 2.6, COLOURS[sample // block])
-    drawing.text(16, 34 + height + 20, "position in the epoch →; upwards: the sample; a colour: a block")
+    drawing.text(
+        16, 34 + height + 20, "position in the epoch →; upwards: the sample; a colour: a block"
+    )
     return drawing
 
 
@@ -134,7 +136,9 @@ def subsets() -> Drawing:
         order = np.concatenate([loader.samples_at(step) for step in range(len(loader))])
     colour = [COLOURS[n // block % 8] if n in chosen else PALE for n in range(size)]
     drawing = Drawing("Selected samples in storage, and in an epoch")
-    drawing.text(16, 24, f"storage: {size} samples; {len(chosen)} are selected, a colour for each chunk")
+    drawing.text(
+        16, 24, f"storage: {size} samples; {len(chosen)} are selected, a colour for each chunk"
+    )
     drawing.cells(16, 34, colour, w=7)
     drawing.text(16, 76, "an epoch of the selection, in blocks of 6 and windows of 3")
     drawing.cells(16, 86, [colour[chosen[n]] for n in order.tolist()], w=14)
@@ -188,11 +192,15 @@ def lengths() -> Drawing:
 def packing() -> Drawing:
     """Documents in sequences, cut and whole."""
     rng = np.random.default_rng(5)
-    documents = [torch.ones(int(n), dtype=torch.int64) * k for k, n in enumerate(rng.integers(5, 60, 22))]
+    documents = [
+        torch.ones(int(n), dtype=torch.int64) * k for k, n in enumerate(rng.integers(5, 60, 22))
+    ]
     drawing = Drawing("Documents packed into sequences of 64 tokens")
     for column, split in enumerate((True, False)):
         packed, left = pack(documents, 64, split=split), 16 + column * 356
-        drawing.text(left, 24, f"split={split}: {len(packed)} sequences, {packed.filled:.0%} filled")
+        drawing.text(
+            left, 24, f"split={split}: {len(packed)} sequences, {packed.filled:.0%} filled"
+        )
         for row in range(len(packed)):
             sequence = packed[row]
             top = 34 + row * 15
@@ -220,7 +228,11 @@ def chunks() -> Drawing:
         left = 16 + n * 42
         drawing.rect(left, 150 - size * 2.8, 36, size * 2.8, COLOURS[(end - 1) // 300])
         drawing.text(left + 10, 144 - size * 2.8, size, size=11)
-    drawing.text(16, 170, "chunks →, their batches; a colour: an epoch of 300 batches, with which a chunk ends")
+    drawing.text(
+        16,
+        170,
+        "chunks →, their batches; a colour: an epoch of 300 batches, with which a chunk ends",
+    )
     return drawing
 
 
@@ -238,7 +250,9 @@ def resume() -> Drawing:
         next(batches)
     state = whole.state_dict()
     colour = {int(s): COLOURS[k % 8] for k in range(steps) for s in whole.samples_at(k)}
-    drawing = Drawing("A run that is killed and resumed on two ranks has the batches of one that is not")
+    drawing = Drawing(
+        "A run that is killed and resumed on two ranks has the batches of one that is not"
+    )
 
     def draw(loader: ChunkedDataLoader[torch.Tensor], begin: int, end: int, top: int) -> None:
         for step in range(begin, end):
