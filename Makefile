@@ -14,7 +14,7 @@ MATRIX ?= -m "not proof and not cuda" $(SIDE_BY_SIDE)
 # every process of a test would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check bench proof reliability flaky matrix cuda clean
+.PHONY: demo test quick check bench docs proof reliability flaky matrix cuda clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -41,6 +41,14 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks
+
+# the site, in build/site/index.html; a warning (a dead link, a missing page) is an error
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m docs.make.pictures
+	$(BIN)/python -m docs.make.notebooks
+	$(BIN)/mkdocs build --strict
 
 # the campaigns at full length; 2,000 examples of every law; the long forms of other tests
 proof: $(READY)

@@ -1,17 +1,31 @@
-"""Every Python block of the README and of the guides runs, page by page, from top to bottom."""
+"""Every Python block of the README and of the guides runs, page by page, from top to bottom.
 
+Links lead somewhere, and what is made from pages and orders (notebooks, pictures) is current.
+"""
+
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from docs.make import notebooks, pictures
 from penstock import CollatorRegistry
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+LINKED = [
+    *PAGES,
+    *(page for page in ROOT.glob("*.md") if page not in PAGES),
+    ROOT / "docs/llms.txt",
+]
 FENCE = re.compile(r"^( *)```(.*)$", re.M)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
-LANGUAGES = {"python", "yaml", "toml", "json", "console", "bash", "sh", "text", ""}
+LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
+LANGUAGES = {"python", "diff", "yaml", "toml", "json", "console", "bash", "sh", "text", ""}
 
 
 def test_there_are_pages():
@@ -39,8 +53,65 @@ def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     """As a reader pastes them, in an empty directory: every name is defined on the page."""
     monkeypatch.chdir(tmp_path)
     CollatorRegistry.reset()  # a page may register collators
-    names = {"__name__": f"docs_{page.stem}"}
+    module = ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # pickle looks for classes there
     for block in BLOCK.finditer(page.read_text()):
         line = page.read_text()[: block.start()].count("\n") + 1
         source = "\n" * line + block.group(1)  # so that an error names the line of the page
-        exec(compile(source, str(page), "exec"), names)
+        exec(compile(source, str(page), "exec"), vars(module))
+
+
+def anchors_of(page):
+    """Return the anchors of the headings of a page, as the site has them."""
+    text = BLOCK.sub("", page.read_text())
+    plain = [re.sub(r"[^\w\s-]", "", title) for title in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"[-\s]+", "-", title.strip().lower()) for title in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page):
+    for link in LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), link
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+def test_figures_of_speed_are_those_that_were_measured(page):
+    measured = (ROOT / "docs/performance.md").read_text()
+    table = (ROOT / page).read_text().partition("times the speed")[2].partition("\n\n")[0]
+    figures = re.findall(r"\| ([\d.]+) \|$", table, re.M)
+    assert figures and all(f"| {figure} |" in measured for figure in figures)
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_pictures_are_what_the_orders_say(name):
+    """After a change: ``python -m docs.make.pictures``."""
+    kept = (pictures.FOLDER / f"{name}.svg").read_text()
+    assert kept == pictures.PICTURES[name]().svg()
+
+
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
+def test_notebooks_are_their_pages(page):
+    """A page that runs is a notebook that runs. After a change: python -m docs.make.notebooks"""
+    assert notebooks.path_of(page).read_text() == notebooks.notebook(page)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
+def test_notebooks_run_in_a_process_of_their_own(page, tmp_path):
+    cells = json.loads(notebooks.path_of(page).read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (tmp_path / "notebook.py").write_text("\n\n".join(code))
+    run = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, timeout=120)
+    assert run.returncode == 0
+
+
+@pytest.mark.proof
+def test_the_site_builds_without_a_warning(tmp_path):
+    """As `make docs`: also references inside of docstrings, and pages that nothing leads to."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    assert (tmp_path / "site/search/search_index.js").stat().st_size > 100_000

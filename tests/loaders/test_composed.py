@@ -359,6 +359,16 @@ def test_a_stream_of_a_mixture_reads_blocks_once_except_where_rounds_end():
     assert read <= 5000 + 2 * 2 * 800
 
 
+def test_classes_of_a_source_are_streamed_in_equal_shares():
+    labels = np.arange(N) ** 2 % 7
+    data = balanced(MemorySource(np.arange(N)), labels, until="all")
+    with StreamLoader(data, 8, block_samples=3, window_blocks=8) as loader:
+        for step, batch in enumerate(loader):
+            assert np.bincount(labels[batch.numpy()])[[0, 1, 2, 4]].tolist() == [2, 2, 2, 2]
+            places = [int(name) for name, _ in data.locate(loader.samples_at(step))]
+            assert places == labels[batch.numpy()].tolist()
+
+
 def test_what_a_stream_cannot_mix_is_refused():
     with pytest.raises(PlanError, match="label"):
         StreamLoader(stored(label="from"), 4)

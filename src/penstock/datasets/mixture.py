@@ -455,6 +455,9 @@ def _source_of(name: str, member: Any) -> Source:
         return member.source
     if isinstance(member, torch.Tensor | np.ndarray):
         return open_source(member)
+    # a class of `balanced`: `select` numbers samples in storage order, so they must ascend
+    if isinstance(member, Subset) and np.all(np.diff(member.indices) > 0):
+        return open_source(_source_of(name, member.dataset)).select(member.indices)
     raise SourceError(
         f"StreamLoader reads storage block by block, and member {name!r} of the mixture is a "
         f"{type(member).__name__}: use ChunkedDataLoader(mixture, batch_size), or make it a source"
