@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
+from penstock.extras import optional
 from penstock.loaders import Loader
 
 Address: TypeAlias = tuple[int, int]  # epoch, step
+RECORD: Final = "PenstockSteps"  # in the trainer's state
 
 
 class TrainerLoader(DataLoader[Any]):
@@ -22,20 +24,24 @@ class TrainerLoader(DataLoader[Any]):
     at an address, seeking if needed. A loader built around them delivers the right batches, read by
     the workers of the Penstock loader. Nothing has to be saved besides the trainer's step count.
 
+    A step count means other samples if the steps are made of other batches. With ``trainer``, its
+    checkpoints record what the steps are made of, and a resume with something else is refused.
+
     Args:
         loader: A loader without ``chunk_size``.
+        trainer: The trainer; None for a resume that is not checked.
 
     ::
 
         class MyTrainer(Trainer):
             def get_train_dataloader(self):
-                return TrainerLoader(module.train_dataloader())
+                return TrainerLoader(module.train_dataloader(), self)
     """
 
     # else accelerate would split the addresses between ranks, and the loader does so already
     _is_accelerate_prepared = True
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, trainer: Any = None) -> None:
         if not isinstance(loader, Loader) or loader.position.chunk is not None:
             raise ConfigError(
                 f"an epoch of a Trainer is a pass over the data: give a Penstock loader without "
@@ -45,6 +51,8 @@ class TrainerLoader(DataLoader[Any]):
         super().__init__(
             _Addressed(loader), batch_sampler=self._addresses, collate_fn=_unchanged, num_workers=0
         )
+        if trainer is not None:
+            trainer.add_callback(_step_check(loader))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -90,6 +98,37 @@ class _Addressed(Dataset[Any]):
             self._batches = iter(self._loader)
         self._next = (address[0], address[1] + 1)
         return next(self._batches)
+
+
+def _step_check(loader: Loader) -> Any:
+    """Return a callback that records what steps are made of, and compares it at a resume."""
+
+    class StepCheck(optional("transformers", extra="dev").TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ours = _steps_of(loader, args.gradient_accumulation_steps)
+            theirs = state.stateful_callbacks.get(RECORD, {}) if state.global_step else ours
+            for name, value in ours.items():
+                if theirs.get(name) != value:
+                    raise StateError(
+                        f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
+                        f"{value!r}: its {state.global_step} steps would be other samples; resume "
+                        f"with the same {name}, or save loader.state_dict() in a loop of your own"
+                    )
+            state.stateful_callbacks[RECORD] = ours  # is in every checkpoint from here on
+
+    return StepCheck()
+
+
+def _steps_of(loader: Loader, accumulated: int) -> dict[str, Any]:
+    """Return what the samples of an optimizer step depend on."""
+    position, steps = ("format", "epoch", "position"), loader.plan.steps
+    order = {name: value for name, value in loader.state_dict().items() if name not in position}
+    return {
+        "batch_size * world_size": steps.batch * steps.world,
+        "gradient_accumulation_steps": accumulated,
+        "drop_last": steps.drop_last,
+        **order,
+    }
 
 
 def _unchanged(batch: Any) -> Any:
