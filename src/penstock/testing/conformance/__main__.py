@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.testing.conformance.engines import ENGINES
-from penstock.testing.conformance.launches import LOADERS, Engine
+from penstock.testing.conformance.launches import LOADERS, Engine, read_launch, run_rank
 from penstock.testing.conformance.script import EVENTS, check
 
 
@@ -69,8 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loaders", nargs="+", default=LOADERS, choices=LOADERS)
     parser.add_argument("--events", nargs="+", default=EVENTS, choices=EVENTS)
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
+    parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # one rank of it
     options = parser.parse_args(arguments)
     engines = [find_engine(name) for name in options.engines]
+    if options.launch:
+        return run_rank(engines[0], read_launch(options.launch))
     packages = dict.fromkeys(chain(("torch",), *(engine.packages for engine in engines)))
     for name in packages:
         importlib.import_module(name)  # once, before the ranks are forked

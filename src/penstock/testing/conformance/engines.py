@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.extras import optional
 from penstock.integrations.huggingface import TrainerLoader
 from penstock.integrations.ray import RayTraining
-from penstock.testing.conformance.launches import Engine, Launch, Run, run_rank
+from penstock.testing.conformance.launches import Engine, Launch, Run, run_rank, torchrun
 
 
 class Network(torch.nn.Module):
@@ -58,7 +59,7 @@ def stepper(run: Run, optimizer: torch.optim.Optimizer) -> Any:
     """Return a function that goes backward, and steps once in ``accumulate`` calls."""
 
     def step(loss: torch.Tensor) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if run.batches % run.launch.accumulate == 0:
             optimizer.step()
             optimizer.zero_grad()
@@ -96,10 +97,10 @@ def checkpointed(run: Run) -> None:
     with closing(run.make_loader()) as loader:
         state = {"model": network.state_dict(), "loader": loader}
         if task.resume_from is not None:
-            dcp.load(state, checkpoint_id=task.resume_from)
+            load(state, checkpoint_id=task.resume_from)
         train(
             *(run, loader, model, stepper(run, optimizer)),
-            lambda path: dcp.save(state, checkpoint_id=path),
+            lambda path: save_shards(state, checkpoint_id=path),
         )
 
 
@@ -233,8 +234,12 @@ def start_ray(engine: Engine, task: Launch) -> bool:
 
     if not ray.is_initialized():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    def work() -> None:
+        run_rank(engine, task)
+
     trainer = TorchTrainer(
-        lambda: run_rank(engine, task),
+        work,
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=task.world, resources_per_worker={"CPU": 0.5}),
         run_config=RunConfig(name=task.folder.name, storage_path=str(task.folder.parent)),
@@ -255,6 +260,7 @@ def _quiet(*loggers: str) -> None:
 
 ENGINES: Final = {
     "plain": Engine("plain loop", plain),
+    "torchrun": Engine("plain loop, torchrun", plain, start=torchrun("plain")),
     "dcp": Engine("torch.distributed.checkpoint", checkpointed),
     "lightning": Engine("Lightning", lightning, ("lightning",)),
     "accelerate": Engine("accelerate", accelerated, ("accelerate",)),

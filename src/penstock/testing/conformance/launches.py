@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
@@ -274,6 +275,34 @@ def run_rank(engine: Engine, task: Launch) -> int:
     if task.world > 1:
         dist.barrier()  # rank 0 keeps the store
     return 0
+
+
+def torchrun(address: str) -> Callable[[Engine, Launch], bool]:
+    """Return a ``start`` of an `Engine` that runs its launches with the real ``torchrun``.
+
+    Args:
+        address: Where the processes find the engine: its name in the command, or
+            ``module:attribute``.
+    """
+
+    def start(engine: Engine, task: Launch) -> bool:
+        file = task.folder / "launch.json"
+        file.write_text(json.dumps(asdict(task), default=str))
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={task.world}", "--standalone"]
+        ours = ["-m", "penstock.testing.conformance", address, "--launch", str(file)]
+        with (task.folder / "torchrun.log").open("w") as log:
+            run = [sys.executable, "-m", *torchrun, *ours]
+            done = subprocess.run(run, stdout=log, stderr=log, check=False)
+        return done.returncode != 0
+
+    return start
+
+
+def read_launch(file: Path) -> Launch:
+    """Return the launch that `torchrun` wrote to a file."""
+    task = json.loads(file.read_text())
+    paths = {name: task[name] and Path(task[name]) for name in ("folder", "resume_from")}
+    return Launch(**task | paths | {"save_at": tuple(task["save_at"])})
 
 
 def _refusal(error: BaseException | None) -> PenstockError | None:

@@ -133,8 +133,8 @@ def check(
     """
     chunk = CHUNK if engine.chunks and loader != "replay" else None
     task = Launch(folder, loader, world, GLOBAL_BATCH // world, chunk_size=chunk)
-    with closing(make_loader(loader, GLOBAL_BATCH, None)) as whole:
-        batches = islice(forever(whole), 30)
+    with closing(make_loader(loader, GLOBAL_BATCH // 2, None)) as whole:  # one from every lane
+        batches = islice(forever(whole), 60)
         reference = [int(number) for batch in batches for number in batch["ids"]]
     records: dict[Launch, Record] = {}
 
