@@ -32,6 +32,12 @@ def start(folder, workers):
         )
 
 
+def has_snapshot(run):
+    """Whether Ray has written down its checkpoints: killed in the midst of it, it cannot go on."""
+    snapshot = run / "checkpoint_manager_snapshot.json"
+    return snapshot.exists() and snapshot.read_text().endswith("}")
+
+
 @pytest.mark.proof
 def test_a_killed_worker_a_killed_driver_and_another_number_of_workers(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
@@ -42,6 +48,7 @@ def test_a_killed_worker_a_killed_driver_and_another_number_of_workers(tmp_path)
         assert at_gate(partial(newest_at_gate, tmp_path, SETTINGS, -1)) == (0, 2)
         os.kill(read(tmp_path, 0)[1][0][0], signal.SIGKILL)  # the process of rank 1
         assert at_gate(partial(newest_at_gate, tmp_path, SETTINGS, 0)) == (1, 2)
+        at_gate(partial(has_snapshot, tmp_path / "run"))
         driver.kill()
         driver.wait()
         driver = run.agents[0] = start(tmp_path, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +14,13 @@ from penstock.loaders import Loader
 
 Address: TypeAlias = tuple[int, int]  # epoch, step
 RECORD: Final = "PenstockSteps"  # in the trainer's state
+UNCHECKED: Final = (
+    "the Trainer continues after %s steps, and its checkpoint does not say of which batches: this "
+    "is exact with the batch_size * world_size and gradient_accumulation_steps of before; use "
+    "TrainerLoader(loader, trainer), which checks it"
+)
+
+log = logging.getLogger("penstock")
 
 
 class TrainerLoader(DataLoader[Any]):
@@ -49,7 +57,10 @@ class TrainerLoader(DataLoader[Any]):
             )
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
-            _Addressed(loader), batch_sampler=self._addresses, collate_fn=_unchanged, num_workers=0
+            _Addressed(loader, checked=trainer is not None),
+            batch_sampler=self._addresses,
+            collate_fn=_unchanged,
+            num_workers=0,
         )
         if trainer is not None:
             trainer.add_callback(_step_check(loader))
@@ -83,8 +94,8 @@ class _Addresses:
 class _Addressed(Dataset[Any]):
     """A dataset whose items are whole batches, by their addresses."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, *, checked: bool) -> None:
+        self._loader, self._checked = loader, checked
         self._batches: Iterator[Any] = iter(())
         self._next: Address | None = None
 
@@ -93,6 +104,8 @@ class _Addressed(Dataset[Any]):
 
     def __getitems__(self, addresses: list[Address]) -> Any:
         (address,) = addresses
+        if self._next is None and address != (0, 0) and not self._checked:
+            log.warning(UNCHECKED, address[0] * len(self._loader) + address[1])
         if address != self._next or address[1] == 0:
             self._loader.seek(*address)
             self._batches = iter(self._loader)
@@ -106,8 +119,10 @@ def _step_check(loader: Loader) -> Any:
     class StepCheck(optional("transformers", extra="dev").TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             ours = _steps_of(loader, args.gradient_accumulation_steps)
-            theirs = state.stateful_callbacks.get(RECORD, {}) if state.global_step else ours
-            for name, value in ours.items():
+            theirs = state.stateful_callbacks.get(RECORD) if state.global_step else ours
+            if theirs is None:
+                log.warning(UNCHECKED, state.global_step)
+            for name, value in ours.items() if theirs else ():
                 if theirs.get(name) != value:
                     raise StateError(
                         f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
