@@ -30,6 +30,7 @@ ALLOWED = {
     "ranks.py": ("_get_default_store", "torch has no public way to the store of the ranks"),
     "distributed/failures.py": ("_exit", "the main thread is in a call that cannot be ended"),
     "loaders/workers.py": ("_exit _thread", "a forked worker must not run the parent's clean-up"),
+    "testing/conformance/launches.py": ("_exit", "as above, of a forked rank"),
     "training/run/signals.py": ("_exit", "the second Ctrl-C ends a run that hangs"),
     "training/config/compose.py": (
         "_get_node _is_missing _is_none _is_interpolation",

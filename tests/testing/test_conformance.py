@@ -92,9 +92,10 @@ def test_the_table_joins_equal_rows_and_numbers_the_reasons():
     found = {("one", "chunked", world): {"end": "exact"} for world in (1, 2)}
     found |= {("two", "stream", 1): {"end": "refused: because"}}
     lines = command.table(found, ["torch 2"]).splitlines()
-    assert lines[2:5] == [
+    assert lines[2:6] == [
         "| one | chunked | 1, 2 | exact |",
         "| two | stream | 1 | refused (1) |",
+        "",
         "1. because",
     ]
     with pytest.raises(ConfigError, match="no engine is called 'three': use plain, torchrun, dcp"):

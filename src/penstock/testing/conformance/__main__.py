@@ -44,7 +44,7 @@ def table(results: dict[tuple[str, str, int], dict[str, str]], versions: Sequenc
     for row, worlds in rows.items():
         lines.append([row[0], row[1], ", ".join(map(str, worlds)), *row[2:]])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    text += "".join(f"\n{n}. {why}" for n, why in enumerate(["", *reasons]) if n)
+    text += "\n" + "".join(f"\n{n}. {why}" for n, why in enumerate(reasons, start=1))
     return f"{text}\n\nRun with {', '.join(versions)}.\n"
 
 
