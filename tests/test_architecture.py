@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "penstock"
 
 MOST_PUBLIC_NAMES = 36
 MOST_LINES = 500  # of a module
-MOST_MODULES = 220
+MOST_MODULES = 230
 
 # access to private names that is left: by file, the names and why
 ALLOWED = {
@@ -32,6 +32,7 @@ ALLOWED = {
     "ranks.py": ("_get_default_store", "torch has no public way to the store of the ranks"),
     "distributed/failures.py": ("_exit", "the main thread is in a call that cannot be ended"),
     "loaders/workers.py": ("_exit _thread", "a forked worker must not run the parent's clean-up"),
+    "testing/conformance/launches.py": ("_exit", "as above, of a forked rank"),
     "training/run/trainer.py": ("_exit", "the second Ctrl-C ends a run that hangs"),
     "training/config/compose.py": (
         "_get_node _is_missing _is_none _is_interpolation",

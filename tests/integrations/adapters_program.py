@@ -168,7 +168,7 @@ class Fed(Trainer):
         self.data = data
 
     def get_train_dataloader(self):
-        return TrainerLoader(self.data.train_dataloader())
+        return TrainerLoader(self.data.train_dataloader(), self)
 
 
 def trainer(directory, phase, workers=0):

@@ -351,7 +351,7 @@ class Named(Numbers):
 
 
 @pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
-def test_a_trainer_given_a_loader_as_it_is_trains_and_refuses_to_resume(tmp_path, name):
+def test_a_trainer_given_a_loader_as_it_is_trains_and_refuses_to_resume(tmp_path, name, caplog):
     make = partial(named, name, tmp_path)
     seen = hugging_face(make(), tmp_path, resume=False)
     assert seen == [ids(batch) for batch in islice(forever(make()), SAVED)]
@@ -360,6 +360,41 @@ def test_a_trainer_given_a_loader_as_it_is_trains_and_refuses_to_resume(tmp_path
     if name != "replay":  # as advised: the same checkpoint, exactly
         found = hugging_face(TrainerLoader(make()), tmp_path, resume=True)
         assert found == expected(make)
+        assert "does not say of which batches" in caplog.text
+
+
+class Checked(Fed):
+    """A Trainer whose checkpoints say what its steps are made of."""
+
+    def get_train_dataloader(self):
+        return TrainerLoader(self.fed, self)
+
+
+def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(globals(), "Fed", Checked)
+    rows = [{"relevance": float(i)} for i in range(SAMPLES)]
+    make = partial(ChunkedDataLoader, rows, shuffle=True)
+    hugging_face(make(batch_size=BATCH), tmp_path, resume=False)
+    for loader, what in [
+        (make(batch_size=2), r"batch_size \* world_size 4, this run 2: its 15 steps would be"),
+        (make(batch_size=BATCH, seed=1), "has seed 42, this run 1"),
+    ]:
+        with pytest.raises(StateError, match=what):
+            hugging_face(loader, tmp_path, resume=True)
+    found = hugging_face(make(batch_size=BATCH), tmp_path, resume=True)
+    assert found == expected(partial(make, batch_size=BATCH)) and not caplog.text
+
+
+def test_what_a_loader_skips_is_not_lost_in_a_distributed_checkpoint(kinds, tmp_path):
+    loader = kinds["chunked"]()
+    loader.skip(0, 20, 28)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+    resumed = kinds["chunked"]()
+    with pytest.raises(Exception, match=r"call loader\.skip as before, then load"):
+        dcp.load({"loader": resumed}, checkpoint_id=tmp_path)
+    resumed.skip(0, 20, 28)  # as advised
+    dcp.load({"loader": resumed}, checkpoint_id=tmp_path)
+    assert resumed.state_dict() == loader.state_dict()
 
 
 @pytest.mark.parametrize("name", ["replay", "chunked, chunk_size", "sampler="])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
+from penstock.extras import optional
 from penstock.loaders import Loader
 
 Address: TypeAlias = tuple[int, int]  # epoch, step
+RECORD: Final = "PenstockSteps"  # in the trainer's state
+UNCHECKED: Final = (
+    "the Trainer continues after %s steps, and its checkpoint does not say of which batches: this "
+    "is exact with the batch_size * world_size and gradient_accumulation_steps of before; use "
+    "TrainerLoader(loader, trainer), which checks it"
+)
+
+log = logging.getLogger("penstock")
 
 
 class TrainerLoader(DataLoader[Any]):
@@ -22,27 +32,36 @@ class TrainerLoader(DataLoader[Any]):
     at an address, seeking if needed. A loader built around them delivers the right batches, read by
     the workers of the Penstock loader. Nothing has to be saved besides the trainer's step count.
 
+    A step count means other samples if the steps are made of other batches. With ``trainer``, its
+    checkpoints record what the steps are made of, and a resume with something else is refused.
+
     Args:
         loader: A loader without ``chunk_size``.
+        trainer: The trainer; None for a resume that is not checked.
 
     ::
 
         class MyTrainer(Trainer):
             def get_train_dataloader(self):
-                return TrainerLoader(module.train_dataloader())
+                return TrainerLoader(module.train_dataloader(), self)
     """
 
     # else accelerate would split the addresses between ranks, and the loader does so already
     _is_accelerate_prepared = True
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, trainer: Any = None) -> None:
         if not isinstance(loader, Loader) or loader.position.chunk is not None:
             found = type(loader).__name__
             raise ConfigError(f"give a Penstock loader without chunk_size, got {found}")
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
-            _Addressed(loader), batch_sampler=self._addresses, collate_fn=_unchanged, num_workers=0
+            _Addressed(loader, checked=trainer is not None),
+            batch_sampler=self._addresses,
+            collate_fn=_unchanged,
+            num_workers=0,
         )
+        if trainer is not None:
+            trainer.add_callback(_step_check(loader))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -73,8 +92,8 @@ class _Addresses:
 class _Addressed(Dataset[Any]):
     """A dataset whose items are whole batches, by their addresses."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, *, checked: bool) -> None:
+        self._loader, self._checked = loader, checked
         self._batches: Iterator[Any] = iter(())
         self._next: Address | None = None
 
@@ -83,11 +102,46 @@ class _Addressed(Dataset[Any]):
 
     def __getitems__(self, addresses: list[Address]) -> Any:
         (address,) = addresses
+        if self._next is None and address != (0, 0) and not self._checked:
+            log.warning(UNCHECKED, address[0] * len(self._loader) + address[1])
         if address != self._next or address[1] == 0:
             self._loader.seek(*address)
             self._batches = iter(self._loader)
         self._next = (address[0], address[1] + 1)
         return next(self._batches)
+
+
+def _step_check(loader: Loader) -> Any:
+    """Return a callback that records what steps are made of, and compares it at a resume."""
+
+    class StepCheck(optional("transformers", extra="dev").TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ours = _steps_of(loader, args.gradient_accumulation_steps)
+            theirs = state.stateful_callbacks.get(RECORD) if state.global_step else ours
+            if theirs is None:
+                log.warning(UNCHECKED, state.global_step)
+            for name, value in ours.items() if theirs else ():
+                if theirs.get(name) != value:
+                    raise StateError(
+                        f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
+                        f"{value!r}: its {state.global_step} steps would be other samples; resume "
+                        f"with the same {name}, or save loader.state_dict() in a loop of your own"
+                    )
+            state.stateful_callbacks[RECORD] = ours  # is in every checkpoint from here on
+
+    return StepCheck()
+
+
+def _steps_of(loader: Loader, accumulated: int) -> dict[str, Any]:
+    """Return what the samples of an optimizer step depend on."""
+    position, steps = ("format", "epoch", "position"), loader.plan.steps
+    order = {name: value for name, value in loader.state_dict().items() if name not in position}
+    return {
+        "batch_size * world_size": steps.batch * steps.world,
+        "gradient_accumulation_steps": accumulated,
+        "drop_last": steps.drop_last,
+        **order,
+    }
 
 
 def _unchanged(batch: Any) -> Any:

@@ -12,6 +12,7 @@ from penstock.order.skips import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"
+FORMAT_WITH_SKIPS: Final = "penstock/2"  # not read by what would ignore the skips
 
 WORDS: Final = {
     "order": "{!r} order",
@@ -59,7 +60,7 @@ def to_state(
     state: dict[str, Any] = {"format": FORMAT, "epoch": cursor.epoch, "position": cursor.position}
     state |= order.identity()
     if skips:
-        state["skipped"] = [list(skipped) for skipped in skips.ranges]
+        state |= {"format": FORMAT_WITH_SKIPS, "skipped": [list(each) for each in skips.ranges]}
     if fingerprint is not None:
         state["fingerprint"] = fingerprint
     return state
@@ -73,7 +74,12 @@ def check_format(state: Mapping[str, Any]) -> None:
             f"this is not a loader state: it has no 'format' field, got {_brief(state)}; "
             "pass load_state_dict what state_dict returned"
         )
-    if not isinstance(found, str) or found != FORMAT:
+    if found == FORMAT_WITH_SKIPS and not state.get("skipped"):
+        raise StateError(
+            "the state skips positions, but does not say which: torch.distributed.checkpoint loads "
+            "only what the loader has already; call loader.skip as before, then load"
+        )
+    if not isinstance(found, str) or found not in (FORMAT, FORMAT_WITH_SKIPS):
         raise StateError(
             f"the state has format {_brief(found)}, this release reads {FORMAT!r}: "
             "load it with the release of Penstock that wrote it"

@@ -1,0 +1,269 @@
+"""The trainers that Penstock is tested with, each as a small program for `conformance`.
+
+They are also what to copy: each trains, validates after every chunk, saves and resumes in the way
+that its documentation recommends.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock.extras import optional
+from penstock.integrations.huggingface import TrainerLoader
+from penstock.integrations.ray import RayTraining
+from penstock.testing.conformance.launches import Engine, Launch, Run, run_rank, torchrun
+
+
+class Network(torch.nn.Module):
+    """One weight, and a loss; records what it is given in training and in evaluation."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.weight, self.run = torch.nn.Parameter(torch.ones(1)), run
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss of a batch."""
+        (self.run.trained if self.training else self.run.scored)({"ids": ids})
+        return {"loss": (self.weight - ids.float() / 100).square().mean()}
+
+    def __deepcopy__(self, memo: Any) -> Network:
+        return self
+
+
+def train(run: Run, loader: Any, model: torch.nn.Module, step: Any, save: Any) -> None:
+    """Train chunk by chunk until the launch ends."""
+    validation = run.make_validation()
+    while not run.done:
+        for batch in loader:
+            step(model(batch["ids"])["loss"])
+            if run.due is not None:
+                save(run.due)
+            if run.done:
+                return
+        model.eval()
+        for batch in validation:
+            model(batch["ids"])
+        model.train()
+
+
+def stepper(run: Run, optimizer: torch.optim.Optimizer) -> Any:
+    """Return a function that goes backward, and steps once in ``accumulate`` calls."""
+
+    def step(loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        if run.batches % run.launch.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def distributed(run: Run, model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model for the ranks of this launch."""
+    return model if run.launch.world == 1 else DistributedDataParallel(model)
+
+
+def plain(run: Run) -> None:
+    """A loop that saves the loader's state in the file of the model."""
+    task, model = run.launch, distributed(run, Network(run))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with closing(run.make_loader()) as loader:
+        if task.resume_from is not None:
+            saved = torch.load(task.resume_from, weights_only=True)
+            model.load_state_dict(saved["model"], strict=False)
+            loader.load_state_dict(saved["loader"])
+
+        def save(path: Any) -> None:
+            if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, path)
+
+        train(run, loader, model, stepper(run, optimizer), save)
+
+
+def checkpointed(run: Run) -> None:
+    """A loop with ``torch.distributed.checkpoint``, as TorchTitan: the loader is one entry."""
+    task, network = run.launch, Network(run)
+    model = distributed(run, network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with closing(run.make_loader()) as loader:
+        state = {"model": network.state_dict(), "loader": loader}
+        if task.resume_from is not None:
+            load(state, checkpoint_id=task.resume_from)
+        train(
+            *(run, loader, model, stepper(run, optimizer)),
+            lambda path: save_shards(state, checkpoint_id=path),
+        )
+
+
+def accelerated(run: Run) -> None:
+    """A loop with accelerate's ``prepare``, ``save_state`` and ``load_state``."""
+    accelerate, task = optional("accelerate", extra="dev"), run.launch
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=task.accumulate)
+    network = Network(run)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(network, optimizer, run.make_loader())
+    if task.resume_from is not None:
+        accelerator.load_state(str(task.resume_from))
+
+    def step(loss: torch.Tensor) -> None:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(run, loader, model, step, lambda path: accelerator.save_state(str(path)))
+    loader.close()
+
+
+def lightning(run: Run) -> None:
+    """Lightning with `ChunkedTraining`."""
+    pl = optional("lightning.pytorch", extra="lightning")
+    from penstock.integrations.lightning import ChunkedTraining
+
+    task = run.launch
+
+    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = Network(run)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.network(batch["ids"])
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.network(batch["ids"])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    saving = pl.callbacks.ModelCheckpoint(
+        task.folder,
+        "checkpoint-{step}",
+        auto_insert_metric_name=False,
+        every_n_train_steps=1,
+        save_top_k=-1,
+    )
+    _quiet("lightning.pytorch", "lightning.fabric")
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=task.world,
+        strategy="ddp" if task.world > 1 else "auto",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        accumulate_grad_batches=task.accumulate,
+        max_steps=task.until // task.accumulate,
+        max_epochs=-1,
+        callbacks=[ChunkedTraining(), *([saving] if task.save_at else [])],
+        enable_checkpointing=bool(task.save_at),
+    )
+    resumed = task.resume_from and f"{task.resume_from}.ckpt"
+    loaders = {"train_dataloaders": run.make_loader(), "val_dataloaders": run.make_validation()}
+    trainer.fit(Module(), ckpt_path=resumed, **loaders)
+
+
+def hugging_face(run: Run) -> None:
+    """Hugging Face's ``Trainer`` with a `TrainerLoader`."""
+    transformers, task = optional("transformers", extra="dev"), run.launch
+    _quiet("transformers")
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> Any:
+            return TrainerLoader(run.make_loader(), self)
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return run.make_validation()
+
+    settings = transformers.TrainingArguments(
+        output_dir=str(task.folder),
+        max_steps=task.until // task.accumulate,
+        gradient_accumulation_steps=task.accumulate,
+        save_strategy="steps" if task.save_at else "no",
+        save_steps=1,
+        eval_strategy="epoch",
+        logging_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = Trainer(Network(run), settings, eval_dataset=[0])
+    trainer.train(resume_from_checkpoint=task.resume_from and str(task.resume_from))
+
+
+def ray_train(run: Run) -> None:
+    """The loop of a worker of Ray Train."""
+    from ray.train import Checkpoint
+
+    task, network = run.launch, Network(run)
+    model = distributed(run, network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with closing(run.make_loader()) as loader:
+        training = RayTraining(loader)
+        resumed = task.resume_from and Checkpoint.from_directory(task.resume_from)
+        with training.resume(resumed) as folder:
+            if folder is not None:
+                network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+
+        def save(path: Path) -> None:
+            training.report(
+                {"batches": run.batches},
+                lambda folder: torch.save(network.state_dict(), folder / "model.pt"),
+                checkpoint_dir_name=path.name,
+            )
+
+        train(run, loader, model, stepper(run, optimizer), save)
+
+
+def start_ray(engine: Engine, task: Launch) -> bool:
+    """Run a launch with ``TorchTrainer``; return whether it failed."""
+    ray = optional("ray", extra="ray")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    def work() -> None:
+        run_rank(engine, task)
+
+    trainer = TorchTrainer(
+        work,
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=task.world, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(name=task.folder.name, storage_path=str(task.folder.parent)),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError:
+        return True
+    return False
+
+
+def _quiet(*loggers: str) -> None:
+    """Leave out what other libraries say about themselves."""
+    warnings.filterwarnings("ignore")
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+ENGINES: Final = {
+    "plain": Engine("plain loop", plain),
+    "torchrun": Engine("plain loop, torchrun", plain, start=torchrun("plain")),
+    "dcp": Engine("torch.distributed.checkpoint", checkpointed),
+    "lightning": Engine("Lightning", lightning, ("lightning",)),
+    "accelerate": Engine("accelerate", accelerated, ("accelerate",)),
+    "huggingface": Engine("Hugging Face Trainer", hugging_face, ("transformers",), chunks=False),
+    "ray": Engine("Ray Train", ray_train, ("ray",), start=start_ray),
+}

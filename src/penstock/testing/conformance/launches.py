@@ -1,0 +1,312 @@
+"""A trainer as a program, and its launches in real processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from penstock.errors import PenstockError
+from penstock.loaders import ChunkedDataLoader, StreamLoader
+from penstock.loaders.replay import ReplayLoader
+from penstock.ranks import current_topology
+
+SAMPLES: Final = 118
+SCORED: Final = range(1000, 1007)  # samples of a validation
+GLOBAL_BATCH: Final = 12  # 10 batches an epoch, the last one of 10 samples
+CHUNK: Final = 4  # batches; the chunks of an epoch have 4, 4 and 2
+TIMEOUT_SECONDS: Final = 240
+LOADERS: Final = ("chunked", "stream", "replay")
+
+
+class Rows(Dataset[dict[str, int]]):
+    """Samples that contain their number."""
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"ids": self.numbers[index]}
+
+
+class Unindexed(IterableDataset[dict[str, int]]):
+    """The same samples in an order that cannot be indexed, split over ranks."""
+
+    sharded = True
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the order of this epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        order = np.random.default_rng(self.epoch).permutation(SAMPLES).tolist()
+        here = current_topology(None, None)
+        return ({"ids": number} for number in order[here.rank :: here.world])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a trainer.
+
+    Args:
+        folder: Where its checkpoints go.
+        loader: One of `LOADERS`.
+        world: Number of ranks.
+        batch_size: Samples of a rank's batch.
+        until: Batches of a rank after which it ends, counted from the beginning of training.
+        accumulate: Batches of an optimizer step.
+        save_at: The counts of batches at which it saves a checkpoint.
+        killed_at: The batch that the last rank does not survive; None for no such batch.
+        resume_from: The checkpoint to continue from; None to begin.
+        first: The count of batches there.
+        chunk_size: Batches of a chunk; None for whole epochs.
+    """
+
+    folder: Path
+    loader: str
+    world: int
+    batch_size: int
+    until: int = 16
+    accumulate: int = 1
+    save_at: tuple[int, ...] = ()
+    killed_at: int | None = None
+    resume_from: Path | None = None
+    first: int = 0
+    chunk_size: int | None = CHUNK
+
+    def checkpoint(self, batches: int) -> Path:
+        """Return the path of the checkpoint after this many batches."""
+        return self.folder / f"checkpoint-{batches // self.accumulate}"
+
+
+class Run:
+    """What a program is given on every rank: its task, its loaders, and whom to tell.
+
+    Args:
+        launch: The task.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.batches = launch, launch.first
+        self._diary: Any = None
+
+    def make_loader(self) -> Any:
+        """Return the training loader, whose batches are ``{"ids": numbers}``."""
+        task = self.launch
+        return make_loader(task.loader, task.batch_size, task.chunk_size)
+
+    def make_validation(self) -> Any:
+        """Return the loader of the validation."""
+        return ChunkedDataLoader(Rows(SCORED), 2, evaluation=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether the launch has trained all its batches."""
+        return self.batches >= self.launch.until
+
+    @property
+    def due(self) -> Path | None:
+        """The checkpoint to save now; None if there is none."""
+        now = self.batches in self.launch.save_at
+        return self.launch.checkpoint(self.batches) if now else None
+
+    def trained(self, batch: Any) -> None:
+        """Record a batch that is trained on; call it before its optimizer step.
+
+        Args:
+            batch: What the loader delivered.
+        """
+        self.batches += 1
+        self._write("train", batch)
+        if self.batches == self.launch.killed_at:
+            if self.launch.world > 1:
+                dist.barrier()  # every rank has recorded this batch
+            if current_topology(None, None).rank == self.launch.world - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def scored(self, batch: Any) -> None:
+        """Record a batch of the validation."""
+        self._write("score", batch)
+
+    def refused(self, error: BaseException) -> None:
+        """Record that the trainer refused to begin or to continue."""
+        self._write("refuse", {"ids": np.empty(0)}, " ".join(str(error).split()))
+
+    def _write(self, event: str, batch: Any, text: str = "") -> None:
+        if self._diary is None:
+            rank = current_topology(None, None).rank
+            self._diary = (self.launch.folder / f"rank-{rank}.jsonl").open("a")
+        ids = np.asarray(batch["ids"]).tolist()
+        self._diary.write(json.dumps([event, ids, text]) + "\n")
+        self._diary.flush()
+
+
+def make_loader(kind: str, batch_size: int, chunk_size: int | None) -> Any:
+    """Return a training loader over `SAMPLES` numbers.
+
+    Args:
+        kind: One of `LOADERS`.
+        batch_size: Samples of a batch on this rank.
+        chunk_size: Batches of a chunk; None for whole epochs. ``"replay"`` has no chunks.
+    """
+    if kind == "replay":
+        return ReplayLoader(Unindexed(), batch_size=batch_size, num_workers=0, collate=None, seed=7)
+    if kind == "chunked":
+        return ChunkedDataLoader(Rows(range(SAMPLES)), batch_size, chunk_size, shuffle=True, seed=7)
+    blocks = {"block_samples": 4, "window_blocks": 3, "lanes": 6}
+    options: dict[str, Any] = {"chunk_size": chunk_size, "drop_last": False, "seed": 7, **blocks}
+    return StreamLoader({"ids": np.arange(SAMPLES)}, batch_size, **options)
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    """Yield the batches of all chunks and epochs."""
+    while True:
+        yield from loader
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A trainer, as the kit sees it.
+
+    Args:
+        name: Its name in the table.
+        program: Called as ``program(run)`` on every rank: trains until ``run.done``, saves to
+            ``run.due``, continues from ``run.launch.resume_from``.
+        packages: The modules it needs; their versions are in the table.
+        loaders: Which of `LOADERS` to use.
+        chunks: Whether it takes loaders with a chunk size; else a chunk is an epoch.
+        start: Runs a launch and returns whether it failed; None forks a process per rank.
+    """
+
+    name: str
+    program: Callable[[Run], None]
+    packages: tuple[str, ...] = ("torch",)
+    loaders: tuple[str, ...] = LOADERS
+    chunks: bool = True
+    start: Callable[[Engine, Launch], bool] | None = None
+
+    def launch(self, task: Launch) -> bool:
+        """Run one launch to its end; return whether a rank failed."""
+        task.folder.mkdir(parents=True, exist_ok=True)
+        return (self.start or fork_ranks)(self, task)
+
+
+# -- real ranks
+
+
+def fork_ranks(engine: Engine, task: Launch) -> bool:
+    """Run a launch in forked processes, with the environment that ``torchrun`` gives to each.
+
+    Forking needs a process without threads. As with ``torchrun``, all ranks end when one fails.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=_rank_main, args=(engine, task, rank, port))
+        for rank in range(task.world)
+    ]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while any(process.is_alive() for process in ranks):
+        wait([process.sentinel for process in ranks if process.exitcode is None], timeout=1)
+        if any(process.exitcode for process in ranks) or time.monotonic() > deadline:
+            for process in ranks:
+                process.kill()
+                process.join()
+    return any(process.exitcode for process in ranks)
+
+
+def _rank_main(engine: Engine, task: Launch, rank: int, port: int) -> None:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": task.world, "MASTER_PORT": port}
+    numbers |= {"LOCAL_WORLD_SIZE": task.world, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": port}
+    if task.world > 1:
+        os.environ.update({name: str(number) for name, number in numbers.items()})
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    code = 1
+    with (task.folder / f"rank-{rank}.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        code = run_rank(engine, task)
+    except BaseException:  # noqa: BLE001 - to its log; the code says that it failed
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # gloo's threads sometimes abort an interpreter that ends
+
+
+def run_rank(engine: Engine, task: Launch) -> int:
+    """Run a launch on this rank, whose place is in the environment; return its exit code."""
+    torch.set_num_threads(1)
+    if task.world > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    run = Run(task)
+    try:
+        engine.program(run)
+    except (PenstockError, RuntimeError, ValueError) as error:
+        found = _refusal(error)
+        if found is None:
+            raise
+        run.refused(found)
+    if task.world > 1:
+        dist.barrier()  # rank 0 keeps the store
+    return 0
+
+
+def torchrun(address: str) -> Callable[[Engine, Launch], bool]:
+    """Return a ``start`` of an `Engine` that runs its launches with the real ``torchrun``.
+
+    Args:
+        address: Where the processes find the engine: its name in the command, or
+            ``module:attribute``.
+    """
+
+    def start(engine: Engine, task: Launch) -> bool:
+        file = task.folder / "launch.json"
+        file.write_text(json.dumps(asdict(task), default=str))
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={task.world}", "--standalone"]
+        ours = ["-m", "penstock.testing.conformance", address, "--launch", str(file)]
+        with (task.folder / "torchrun.log").open("w") as log:
+            run = [sys.executable, "-m", *torchrun, *ours]
+            done = subprocess.run(run, stdout=log, stderr=log, check=False)
+        return done.returncode != 0
+
+    return start
+
+
+def read_launch(file: Path) -> Launch:
+    """Return the launch that `torchrun` wrote to a file."""
+    task = json.loads(file.read_text())
+    paths = {name: task[name] and Path(task[name]) for name in ("folder", "resume_from")}
+    return Launch(**task | paths | {"save_at": tuple(task["save_at"])})
+
+
+def _refusal(error: BaseException | None) -> PenstockError | None:
+    """Return the Penstock error in a chain of errors: trainers wrap what a loader raises."""
+    while error is not None and not isinstance(error, PenstockError):
+        error = error.__cause__ or error.__context__
+    return error

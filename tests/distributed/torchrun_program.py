@@ -1,0 +1,77 @@
+"""A plain loop whose ranks come and go, with what each of them trained written down: for tests.
+
+    torchrun --nnodes=1:4 ... torchrun_program.py FOLDER
+
+Every start of the ranks is an attempt with a folder of its own. It begins at the last checkpoint,
+which is written every few steps.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from penstock import ChunkedDataLoader
+from penstock.distributed import agree
+
+
+def train(folder, resume, save):
+    """Train to the end: ``resume(loader)`` finds the last checkpoint, ``save(loader)`` adds one."""
+    settings = json.loads((folder / "settings.json").read_text())
+    numbers = torch.arange(settings["samples"])
+    loader = ChunkedDataLoader(numbers, 5, settings["chunk"], shuffle=True, seed=3)
+    resume(loader)
+    agree(loader)
+    attempt = [len(list(folder.glob("attempt-*")))]
+    if dist.get_rank() == 0:
+        (folder / f"attempt-{attempt[0]}").mkdir()
+    dist.broadcast_object_list(attempt)
+    state, step, room = loader.state_dict(), 0, folder / f"attempt-{attempt[0]}"
+    gate = settings["gates"][attempt[0] % len(settings["gates"])]
+    place = [dist.get_world_size(), state["epoch"], state["position"]]
+    with (room / f"rank-{dist.get_rank()}.jsonl").open("w") as diary:
+        diary.write(json.dumps([os.getpid(), *place]) + "\n")
+        while loader.state_dict()["epoch"] < settings["epochs"]:
+            for batch in loader:
+                state, step = loader.state_dict(), step + 1
+                diary.write(json.dumps([state["epoch"], state["position"], batch.tolist()]) + "\n")
+                diary.flush()
+                dist.all_reduce(torch.ones(1))  # every rank wrote down this step
+                if step % settings["every"] == 0:
+                    save(loader)
+                if step == gate:
+                    wait_for_event(folder, attempt[0])
+
+
+def wait_for_event(folder, attempt):
+    """Go on when the test has done what it does in this attempt."""
+    while not any((folder / name).exists() for name in (f"go-on-{attempt}", "go-on")):
+        time.sleep(0.02)
+
+
+def main(folder):
+    checkpoint = folder / "checkpoint.json"
+
+    def resume(loader):
+        if checkpoint.exists():
+            loader.load_state_dict(json.loads(checkpoint.read_text()))
+
+    def save(loader):
+        if dist.get_rank() == 0:
+            beside = checkpoint.with_suffix(".new")
+            beside.write_text(json.dumps(loader.state_dict()))
+            beside.replace(checkpoint)
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    train(folder, resume, save)
+    dist.barrier()
+    os._exit(0)  # gloo's threads sometimes abort an interpreter that ends
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
