@@ -199,9 +199,10 @@ class HeldRows:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
         source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
-        spans = simple or source.needs(samples)
+        located = None if simple else source.locate(samples)
+        spans = simple or source.needs(samples, located)
         bases = self._read(spans, place)
-        places = None if simple else source.places(samples, spans)
+        places = None if simple else source.places(samples, spans, located)
         first, outputs = place * self.block, source.outputs
         for name, table in self._tables.items():
             table, output = table[first : first + len(samples)], outputs[name]
