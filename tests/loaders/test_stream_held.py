@@ -1,13 +1,16 @@
 """Rows held once: faults, replaced blocks, kept batches and memory, as with any other stream."""
 
+import copy
 import json
+import pickle
 import threading
 
 import numpy as np
 import pytest
 import torch
+import zarr
 
-from penstock import StreamLoader
+from penstock import StreamLoader, open_source
 from penstock.errors import PlanError, SourceError, WorkerError
 from penstock.sources.base import Field, composed
 from penstock.streaming import held_rows
@@ -154,3 +157,19 @@ def test_windows_of_77_megabytes_are_mixed_within_the_budget(steps, budget, bloc
     assert min(loader.window_blocks, loader.samples // loader.block_samples) >= blocks
     with pytest.raises(PlanError, match="too small"):
         StreamLoader(Declared(960, 20_480), 32, steps=25, memory_budget="100MB")
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_loader_that_holds_rows_or_labels_can_be_copied(again, tmp_path):
+    zarr.create_array(tmp_path / "x.zarr", data=ROWS, chunks=(10, 4))
+    zarr.create_array(tmp_path / "y.zarr", data=np.arange(600), chunks=(600,))
+    labelled = open_source({"x": tmp_path / "x.zarr", "y": tmp_path / "y.zarr"})
+    for options in ({"steps": STEPS, "window_blocks": 4}, {}):
+        with StreamLoader(labelled, 8, **options) as loader:
+            batches = iter(loader)
+            next(batches)
+            with again(loader) as other:
+                one, two = next(batches), next(iter(other))
+                assert torch.equal(one["x"], two["x"]) and torch.equal(one["y"], two["y"])

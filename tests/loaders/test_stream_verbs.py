@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from penstock import ChunkedDataLoader, StreamLoader
 from penstock.errors import PlanError
 from penstock.loaders import stream_settings
+from penstock.order import Cursor
 from penstock.sources.base import composed
+from penstock.sources.memory import MemorySource
 from penstock.streaming import copies
+from penstock.streaming.planner import Segment, plan_parts
 from penstock.testing import WatchedSource
 
 ROWS = np.arange(60 * 6 * 8, dtype="i4").reshape(60, 6, 8)
@@ -113,6 +116,69 @@ def test_every_chain_delivers_what_take_returns(
     assert len(set(seen)) == len(seen)
     if not drop_last:
         assert sorted(seen) == list(range(len(source)))
+
+
+class Tiled(MemorySource):
+    """Images that are decoded in chunks of 1 x 8 x 8, and count them."""
+
+    def __init__(self, images):
+        super().__init__(images)
+        self.decoded = 0
+
+    @property
+    def chunks(self):
+        return {"": (1, 8, 8)}
+
+    @property
+    def block_samples(self):
+        return 1
+
+    def _view(self, start, stop):
+        return None
+
+    def read_box(self, field, start, stop, low, high, out):
+        (y, x), (v, w) = low, high
+        self.decoded += (stop - start) * (-(-v // 8) - y // 8) * (-(-w // 8) - x // 8)
+        out[...] = self._arrays[""][start:stop, y:v, x:w]
+
+    def _read(self, start, stop, out):
+        if "" in out:
+            self.read_box("", start, stop, (0, 0), self._fields[""].shape, out[""])
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 1.0), ({"stride": (2, 2)}, 2.3), ({"random": True}, 3.3)],
+    ids=["grid", "overlapping", "random"],
+)
+def test_chunks_of_patches_are_decoded_as_often_as_the_page_says(options, most):
+    images = np.arange(60 * 32 * 32, dtype="i4").reshape(60, 32, 32)
+    source = Tiled(images)
+    patches = source.patches((4, 4), **options)
+    with StreamLoader(patches, 20, memory_budget="2MB", drop_last=False) as loader:
+        (page,) = [line for line in loader.describe().splitlines() if "decoding" in line]
+        source.decoded = 0
+        for step, batch in enumerate(loader):
+            wanted = taken(patches, loader.samples_at(step, 0), loader.seed, 0)
+            assert np.array_equal(batch, wanted)
+        assert loader.buffer_bytes <= 2_000_000
+    with StreamLoader(patches, 20, memory_budget="2MB", threads=1) as again:
+        reads = list(epoch_reads(again))
+        source.decoded = 0
+        for read in reads:
+            out = {"": np.empty((read.count, 4, 4), "i4")}
+            patches.read(read.start, read.start + read.count, out)
+    assert source.decoded / (60 * 16) <= most
+    said = float(page.split()[1]) * len(patches) * 16 / (60 * 32 * 32)
+    assert said == pytest.approx(source.decoded / (60 * 16), rel=0.15)
+
+
+def epoch_reads(loader):
+    """The blocks that one epoch reads."""
+    plan, cursor = loader.plan, Cursor()
+    segment = Segment.of(plan.steps, cursor, plan.steps.steps_from(0))
+    for part in plan_parts(plan, plan.order, iter([segment])):
+        yield from part.reads
 
 
 @pytest.mark.parametrize("executor", ["inline", "threads"])

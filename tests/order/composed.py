@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,20 @@ def feasible(size: int, batch: int, world: int, drop: bool) -> bool:
     return size >= batch * world if drop else size >= world and not (batch == 1 and size % world)
 
 
-def deliver_on_changing_ranks(order: Order, data: Any, epoch: int = 0) -> tuple[Indices, int]:
+# batch size, world and steps until the next change; drawn at once, as laws may end at any time
+changes = st.lists(
+    st.tuples(st.integers(2, 9), st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=9
+)
+
+
+def deliver_on_changing_ranks(order: Order, changes: Any, epoch: int = 0) -> tuple[Indices, int]:
     """What all ranks get in an epoch while batch size and world change, and how many are left."""
     p, got = 0, []
-    for _ in range(300):
-        batch, world = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 5))
+    for batch, world, count in islice(cycle(changes), 300):
         if not feasible(order.size, batch, world, False):
             batch, world = 2, 1
         steps = Steps(order.size, batch, world, order.lanes, drop_last=False)
-        for _ in range(data.draw(st.integers(1, 8))):
+        for _ in range(count):
             q = steps.stop(p)
             if q > p:
                 got += [order.at(epoch, steps.rank_positions(p, r)) for r in range(world)]

@@ -14,7 +14,7 @@ from penstock.errors import PlanError
 from penstock.order import BlockOrder, ShuffledOrder, Steps
 from penstock.order.mixture import MixtureOrder, counts_of, shortest_counts
 from penstock.order.weighted import WeightedOrder
-from tests.order.composed import DTYPES, deliver_on_changing_ranks, one, seeds
+from tests.order.composed import DTYPES, changes, deliver_on_changing_ranks, one, seeds
 
 some_weights = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5)
 few = settings(max_examples=12)
@@ -126,9 +126,9 @@ def test_all_positions_of_a_sample_are_found(mixture, epoch, first):
 
 
 @few
-@given(mixtures(), st.integers(0, 3), st.data())
-def test_a_mixture_is_the_same_on_any_sequence_of_ranks(mixture, epoch, data):
-    got, left = deliver_on_changing_ranks(mixture, data, epoch)
+@given(mixtures(), st.integers(0, 3), changes)
+def test_a_mixture_is_the_same_on_any_sequence_of_ranks(mixture, epoch, change):
+    got, left = deliver_on_changing_ranks(mixture, change, epoch)
     assert Counter(got.tolist()) <= Counter(one(mixture, epoch).tolist())
     assert len(got) == mixture.size - left and left < 5
 

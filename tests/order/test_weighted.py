@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.order import ShuffledOrder
 from penstock.order.weighted import COPY, Reweighted, WeightedBlocks, WeightedOrder, fixed_point
-from tests.order.composed import DTYPES, deliver_on_changing_ranks, one, seeds
+from tests.order.composed import DTYPES, changes, deliver_on_changing_ranks, one, seeds
 
 integer_weights = st.lists(st.integers(0, 50), min_size=1, max_size=60).filter(any)
 float_weights = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60).filter(
@@ -97,15 +97,15 @@ def test_over_many_epochs_a_sample_gets_its_due():
 
 
 @settings(max_examples=20)
-@given(integer_weights, integer_weights, st.integers(1, 80), seeds, st.integers(1, 5), st.data())
-def test_new_weights_change_nothing_before_them(first, second, places, seed, epoch, data):
+@given(integer_weights, integer_weights, st.integers(1, 80), seeds, st.integers(1, 5), changes)
+def test_new_weights_change_nothing_before_them(first, second, places, seed, epoch, change):
     n = min(len(first), len(second))
     assume(any(first[:n]) and any(second[:n]))
     old, new = WeightedOrder(first[:n], places, seed), WeightedOrder(second[:n], places, seed)
     order = Reweighted([(0, old), (epoch, new)])
     for e in range(epoch + 2):
         assert np.array_equal(one(order, e), one(old if e < epoch else new, e))
-    got, left = deliver_on_changing_ranks(order, data, epoch)
+    got, left = deliver_on_changing_ranks(order, change, epoch)
     assert Counter(got.tolist()) <= Counter(one(new, epoch).tolist()) and len(got) == places - left
     assert order.identity()["weights"] == [[0, old.digest], [epoch, new.digest]]
     later = Reweighted([(0, old.digest), (epoch, new)])  # the old weights are not known any more

@@ -22,7 +22,7 @@ log = logging.getLogger("penstock")
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
 # attributes that exist only in this process and are made again when needed: not copied
-_NOT_COPIED: Final = ("_stream", "_slots", "_workers", "_iterator", "_seen")
+_NOT_COPIED: Final = ("_stream", "_slots", "_held", "_workers", "_iterator", "_seen")
 
 
 class StaleIteratorError(PenstockError, RuntimeError):

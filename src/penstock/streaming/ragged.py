@@ -136,7 +136,7 @@ class RaggedInput(StreamInput):
     """
 
     def __init__(self, source: Source, budget: int) -> None:
-        self._given, self.sizes = source, BlockSizes(source)
+        self._given, self._budget, self.sizes = source, budget, BlockSizes(source)
         chunks = getattr(source, "chunks", {})
         in_place = view_of(source, 0, min(len(source), 2 * source.block_samples + 1)) is not None
         paces = {}

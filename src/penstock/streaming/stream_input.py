@@ -36,7 +36,7 @@ class StreamInput:
     """
 
     def __init__(self, source: Source, budget: int) -> None:
-        self._given, stored = source, composed(source)
+        self._given, self._budget, stored = source, budget, composed(source)
         paces = {number: _pace(leaf, number) for number, leaf in enumerate(stored.leaves)}
         names = resident_fields(paces, budget)
         kept = {id(each): each for each in (stored.leaves[number].source for number in names)}
@@ -63,6 +63,12 @@ class StreamInput:
         self.rows: StoredRows | None = None
         if isinstance(source, ComposedSource) and source.view(0, few) is None:
             self.rows = StoredRows(source, leaves)
+
+    def __reduce__(self) -> tuple[type[StreamInput], tuple[Source, int]]:
+        return type(self), (self._given, self._budget)
+
+    def __deepcopy__(self, memo: object) -> StreamInput:
+        return self  # nothing of it changes: copies of a loader share it, and the data
 
     def with_budget(self, budget: int) -> StreamInput:
         """Return the same source with another budget."""
