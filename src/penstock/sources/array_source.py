@@ -262,12 +262,13 @@ class ArraySource(BaseSource):
         fields = {field: reader.field for field, reader in readers.items()}
         super().__init__(next(iter(lengths.values())), fields)
         self._readers, self._dims = dict(readers), dict(dims or {})
+        # a protocol check costs as much as decoding a small chunk: not at every read
+        self._boxes = {name: each for name, each in readers.items() if isinstance(each, BoxReader)}
 
     @property
     def readers(self) -> Mapping[str, str]:
         """What reads each field: "direct", or the name of a library and perhaps why."""
-        readers = self._readers.items()
-        return {name: each.how for name, each in readers if isinstance(each, BoxReader)}
+        return {name: each.how for name, each in self._boxes.items()}
 
     @property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
@@ -277,8 +278,7 @@ class ArraySource(BaseSource):
     @property
     def chunks(self) -> Mapping[str, tuple[int, ...]]:
         """The shape that is decoded together, by field: samples, then the axes of a sample."""
-        readers = self._readers.items()
-        return {name: each.chunks for name, each in readers if isinstance(each, BoxReader)}
+        return {name: each.chunks for name, each in self._boxes.items()}
 
     @property
     def block_samples(self) -> int:
@@ -305,8 +305,8 @@ class ArraySource(BaseSource):
     ) -> None:
         """Fill ``out`` with part ``low:high`` of samples ``start:stop`` of one field."""
         reader, box = self._readers[field], tuple(zip(map(int, low), map(int, high), strict=True))
-        if isinstance(reader, BoxReader):
-            reader.read(start, stop, out, box)
+        if field in self._boxes:
+            self._boxes[field].read(start, stop, out, box)
             return
         rows = thread_array("rows", (stop - start, *reader.field.shape), reader.field.dtype)
         reader.read(start, stop, rows)

@@ -366,7 +366,9 @@ class ComposedSource(BaseSource):
         """
         return {name: self.layout.locate(name, samples, self._draw) for name in self.outputs}
 
-    def needs(self, samples: Indices) -> dict[int, list[Span]]:
+    def needs(
+        self, samples: Indices, located: Mapping[str, Located] | None = None
+    ) -> dict[int, list[Span]]:
         """Return what to read for these samples, by `Output.store`: few spans, no row twice.
 
         Needed rows of the same chunk, and neighbours, are one span, so that reading the spans one
@@ -376,8 +378,9 @@ class ComposedSource(BaseSource):
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
+            located: What `locate` returns for them, if it is known.
         """
-        return self._spans(samples, self.locate(samples))
+        return self._spans(samples, located or self.locate(samples))
 
     def widest_needs(self, samples: Indices) -> dict[int, list[Span]]:
         """Return what to read for these samples whatever corners are drawn for random patches.
@@ -410,15 +413,21 @@ class ComposedSource(BaseSource):
                 spans[store] = row_spans(self.leaves, each)
         return spans
 
-    def places(self, samples: Indices, spans: Mapping[int, Sequence[Span]]) -> dict[str, Places]:
+    def places(
+        self,
+        samples: Indices,
+        spans: Mapping[int, Sequence[Span]],
+        located: Mapping[str, Located] | None = None,
+    ) -> dict[str, Places]:
         """Return where these samples are in spans that hold them, by field.
 
         Args:
             samples: Numbers of samples, such as those of one batch.
             spans: By store: a result of `needs`.
+            located: What `locate` returns for them, if it is known.
         """
         places = {}
-        for name, found in self.locate(samples).items():
+        for name, found in (located or self.locate(samples)).items():
             output, held = self.outputs[name], spans[self.outputs[name].store]
             if output.cut:
                 index = canvas_places(found, output, held)

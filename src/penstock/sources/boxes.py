@@ -201,6 +201,7 @@ class Borders:
     def __init__(self, firsts: npt.ArrayLike, steps: npt.ArrayLike, size: int) -> None:
         self.firsts = np.asarray(firsts, np.int64)
         self.steps, self.size = np.asarray(steps, np.int64), size
+        self._ends = np.append(self.firsts[1:], size)
 
     @classmethod
     def every(cls, size: int, step: int) -> Borders:
@@ -227,7 +228,7 @@ class Borders:
 
     @property
     def _lengths(self) -> Indices:
-        return np.diff(self.firsts, append=self.size)
+        return self._ends[: len(self.firsts)] - self.firsts
 
     @property
     def _counts(self) -> Indices:
@@ -239,11 +240,13 @@ class Borders:
 
     def around(self, samples: Indices) -> tuple[Indices, Indices]:
         """Return the begin and the end of the piece that holds each of these samples."""
-        stretch = np.searchsorted(self.firsts, samples, side="right") - 1
+        if len(self.firsts) == 1:
+            begin = samples - samples % self.steps[0]
+            return begin, np.minimum(begin + self.steps[0], self.size)
+        stretch = self.firsts.searchsorted(samples, side="right") - 1
         first, step = self.firsts[stretch], self.steps[stretch]
         begin = samples - (samples - first) % step
-        ends = np.append(self.firsts[1:], self.size)
-        return begin, np.minimum(begin + step, ends[stretch])
+        return begin, np.minimum(begin + step, self._ends[stretch])
 
     def array(self) -> Indices:
         """Return all borders, from 0 to ``size``."""
@@ -292,8 +295,9 @@ class Borders:
         counts = self._counts
         regular = (self.steps * times) % over == 0
         if seams is not None:
-            ends = np.append(self.firsts[1:], self.size)
-            inside = np.searchsorted(seams, ends) - np.searchsorted(seams, self.firsts, "right")
+            inside = np.searchsorted(seams, self._ends) - np.searchsorted(
+                seams, self.firsts, "right"
+            )
             regular &= inside <= 0
         listed = np.where(regular | (counts == 1), 1, counts)
         if listed.sum() > MOST_BORDERS:  # only the speed of reads depends on exact borders

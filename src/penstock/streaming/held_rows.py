@@ -16,7 +16,7 @@ from penstock.order import Indices
 from penstock.sizes import format_bytes
 from penstock.sources.assembly import read_span
 from penstock.sources.base import ComposedSource, Rows, Source
-from penstock.sources.boxes import Leaf, Places, Span
+from penstock.sources.boxes import Leaf, Located, Places, Span
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import gather, gather_boxes
 from penstock.streaming.held import fill_place
@@ -266,9 +266,10 @@ class HeldRows:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
         source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
-        spans = simple or self._spans(source, samples)
+        located = None if simple else source.locate(samples)
+        spans = simple or self._spans(source, samples, located)
         bases = self._read(spans, place)
-        places = None if simple else source.places(samples, spans)
+        places = None if simple else source.places(samples, spans, located)
         first, outputs = place * self.block, source.outputs
         for name, table in self._tables.items():
             table, output = table[first : first + len(samples)], outputs[name]
@@ -284,13 +285,15 @@ class HeldRows:
                 index = places[name].index.reshape(len(samples), -1)
                 table[:] = index[:, : table.shape[1]] + first_row
 
-    def _spans(self, source: ComposedSource, samples: Indices) -> Spans:
+    def _spans(
+        self, source: ComposedSource, samples: Indices, located: Mapping[str, Located] | None
+    ) -> Spans:
         """Return what to read.
 
         Canvases of some patches of a block can be larger together than those of all of them, for
         whatever corners, which is what was measured: then these are read.
         """
-        spans = source.needs(samples)
+        spans = source.needs(samples, located)
         if any(self._stored.nbytes(each) > self._capacity[of] for of, each in spans.items()):
             first = int(samples[0]) // self.block * self.block
             spans = source.widest_needs(np.arange(first, min(first + self.block, len(source))))
