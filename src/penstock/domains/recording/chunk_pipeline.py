@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import PlanError
+from penstock.metrics import Probe
 from penstock.sources.base import Field
 from penstock.streaming.buffers import BatchBuffers, LifetimeToken, with_lifetime_token
 from penstock.streaming.prefetch import Prefetched
@@ -94,10 +95,11 @@ class HostChunks:
     def load(self, span: tuple[int, int]) -> Loaded:
         """Return the arrays of one span as tensors, with a lifetime token for each."""
         buffers = self._buffers
-        if buffers is not None and self._takes_out and buffers.free:
-            tensors = self._load_into(buffers, span)
-        else:  # the first chunk, or the user holds many
-            tensors = self._stored(as_arrays(self._load_fn(*span)))
+        with Probe("read", span):
+            if buffers is not None and self._takes_out and buffers.free:
+                tensors = self._load_into(buffers, span)
+            else:  # the first chunk, or the user holds many
+                tensors = self._stored(as_arrays(self._load_fn(*span)))
         self.loaded += 1
         self.chunk_bytes = max(self.chunk_bytes, sum(each.nbytes for each in tensors.values()))
         pairs = {name: with_lifetime_token(tensor) for name, tensor in tensors.items()}
