@@ -85,7 +85,7 @@ class Loader(Generic[Batch]):
     def snapshot(self) -> Snapshot:
         """Return the figures of `metrics` so far, with the settings of this loader."""
         here = current_topology(None, None)
-        found = {"loader": type(self).__name__}
+        found: dict[str, Any] = {"loader": type(self).__name__}
         for name in _SETTINGS:
             value = getattr(self, name, None)
             if isinstance(value, int | str) and not isinstance(value, bool):

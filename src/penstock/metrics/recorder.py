@@ -577,5 +577,15 @@ def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
         stalls=sorted(stalls, key=lambda stall: -stall["seconds"])[:STALLS],
         spans=sorted(spans, key=lambda span: span[1]),
         settings=snapshots[0].settings,
-        ranks=[rank for each in snapshots for rank in each.of_ranks()],
+        ranks=_by_rank([rank for each in snapshots for rank in each.of_ranks()]),
     )
+
+
+def _by_rank(figures: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return the figures of each rank, added up over sessions."""
+    found: dict[float, dict[str, float]] = {}
+    for each in figures:
+        sums = found.setdefault(each["rank"], dict.fromkeys(each, 0.0))
+        sums |= {name: sums[name] + seconds for name, seconds in each.items()}
+        sums["rank"] = each["rank"]
+    return [found[rank] for rank in sorted(found)]

@@ -12,6 +12,7 @@ from penstock.loaders import Loader
 from penstock.loaders.chunk_report import (
     ChunkSummary,
     Stretch,
+    coverage_map,
     coverage_of,
     describe_chunks,
     describe_length,
@@ -251,10 +252,17 @@ class RunHistory:
             "past": [[astuple(one), astuple(other)] for one, other in self._past],
         }
 
+    def seen(self, progress: Progress) -> list[Stretch]:
+        """Return what was trained on so far."""
+        return [*self._past, (self._since, cursor_of(progress.loader))]
+
+    def coverage(self, loader: Loader, progress: Progress) -> dict[str, Any]:
+        """Return what was trained on so far, as numbers for a picture."""
+        return coverage_map(loader.plan, self.seen(progress), self._limit)
+
     def summary(self, loader: Loader, progress: Progress, waits: BatchWaits) -> ChunkSummary:
         """Return what was trained on so far, and how long this session waited."""
-        plan = loader.plan
-        seen = [*self._past, (self._since, cursor_of(progress.loader))]
+        plan, seen = loader.plan, self.seen(progress)
         samples = sum(samples_between(plan, *each, self._limit) for each in seen)
         return ChunkSummary(
             samples,

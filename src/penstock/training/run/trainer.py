@@ -15,6 +15,7 @@ from penstock.training.config import Settings
 from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter, one_line
 from penstock.training.run.csv_log import CsvLog
 from penstock.training.run.directory import RunPaths, Saved
+from penstock.training.run.events import RunEvents
 from penstock.training.run.signals import SignalListener, StopOnSignal
 
 lightning = optional("lightning.pytorch", extra="train")
@@ -60,6 +61,7 @@ def make_fit(
         *job.callbacks,
         StopOnSignal(listener, saving.save),
         saving,
+        RunEvents(paths.root, chunked),
     ]
     kwargs["plugins"] = [*as_list(kwargs.get("plugins")), AtomicCheckpointIO()]
     kwargs["logger"] = list(job.loggers) or default_loggers(paths, logged_before(saved))
