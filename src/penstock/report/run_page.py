@@ -46,7 +46,7 @@ def write_report(run_dir: Path, output: Path | None = None, trace: Path | None =
 def page_of(run: Run) -> str:
     """Return the page of a run.
 
-    All figures and texts are in one JSON object, from which the page's own script builds text nodes:
+    All figures and texts are in one JSON object, from which the page's script makes text nodes:
     nothing that a user wrote becomes markup.
 
     Args:
