@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from penstock.errors import PlanError
 from penstock.order import Topology
+
+GATHER_SECONDS = 20.0
 
 
 def ranks() -> int:
@@ -40,6 +44,31 @@ def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
     if not (dist.is_available() and dist.is_initialized()):
         return False
     return (group or dist.group.WORLD).size() > 1  # type: ignore[union-attr]
+
+
+def gathered_texts(text: str) -> list[str]:
+    """Return the texts of all ranks, by rank; of this one alone without a process group.
+
+    Every rank must call it equally often. Ranks that do not answer within `GATHER_SECONDS` are left
+    out.
+
+    Args:
+        text: Of this rank.
+    """
+    here = current_topology(None, None)
+    if here.world == 1:
+        return [text]
+    store = shared_store("texts")
+    number = store.add(f"calls/{here.rank}", 1)
+    store.set(f"{number}/{here.rank}", text)
+    found = []
+    for rank in range(here.world):
+        try:
+            store.wait([f"{number}/{rank}"], timedelta(seconds=GATHER_SECONDS))
+        except (dist.DistStoreError, RuntimeError):  # the rank is gone
+            continue
+        found.append(store.get(f"{number}/{rank}").decode())
+    return found
 
 
 def shared_store(prefix: str) -> Store:

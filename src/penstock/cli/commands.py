@@ -175,6 +175,28 @@ def tune(
 
 
 @app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="The run_dir of `penstock train`.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; RUN_DIR/report.html by default.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+) -> None:
+    """Write one HTML page about a run: timeline, waiting, coverage, losses, and a verdict."""
+    from penstock.cli.output import print_result
+    from penstock.report import write_report
+
+    try:
+        text = write_report(run_dir, output, trace)
+    except (PenstockError, OSError) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print_result(text)
+
+
+@app.command()
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -22,6 +22,7 @@ from penstock.datasets.gather import (
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError
 from penstock.keyed import current_passes
+from penstock.metrics import Probe
 from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
 from penstock.registry import unknown_name
@@ -114,15 +115,20 @@ class AugmentedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not self.training:
             return self.base_dataset[index]
-        keys = self._keys(index + len(self) if index < 0 else index)
-        return transform_samples([self.base_dataset[index]], self.transform, keys)[0]
+        sample, keys = (
+            self.base_dataset[index],
+            self._keys(index + len(self) if index < 0 else index),
+        )
+        with Probe("transform"):
+            return transform_samples([sample], self.transform, keys)[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices, augmented together."""
         samples = self._reader.samples(indices)
         if not self.training or not samples:
             return samples
-        return transform_samples(samples, self.transform, self._keys(indices))
+        with Probe("transform"):
+            return transform_samples(samples, self.transform, self._keys(indices))
 
     @property
     def gathers(self) -> bool:
@@ -134,7 +140,8 @@ class AugmentedDataset(Dataset[Any]):
         batch = self._reader.batch(indices)
         if not self.training:
             return batch
-        return transform_batch(batch, self.transform, self._keys(indices))
+        with Probe("transform"):
+            return transform_batch(batch, self.transform, self._keys(indices))
 
     def fingerprint(self) -> str | None:
         """Identity of the base dataset's data."""

@@ -8,21 +8,28 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.position import Position
+from penstock.metrics import Recorder, Snapshot, Verdict, verdict_of
 from penstock.order import Cursor, Indices, Occurrence, Plan
+from penstock.ranks import current_topology
 
 log = logging.getLogger("penstock")
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
 # attributes that exist only in this process and are made again when needed: not copied
-_NOT_COPIED: Final = ("_stream", "_slots", "_held", "_workers", "_iterator", "_seen")
+_NOT_COPIED: Final = ("_stream", "_slots", "_held", "_workers", "_iterator", "_seen", "_metrics")
+
+# settings that a verdict refers to
+_SETTINGS: Final = (
+    *("executor", "num_workers", "prefetch_factor", "threads", "batch_size", "pin_memory"),
+    *("memory_budget", "block_samples", "window_blocks", "chunk_rows", "device"),
+)
 
 
 class StaleIteratorError(PenstockError, RuntimeError):
@@ -56,10 +63,38 @@ class Loader(Generic[Batch]):
         """Batches of a chunk; None for whole epochs."""
         return self.position.chunk
 
-    waited_seconds: float = 0.0
-    """Seconds that the caller has waited for batches, since the loader was made."""
-
     _stream: Stream | None = None
+    _metrics: Recorder | None = None
+
+    @property
+    def metrics(self) -> Recorder:
+        """Where the time goes: waiting, steps, and the stages of loading."""
+        if self._metrics is None:
+            self._metrics = Recorder()
+        return self._metrics
+
+    @metrics.setter
+    def metrics(self, recorder: Recorder) -> None:
+        self._metrics = recorder
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the caller has waited for batches, since the loader was made."""
+        return self.metrics.waited
+
+    def snapshot(self) -> Snapshot:
+        """Return the figures of `metrics` so far, with the settings of this loader."""
+        here = current_topology(None, None)
+        found: dict[str, Any] = {"loader": type(self).__name__}
+        for name in _SETTINGS:
+            value = getattr(self, name, None)
+            if isinstance(value, int | str) and not isinstance(value, bool):
+                found[name] = value
+        return self.metrics.snapshot(rank=here.rank, world=here.world, settings=found)
+
+    def verdict(self) -> Verdict:
+        """Return one line: whether training waits for data, for which stage, and what to change."""
+        return verdict_of(self.snapshot())
 
     @property
     def _keeps_stream(self) -> bool:
@@ -107,24 +142,35 @@ class Loader(Generic[Batch]):
 
     def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
         """Return the cursor after the batch at the cursor, and that batch."""
-        position, asked = self.position, perf_counter()
+        position, metrics, samples = self.position, self.metrics, 0
+        cursor = position.cursor
         try:
-            stream = self._stream
-            if stream is None or not stream.continues(plan, position.cursor):
-                stream = self._reopen(plan, position.cursor)
-            try:
-                return next(stream)
-            except Exception as error:
-                if not stream.continues(plan, position.fail(plan)):
-                    self.close()  # the stream cannot continue; the cursor is still known
-                if isinstance(error, StopIteration):  # would end the loop as an epoch's end does
-                    raise RuntimeError("reading a batch raised StopIteration") from error
-                raise
-            except BaseException:  # an interrupt: the same batch is read again
-                self.close()
-                raise
+            if metrics.request():
+                with metrics.work(""):
+                    fetched = self._take(plan, position)
+            else:
+                fetched = self._take(plan, position)
+            samples = plan.steps.batch
+            return fetched
         finally:
-            self.waited_seconds += perf_counter() - asked
+            metrics.receive(samples, (cursor.epoch, cursor.position))
+
+    def _take(self, plan: Plan, position: Position) -> tuple[Cursor, Any]:
+        """Return the next of the stream, which is opened if it is another one."""
+        stream = self._stream
+        if stream is None or not stream.continues(plan, position.cursor):
+            stream = self._reopen(plan, position.cursor)
+        try:
+            return next(stream)
+        except Exception as error:
+            if not stream.continues(plan, position.fail(plan)):
+                self.close()  # the stream cannot continue; the cursor is still known
+            if isinstance(error, StopIteration):  # would end the loop as an epoch's end does
+                raise RuntimeError("reading a batch raised StopIteration") from error
+            raise
+        except BaseException:  # an interrupt: the same batch is read again
+            self.close()
+            raise
 
     def _reopen(self, plan: Plan, cursor: Cursor) -> Stream:
         """Replace the stream by one whose next batch is the one at ``cursor``."""
@@ -367,6 +413,7 @@ class LoaderIterator(Iterator[Batch]):
 
     def _start(self) -> Plan:
         self._loader._begin()
+        self._loader.metrics.pause()  # what came before is no step
         self.position = position = self._loader.position
         self._iteration, self._plan = position.begin_iteration()
         self._left = self._count = position.remaining

@@ -6,7 +6,8 @@ import io
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from penstock.datasets.gather import Reader
 from penstock.errors import WorkerError
+from penstock.metrics import Recorder, Span, Work, current_recorder
 
 BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through shared memory
 
@@ -53,11 +55,44 @@ def hand_over(gathered: Gathered) -> Any:
     return gathered.batch
 
 
-def collate_and_pack(collate: Callable[[Any], Any], samples: Any) -> Packed:
-    """Collate samples in a worker and return the batch, ready to be sent."""
+# -- in a worker, what is measured is sent with the batch
+
+_measured = Recorder()
+_begun = [0.0]  # when the worker began to read the samples of this batch
+
+
+def fetching() -> None:
+    """Note that a worker begins to read a batch."""
+    _begun[0] = perf_counter()
+    if current_recorder() is not _measured:  # a fork has the recorder of the loader
+        Work(_measured, _name()).__enter__()  # as long as the worker lives
+
+
+def _name() -> str:
+    info = get_worker_info()
+    return "" if info is None else f"worker {info.id}"
+
+
+def collate_and_pack(collate: Callable[[Any], Any], samples: Any, *, timed: bool = False) -> Packed:
+    """Collate samples in a worker and return the batch, ready to be sent.
+
+    Args:
+        collate: The user's collate function.
+        samples: The samples.
+        timed: Whether to send how long reading and collating took.
+    """
+    begun, read = _begun[0], perf_counter()
+    inner = sum(span.own for span in _measured.arrivals)
     batch = collate(samples)
+    now = perf_counter()
+    spans = [
+        *_measured.arrivals,
+        Span("read", begun, read - begun, read - begun - inner, _name(), None),
+    ]
+    spans.append(Span("collate", read, now - read, now - read, _name(), None))
+    _measured.arrivals.clear()
     try:
-        return Packed(batch)
+        return Packed(batch, [tuple(span) for span in spans] if timed and begun else None)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise WorkerError(
             f"a batch cannot be sent from a worker process ({error}): "
@@ -76,13 +111,34 @@ class Packed:
     {'x': tensor([0, 1, 2])}
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, spans: list[tuple[Any, ...]] | None = None) -> None:
+        self._spans = spans
         packed = io.BytesIO()
         _BatchPickler(packed, pickle.HIGHEST_PROTOCOL).dump(batch)
         self._bytes = packed.getvalue()
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self._bytes,)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self._spans is None:
+            return pickle.loads, (self._bytes,)
+        return _received, (self._bytes, self._spans)
+
+
+class Received(NamedTuple):
+    """A batch of a worker, and what the worker measured; a tuple, so that torch can pin it."""
+
+    batch: Any
+    spans: list[Any]  # fields of `Span`
+
+    def opened(self) -> Any:
+        """Return the batch, and add the measurements to those of the loader."""
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.arrivals.extend(Span(*each) for each in self.spans)
+        return self.batch
+
+
+def _received(packed: bytes, spans: list[tuple[Any, ...]]) -> Received:
+    return Received(pickle.loads(packed), spans)  # noqa: S301 - of our own worker, through torch
 
 
 class _BatchPickler(ForkingPickler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from penstock.order.orders import samples_of
 MOST_SAMPLES = 1 << 21  # looked up at once; bounds memory
 MOST_LOOKUPS = 1 << 24  # in all; takes a second or two
 LOOKUPS_OF_A_CALL = 10_000  # the fixed cost of a call, in lookups
+MOST_EPOCHS = 60  # of a picture
+MOST_PICTURED = 100_000  # samples looked up for a picture
 
 Stretch = tuple[Cursor, Cursor]  # from a position to a later one
 
@@ -116,6 +119,67 @@ def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = 
     others = [replace(longest, epochs=longest.epochs[1:]), *spans[1:]]
     unseen = _unseen(order, longest, left_out, others)
     return (order.size - unseen) / order.size
+
+
+def coverage_map(
+    plan: Plan, stretches: Iterable[Stretch], batches: int | None = None, *, parts: int = 120
+) -> dict[str, Any]:
+    """Return what was seen, as plain numbers for a picture.
+
+    Of very many positions, every n-th is looked up, so that time and memory are bounded.
+
+    Args:
+        plan: The plan of the loader.
+        stretches: Positions in the order, from the first to the last.
+        batches: The most batches that a trainer uses of each pass; None for all.
+        parts: Parts of the dataset; how often the samples of each were seen is counted.
+
+    Returns:
+        ``size`` (positions of an epoch), ``samples``, ``chunk`` (positions of a chunk), ``epochs``
+        (seen and skipped ranges of the last `MOST_EPOCHS`), ``parts``, and for a mixture
+        ``members`` (samples, and shares of what was seen and of what was asked for).
+    """
+    order, steps = plan.order, plan.steps
+    spans = [span for begin, end in stretches for span in _spans(plan, begin, end, batches)]
+    epochs: dict[int, dict[str, Any]] = {}
+    for span in spans:
+        for epoch in span.epochs[-MOST_EPOCHS:]:
+            epochs.setdefault(epoch, {"seen": [], "skipped": []})["seen"].append(
+                [span.first, span.last]
+            )
+    for epoch, start, stop in plan.skips.ranges:
+        if epoch in epochs:
+            epochs[epoch]["skipped"].append([start, min(stop, order.size)])
+    total, samples = sum(len(span.epochs) * span.width for span in spans), samples_of(order)
+    apart = 1 + total // MOST_PICTURED
+    found = [
+        order.at(epoch, np.arange(span.first, span.last, apart))
+        for span in spans
+        for epoch in span.epochs[:: 1 + len(span.epochs) // MOST_EPOCHS]
+    ]
+    seen = np.concatenate(found) if found else np.zeros(0, np.int64)
+    scale = total / max(1, len(seen))  # samples that each one looked up stands for
+    parts = min(parts, samples)
+    edges = np.arange(parts + 1) * samples // parts
+    counts = np.histogram(seen, edges)[0] * scale / np.diff(edges)
+    mixture = getattr(order, "mixture", order)
+    members = []
+    if hasattr(mixture, "first"):
+        drawn = np.histogram(seen, mixture.first)[0] / max(1, len(seen))
+        asked = np.array(mixture.stages[-1][1]) / sum(mixture.stages[-1][1])
+        sizes = np.diff(mixture.first)
+        rows = zip(sizes.tolist(), drawn.tolist(), asked.tolist(), strict=True)
+        members = [{"samples": n, "seen": one, "asked": two} for n, one, two in rows]
+    last = sorted(epochs)[-MOST_EPOCHS:]
+    return {
+        "size": order.size,
+        "samples": samples,
+        "chunk": None if steps.chunk is None else steps.chunk * steps.whole,
+        "epochs": [{"epoch": epoch, **epochs[epoch]} for epoch in last],
+        "parts": [round(float(count), 4) for count in counts],
+        "members": members,
+        "share": coverage_of(plan, stretches, batches),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from penstock.datasets.gather import Gather
 from penstock.errors import WorkerError
 from penstock.keyed import Reading, announce, current_reading, one_by_one
-from penstock.loaders.batch_transport import collate_and_pack
+from penstock.loaders.batch_transport import Received, collate_and_pack, fetching
 from penstock.loaders.worker_errors import (
     LOOK_SECONDS,
     WorkerTimeoutError,
@@ -33,6 +33,7 @@ from penstock.loaders.worker_errors import (
     unpicklable,
 )
 from penstock.loaders.workers import END_SECONDS, WorkerContext, deferred_signals, reseed
+from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 from penstock.streaming.threads import (
     BackgroundThread,
@@ -76,6 +77,7 @@ def _arrive(reading: Reading) -> IndexBatch:
     if get_worker_info() is not None:
         announce(reading)
         reseed(reading)
+        fetching()
     return IndexBatch(reading)
 
 
@@ -93,7 +95,7 @@ class InlineStream:
         return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
-        planned = next(self._batches)
+        planned = _probed("plan", next, self._batches)
         self._cursor = planned.after
         outer = current_reading()  # of a loader whose dataset reads from this one
         announce(reading_of(self._plan.order.seed, planned))
@@ -112,11 +114,25 @@ Read = Callable[[PlannedBatch], Any]
 def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], Any]) -> Read:
     """Return a function that reads a batch: in one gather, batched, or sample by sample."""
     if gather is not None:
-        return lambda planned: gather(planned.samples)
-    batched = getattr(dataset, "__getitems__", None)
-    if batched is not None:
-        return lambda planned: collate(batched(indices_of(planned)))
-    return lambda planned: collate([dataset[i] for i in indices_of(planned)])
+        return lambda planned: _probed("read", gather, planned.samples)
+    batched = getattr(dataset, "__getitems__", None) or partial(_each, dataset)
+
+    def read(planned: PlannedBatch) -> Any:
+        samples = _probed("read", batched, indices_of(planned))
+        return _probed("collate", collate, samples)
+
+    return read
+
+
+def _each(dataset: Any, indices: list[int]) -> list[Any]:
+    return [dataset[i] for i in indices]
+
+
+def _probed(stage: str, work: Callable[[Any], Any], given: Any) -> Any:
+    if current_recorder() is None:
+        return work(given)
+    with Probe(stage):
+        return work(given)
 
 
 def indices_of(planned: PlannedBatch) -> list[int]:
@@ -163,7 +179,8 @@ class Workers:
             self._when_dropped.atexit = False  # the context ends at exit, with less time
             options["multiprocessing_context"] = self._context
             options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
-            options["collate_fn"] = partial(collate_and_pack, options["collate_fn"])
+            timed = current_recorder() is not None
+            options["collate_fn"] = partial(collate_and_pack, options["collate_fn"], timed=timed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader has warned
             self._loader: DataLoader[Any] = DataLoader(batch_sampler=self._feed, **options)
@@ -289,7 +306,7 @@ class WorkerStream:
             if len(self._sent) > sent:
                 self._cursor = self._sent.popleft().after
                 self._count += 1
-        return self._cursor, batch
+        return self._cursor, batch.opened() if isinstance(batch, Received) else batch
 
     def close(self) -> None:
         """Drop torch's iterator, and end the workers unless they are persistent."""
@@ -346,7 +363,7 @@ class ThreadStream:
         self._plan, self._cursor, self._batches, self._timeout = plan, cursor, batches, timeout
         self._coming: deque[_Task] = deque()
         self._tasks = _TaskQueue(threads)
-        work = partial(_work, self._tasks, read)
+        work = partial(_work, self._tasks, read, current_recorder())
         self._threads = [
             BackgroundThread(f"batches-{i}", work, self._tasks.close) for i in range(threads)
         ]
@@ -439,11 +456,12 @@ class _TaskQueue:
             self.queue.put(None)
 
 
-def _work(tasks: _TaskQueue, read: Read) -> None:
+def _work(tasks: _TaskQueue, read: Read, recorder: Recorder | None) -> None:
     thread = threading.current_thread()
     assert isinstance(thread, BackgroundThread)
-    while (task := tasks.take()) is not None:
-        thread.activity = task
-        task.run(read)
-        thread.activity = None
-        del task  # do not keep its batch
+    with Work(recorder, thread.name):
+        while (task := tasks.take()) is not None:
+            thread.activity = task
+            task.run(read)
+            thread.activity = None
+            del task  # do not keep its batch

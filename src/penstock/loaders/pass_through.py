@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -123,7 +122,7 @@ def refuse_planned_arguments(reason: str, given: dict[str, Any]) -> None:
 
 
 class TimedIterator(Iterator[Any]):
-    """An iterator that adds the seconds its batches take to ``loader.waited_seconds``.
+    """An iterator that notes in ``loader.metrics`` how long its batches take.
 
     An error is raised unchanged, and the next call continues as the wrapped iterator does.
 
@@ -136,10 +135,23 @@ class TimedIterator(Iterator[Any]):
     def __init__(
         self, loader: Loader, open: Callable[[], Iterator[Any]], limit: int | None = None
     ) -> None:
-        asked = perf_counter()
-        self._loader, self._batches = loader, open()
+        self._loader, self._open, self._batches = loader, open, iter(())
         self._limit = self._left = limit
-        loader.waited_seconds += perf_counter() - asked
+        loader.metrics.pause()
+        self._timed(self._begin, 0)
+
+    def _begin(self) -> None:
+        self._batches = self._open()
+
+    def _timed(self, work: Callable[[], Any], samples: int) -> Any:
+        metrics, received = self._loader.metrics, 0
+        try:
+            metrics.request()  # nothing inside of torch's loader is measured
+            found = work()
+            received = samples
+            return found
+        finally:
+            metrics.receive(received)
 
     def __len__(self) -> int:
         batches = len(self._batches)  # type: ignore[arg-type]
@@ -153,11 +165,7 @@ class TimedIterator(Iterator[Any]):
             if self._left == 0:
                 raise StopIteration
             self._left -= 1
-        asked = perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self._loader.waited_seconds += perf_counter() - asked
+        return self._timed(self._batches.__next__, getattr(self._loader, "batch_size", None) or 1)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_batches" not in self.__dict__:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError, SourceError
+from penstock.metrics import Probe
 from penstock.order import Indices
 from penstock.streaming.placement import BlockReplacement
 from penstock.streaming.planner import BlockRead, Part, Round
@@ -205,6 +206,10 @@ class HeldTable:
 
     def hand_out(self, batch: int, rows: int) -> dict[str, Any]:
         """Gather a complete batch."""
+        with Probe("place"):
+            return self._gather_batch(batch, rows)
+
+    def _gather_batch(self, batch: int, rows: int) -> dict[str, Any]:
         begun, self._begun = self._begun, None
         made = begun or self._blocks.begin_batch()
         parts = [held for held in self._held() if held.round.first <= batch < held.round.stop]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
+from penstock.metrics import Probe
 from penstock.order import Cursor, Plan
 from penstock.order.orders import passes_of
 from penstock.sources.base import Field
@@ -154,13 +155,17 @@ class BatchStream:
         passes = passes_of(order, cursor.epoch, positions)
         announce(Reading(order.seed, cursor.epoch, samples, passes))
         try:
-            if isinstance(self._transform, Transform):
-                keys = sample_keys(samples, "transform")
-                batch = self._transform.batch(batch, keys)
-            elif self._transform is not None:
-                path = ("transform", cursor.epoch, place.position, self._plan.rank)
-                batch = self._transform(batch, keyed_generator(order.seed, *path))
-            return batch if self._collate is None else self._collate(batch)
+            with Probe("transform"):
+                if isinstance(self._transform, Transform):
+                    keys = sample_keys(samples, "transform")
+                    batch = self._transform.batch(batch, keys)
+                elif self._transform is not None:
+                    path = ("transform", cursor.epoch, place.position, self._plan.rank)
+                    batch = self._transform(batch, keyed_generator(order.seed, *path))
+            if self._collate is None:
+                return batch
+            with Probe("collate"):
+                return self._collate(batch)
         finally:
             announce(outer)
 

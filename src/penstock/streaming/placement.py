@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.metrics import Probe
 from penstock.order import BlockOrder, Indices, derive_key
 from penstock.order.blocks import StoredOrder
 from penstock.quarantine import append_entry, read_entries
@@ -69,6 +70,10 @@ class SlotReader:
             if self._replacement is None:
                 raise
             arrays = self._replacement.read(read, error, self._samples)
+        with Probe("place"):
+            self._place(arrays, read, target)
+
+    def _place(self, arrays: Arrays, read: BlockRead, target: Indices) -> None:
         for name, array in arrays.items():
             rows = self._rows[name]
             samples = as_items(array, read.count, rows.dtype)

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from penstock.errors import WorkerError
+from penstock.metrics import Recorder, Work, current_recorder
 from penstock.streaming.threads import (
     BackgroundThread,
     check_process,
@@ -56,7 +57,7 @@ class Prefetched(Iterator[Result], Generic[Result]):
         parts: Callable[[Result], Iterable[object]] = lambda result: (),
     ) -> None:
         self._queue: _ResultQueue[Result] = _ResultQueue(ahead, parts)
-        run = partial(_run, items, work, self._queue)
+        run = partial(_run, items, work, self._queue, current_recorder())
         self._threads = [BackgroundThread(name, run, self._queue.close)]
         start_all(self._threads)
         weakref.finalize(self, request_stop_all, self._threads).atexit = False
@@ -179,20 +180,24 @@ class _ResultQueue(Generic[Result]):
 
 
 def _run(
-    items: Iterable[Item], work: Callable[[Item], Result], queue: _ResultQueue[Result]
+    items: Iterable[Item],
+    work: Callable[[Item], Result],
+    queue: _ResultQueue[Result],
+    recorder: Recorder | None,
 ) -> None:
     thread, following = threading.current_thread(), iter(items)
     assert isinstance(thread, BackgroundThread)
     try:
-        while queue.wait_for_room():
-            for item in following:
-                thread.activity = _Activity(work, item)
-                queue.put(work(item))
-                thread.activity = None
-                del item  # it may hold the memory of another thread's result
-                break
-            else:
-                return queue.end(None)
+        with Work(recorder, thread.name):
+            while queue.wait_for_room():
+                for item in following:
+                    thread.activity = _Activity(work, item)
+                    queue.put(work(item))
+                    thread.activity = None
+                    del item  # it may hold the memory of another thread's result
+                    break
+                else:
+                    return queue.end(None)
     except BaseException as error:  # noqa: BLE001 - raised when its result is requested
         error.add_note(f"in thread {thread.name}")
         queue.end(error)

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import WorkerError
+from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.streaming.planner import BlockRead, Part, Planner
 from penstock.streaming.threads import (
     BackgroundThread,
@@ -92,7 +93,9 @@ class ReaderPool:
     ) -> None:
         self._queue = queue
         self.threads = [
-            BackgroundThread(f"{name}-{i}", partial(_run, queue, reader(), what), queue.close)
+            BackgroundThread(
+                f"{name}-{i}", partial(_run, queue, reader(), what, current_recorder()), queue.close
+            )
             for i in range(threads)
         ]
         start_all(self.threads)
@@ -206,7 +209,8 @@ class ReadQueue:
         # Plan the next part in the middle of this one, while other threads read, so that nobody
         # waits for it at the end. At the beginning the consumer needs the interpreter.
         if 2 * len(self._tasks) <= task.reads:
-            self._planner.plan_ahead()
+            with Probe("plan"):
+                self._planner.plan_ahead()
 
     def fail(self, error: BaseException) -> None:
         """Note an error of a reader that is not an error of a read."""
@@ -248,17 +252,21 @@ class ReadQueue:
             self.news.put(None)
 
 
-def _run(queue: ReadQueue, reader: BlockReader, what: str) -> None:
+def _run(
+    queue: ReadQueue, reader: BlockReader, what: str, recorder: Recorder | None = None
+) -> None:
     thread = threading.current_thread()
     assert isinstance(thread, BackgroundThread)
     try:
-        while (task := queue.take()) is not None:
-            start, count = task.read.start, task.read.count
-            thread.activity = f"samples {start}:{start + count} of {what}"
-            error = _read(reader, task, thread.name)
-            thread.activity = None
-            queue.done(task, error)
-            del task, error  # release the part's arrays before waiting for the next one
+        with Work(recorder, thread.name):
+            while (task := queue.take()) is not None:
+                start, stop = task.read.start, task.read.start + task.read.count
+                thread.activity = f"samples {start}:{stop} of {what}"
+                with Probe("read", (start, stop)):
+                    error = _read(reader, task, thread.name)
+                thread.activity = None
+                queue.done(task, error)
+                del task, error  # release the part's arrays before waiting for the next one
     except BaseException as error:  # noqa: BLE001 - raised when the consumer asks for a batch
         queue.fail(error)
 

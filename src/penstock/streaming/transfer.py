@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from penstock.errors import PlanError
+from penstock.metrics import Probe
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Sent: TypeAlias = tuple[Tensors, torch.Event]
@@ -51,7 +52,7 @@ class Transfer:
     def send(self, host: Tensors) -> Sent:
         """Start to copy a batch, and keep its host tensors alive until the copy has finished."""
         self._drop_copied()
-        with self._side:
+        with Probe("transfer"), self._side:
             moved = {name: t.to(self.device, non_blocking=True) for name, t in host.items()}
             done = self._side.record_event()
         self._copying.append((host, done))

@@ -24,6 +24,7 @@ from penstock.loaders.stream import StreamLoader
 from penstock.loaders.workers import end_workers
 from penstock.metrics import (
     Delivery,
+    Recorder,
     accelerator_memory,
     accelerator_utilization,
     bytes_of,
@@ -322,7 +323,8 @@ def _unchanged(dataloader: Any) -> Iterator[None]:
     with ExitStack() as blocks:
         blocks.enter_context(preserve_random_state(*generators))
         if isinstance(dataloader, Loader):
-            blocks.callback(setattr, dataloader, "waited_seconds", dataloader.waited_seconds)
+            blocks.callback(setattr, dataloader, "metrics", dataloader.metrics)
+            dataloader.metrics = Recorder()
         if _has_position(dataloader):
             with dataloader.apart():
                 pass  # drops what the loader read ahead before the measurement

@@ -18,6 +18,7 @@ import torch
 from penstock.arguments import real_number, whole_number
 from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
+from penstock.metrics import Probe, Recorder, Verdict, verdict_of
 from penstock.order.state import FORMAT, check_format, number_of, refuse_skips
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -110,10 +111,11 @@ class HostChunks:
     def load(self, span: tuple[int, int]) -> Loaded:
         """Return the arrays of one span as tensors, with a lifetime token for each."""
         buffers = self._buffers
-        if buffers is not None and self._takes_out and buffers.free:
-            tensors = self._load_into(buffers, span)
-        else:  # the first chunk, or the user holds many
-            tensors = self._stored(as_arrays(self._load_fn(*span)))
+        with Probe("read", span):
+            if buffers is not None and self._takes_out and buffers.free:
+                tensors = self._load_into(buffers, span)
+            else:  # the first chunk, or the user holds many
+                tensors = self._stored(as_arrays(self._load_fn(*span)))
         self.loaded += 1
         self.chunk_bytes = max(self.chunk_bytes, sum(each.nbytes for each in tensors.values()))
         pairs = {name: with_lifetime_token(tensor) for name, tensor in tensors.items()}
@@ -234,6 +236,7 @@ class RandomChunkLoader:
         self._epoch, self._taken, self._planned = -1, 0, 0  # chunks are counted over all ranks
         self._world = 1  # of the current epoch
         self._resume: tuple[int, int] | None = None
+        self.metrics = Recorder()
         self._arrays = 2  # in a chunk; (data, stimulus) until the first one was loaded
         self._chunks: Iterator[tuple[torch.Tensor, ...]] | None = None
 
@@ -279,7 +282,9 @@ class RandomChunkLoader:
                 *(count - self._planned, epoch, world),
             )
         self._resume, self._world = None, world
-        self._chunks = self._pipeline.chunks(spans)
+        self.metrics.pause()
+        with self.metrics.work(""):
+            self._chunks = self._pipeline.chunks(spans)
 
     def get_next_chunk(self) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors of the next chunk, or as many None at the end of the epoch.
@@ -288,12 +293,23 @@ class RandomChunkLoader:
         """
         if self._chunks is None:
             raise PenstockError("no epoch was started: call start_epoch(num_chunks) first")
-        chunk = next(self._chunks, None)
+        metrics, rows = self.metrics, 0
+        metrics.request()
+        try:
+            chunk = next(self._chunks, None)
+            rows = 0 if chunk is None else len(chunk[0])
+        finally:
+            metrics.receive(rows, (self._epoch, self._taken))
         if chunk is None:
             return (None,) * self._arrays
         self._taken += self._world
         self._arrays = len(chunk)
         return chunk
+
+    def verdict(self) -> Verdict:
+        """Return one line: whether training waits for data, for which stage, and what to change."""
+        topology = self._topology()
+        return verdict_of(self.metrics.snapshot(rank=topology.rank, world=topology.world))
 
     def cleanup(self) -> None:
         """Stop loading; chunks that were returned stay valid."""

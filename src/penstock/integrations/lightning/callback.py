@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,9 +19,13 @@ from penstock.integrations.lightning.resume import ExactResume
 from penstock.loaders import Loader
 from penstock.loaders.chunk_report import ChunkSummary, describe_position, samples_between
 from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.metrics import Snapshot, Verdict, merge, verdict_of
+from penstock.metrics.verdict import percent
+from penstock.ranks import gathered_texts
 
 log = logging.getLogger("penstock")
 
+SHOWN_STALLS: Final = 3
 NO_POSITION: Final = (
     "there is no data position: no Penstock loader was trained on; call trainer.fit with "
     "ChunkedTraining in callbacks and a Penstock loader, or with a train_chunk_size"
@@ -89,6 +94,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._tracker = reporting.ProgressTracker()
         self._resume = ExactResume(self._loaders, self._tracker)
         self._history: reporting.RunHistory | None = None
+        self._verdict: Verdict | None = None
         self._rotation, self._waits = reporting.Rotation(), reporting.BatchWaits()
         self._bar: reporting.ProgressBar | None = None
         self._first_batch = True  # the next batch is the first of a chunk
@@ -138,7 +144,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             self._loaders.attach(trainer)
             self._tracker = reporting.ProgressTracker()
             self._resume = ExactResume(self._loaders, self._tracker)
-            self._history = None
+            self._history = self._verdict = None
             interval = self.settings.validate_every
             self._timing = None if interval is None else reporting.ValidationTiming(interval)
 
@@ -164,6 +170,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if loader is None:
             return
         self._resume.start(trainer)
+        loader.metrics.pause()
         if self._timing is not None and restored.get("timing"):
             self._timing.load(restored["timing"])
             self._validate_if_due()
@@ -226,7 +233,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._stop_if_done(trainer)
 
     def _bar_items(self) -> dict[str, str]:
-        items = {"waiting": f"{self._waits.chunk:.2f}s"}
+        share = 0.0 if self.loader is None else self.loader.metrics.waiting
+        items = {"waiting": f"{self._waits.chunk:.2f}s ({percent(share)})"}
         if isinstance(self._loss, torch.Tensor) and self._loss.numel() == 1:
             items["loss"] = f"{self._loss.item():.4g}"
         return items
@@ -238,10 +246,32 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if loader.position.cursor.epoch >= history.begin.epoch + passes:
             trainer.should_stop = True
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the verdict over all ranks."""
+        if self.loader is None:
+            return
+        own = replace(self.loader.snapshot(), spans=[])
+        found = [Snapshot.of_dict(json.loads(each)) for each in gathered_texts(own.json())]
+        self._verdict = verdict_of(merge(found))
+        if trainer.is_global_zero:
+            log.info("%s", self._verdict)
+            for stall in self._verdict.stalls[:SHOWN_STALLS]:
+                log.info("  stall %s", stall)
+
+    def verdict(self) -> Verdict:
+        """Return whether training waits for data: over all ranks at its end, else on this one."""
+        if self._verdict is not None:
+            return self._verdict
+        if self.loader is None:
+            raise StateError(NO_POSITION)
+        return self.loader.verdict()
+
     # -- validation
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Remember the position of validation loaders that move."""
+        if self.loader is not None:
+            self.loader.metrics.pause()  # a validation is not a step
         if trainer.state.fn == "fit":
             self._resume.begin_validation(trainer)
 
@@ -305,6 +335,12 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             chunk = max(1, position.progress.chunks + bool(position.progress.done))
             return f"epoch {position.cursor.epoch}, chunk {chunk} of the run"
         return describe_position(self.loader.plan.steps, position.cursor)
+
+    def coverage(self) -> dict[str, Any]:
+        """Return what is in the weights over all sessions, as numbers for a picture."""
+        if self.loader is None or self._tracker.progress is None or self._history is None:
+            raise StateError(NO_POSITION)
+        return self._history.coverage(self.loader, self._tracker.progress)
 
     def summary(self) -> ChunkSummary:
         """Return what is in the weights over all sessions, and how long this one waited."""

@@ -383,12 +383,19 @@ class RunHistory:
             "past": [[astuple(one), astuple(other)] for one, other in self._past],
         }
 
+    def seen(self, progress: Progress) -> list[chunk_report.Stretch]:
+        """Return what was trained on so far."""
+        return [*self._past, (self._since, cursor_of(progress.loader))]
+
+    def coverage(self, loader: Loader, progress: Progress) -> dict[str, Any]:
+        """Return what was trained on so far, as numbers for a picture."""
+        return chunk_report.coverage_map(loader.plan, self.seen(progress), self._limit)
+
     def summary(
         self, loader: Loader, progress: Progress, waits: BatchWaits
     ) -> chunk_report.ChunkSummary:
         """Return what was trained on so far, and how long this session waited."""
-        plan = loader.plan
-        seen = [*self._past, (self._since, cursor_of(progress.loader))]
+        plan, seen = loader.plan, self.seen(progress)
         samples = sum(chunk_report.samples_between(plan, *each, self._limit) for each in seen)
         return chunk_report.ChunkSummary(
             samples,

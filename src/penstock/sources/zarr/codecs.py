@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.extras import optional
+from penstock.metrics import Probe
 from penstock.sources.thread_buffers import Bytes
 
 
@@ -37,12 +38,13 @@ class CodecChain:
 
     def decode(self, stored: Bytes, out: Bytes) -> None:
         """Fill ``out`` completely with decoded bytes, or raise ``BadChunk``."""
-        if self.checksum:
-            stored = _verified(stored)
-        if self.compressor is None:
-            _copy(stored, out)
-        else:
-            _DECODERS[self.compressor](stored, out)
+        with Probe("decode"):
+            if self.checksum:
+                stored = _verified(stored)
+            if self.compressor is None:
+                _copy(stored, out)
+            else:
+                _DECODERS[self.compressor](stored, out)
 
     def most_stored_bytes(self, decoded_bytes: int) -> int:
         """Return more than any encoder writes: a larger file is refused before it is read."""

@@ -50,6 +50,7 @@ class Outcome:
         stopped_by: The signal that ended it early, or 0.
         reason: What ended it early, such as ``max_steps``; empty where nothing did.
         forecast: The estimate of a dry run.
+        verdict: Whether training waited for data; empty where unknown.
     """
 
     run_dir: Path
@@ -64,6 +65,7 @@ class Outcome:
     stopped_by: int = 0
     reason: str = ""
     forecast: Forecast | None = None
+    verdict: object = ""
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +90,8 @@ class Outcome:
             lines.append(f"  best   {best}: {self.best_path}")
         if self.last_path is not None:
             lines.append(f"  last   {self.last_path}")
+        if self.verdict:
+            lines.append(f"  speed  {self.verdict}")
         if self.stopped_by:
             lines.append("  continue with the same command and --resume")
         return "\n".join(lines)
@@ -126,7 +130,7 @@ def seen_by(fit: Fit) -> dict[str, Any]:
     except StateError:  # not a Penstock loader, or nothing was left to train
         return {"chunks": fit.trainer.current_epoch}
     names = ("samples", "passes", "coverage", "chunks")
-    return {name: getattr(summary, name) for name in names}
+    return {name: getattr(summary, name) for name in names} | {"verdict": fit.chunked.verdict()}
 
 
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")

@@ -22,6 +22,7 @@ from penstock.training.build import Job
 from penstock.training.config import Settings
 from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter
 from penstock.training.run.directory import CsvLog, RunPaths, Saved
+from penstock.training.run.events import RunEvents
 
 log = logging.getLogger("penstock")
 
@@ -223,6 +224,7 @@ def make_fit(
         *job.callbacks,
         StopOnSignal(listener, saving.save),
         saving,
+        RunEvents(paths.root, chunked),
     ]
     kwargs["plugins"] = [*as_list(kwargs.get("plugins")), AtomicCheckpointIO()]
     kwargs["logger"] = list(job.loggers) or default_loggers(paths, logged_before(saved))

@@ -1,0 +1,204 @@
+"""What `penstock train` writes for a report: one JSON file for each session and rank of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy
+import torch
+
+from penstock.atomic_files import replace_text
+from penstock.errors import ConfigError, StateError
+from penstock.metrics import Snapshot, merge
+
+FOLDER: Final = "metrics"
+FORMAT: Final = 1
+MOST_CHUNKS: Final = 1000  # more are thinned out: every second one is dropped
+MOST_BYTES: Final = 64_000_000  # of a file: ours have less than one megabyte
+NAME: Final = re.compile(r"session-(\d{1,6})-rank-(\d{1,6})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A part of a run on one rank, from its start or a resume to its end so far.
+
+    Args:
+        number: Of the session, counted from 0.
+        state: ``"running"``, ``"done"``, ``"stopped"``, or the name of an error.
+        snapshot: The figures of the training loader.
+        chunks: Step, position, loss and scores at the end of each chunk.
+        coverage: What was seen; see `coverage_map`.
+        environment: Versions and the machine.
+        written: When, in seconds since 1970.
+    """
+
+    number: int
+    state: str
+    snapshot: Snapshot
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    coverage: dict[str, Any] | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    written: float = 0.0
+
+    def write(self, run_dir: Path) -> None:
+        """Write the file of this session, in one atomic step.
+
+        Args:
+            run_dir: The run's directory.
+        """
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain |= {"format": FORMAT, "snapshot": self.snapshot.to_dict(), "written": time.time()}
+        plain["chunks"] = thinned(self.chunks)
+        folder = run_dir / FOLDER
+        folder.mkdir(exist_ok=True)
+        name = f"session-{self.number}-rank-{self.snapshot.rank}.json"
+        replace_text(folder / name, json.dumps(rounded(plain), separators=(",", ":")))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the session in a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            StateError: It is not one that `write` wrote.
+        """
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            if plain["format"] != FORMAT:
+                raise ValueError(f"its format is {plain['format']!r}, not {FORMAT}")
+            known = {name: plain[name] for name in cls.__dataclass_fields__}
+            return cls(**{**known, "snapshot": Snapshot.of_dict(plain["snapshot"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError(
+                f"{str(path)!r} is not a file of `penstock train` ({error}): move it away"
+            ) from error
+
+
+def thinned(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `MOST_CHUNKS` of the chunks, the last included."""
+    while len(chunks) > MOST_CHUNKS:
+        chunks = chunks[1 - len(chunks) % 2 :: 2]
+    return chunks
+
+
+def rounded(value: Any) -> Any:
+    """Return plain values with six digits, which is enough for a picture, and without NaN."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
+    if isinstance(value, Mapping):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def next_session(run_dir: Path, rank: int) -> int:
+    """Return the number of the session that begins now on a rank.
+
+    Args:
+        run_dir: The run's directory.
+        rank: The rank.
+    """
+    found = (NAME.fullmatch(path.name) for path in (run_dir / FOLDER).glob("session-*.json"))
+    return max((int(name[1]) + 1 for name in found if name and int(name[2]) == rank), default=0)
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and the machine; no names of users or hosts, and no variables."""
+    from penstock import __version__  # the root imports this package
+
+    cores = getattr(os, "process_cpu_count", os.cpu_count)()
+    found = {"penstock": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    found |= {"python": platform.python_version(), "system": f"{sys.platform} {os.uname().machine}"}
+    if torch.accelerator.is_available():
+        found["accelerator"] = str(torch.accelerator.current_accelerator())
+    return found | {"cores": cores}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that is known about a run.
+
+    Args:
+        root: Its directory.
+        sessions: By session and rank.
+        config: The configuration, as text.
+    """
+
+    root: Path
+    sessions: list[Session]
+    config: str
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Self:
+        """Return the run in a directory: also one that is in progress, or has crashed.
+
+        Args:
+            run_dir: The directory.
+
+        Raises:
+            ConfigError: There is no run, or it has no measurements.
+        """
+        if not run_dir.is_dir():
+            raise ConfigError(f"{str(run_dir)!r} is not a directory: give the run_dir of a run")
+        paths = [path for path in (run_dir / FOLDER).glob("*.json") if NAME.fullmatch(path.name)]
+        if not paths:
+            raise ConfigError(
+                f"{str(run_dir)!r} has no measurements in {FOLDER}/: give the run_dir of a run of "
+                "`penstock train` that has begun"
+            )
+        sessions = [Session.read(path) for path in paths]
+        sessions.sort(key=lambda session: (session.number, session.snapshot.rank))
+        config = run_dir / "config.yaml"
+        text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+        return cls(run_dir, sessions, without_credentials(text))
+
+    @property
+    def last(self) -> Session:
+        """The last session, of its first rank."""
+        last = self.sessions[-1].number
+        return next(session for session in self.sessions if session.number == last)
+
+    def snapshot(self) -> Snapshot:
+        """Return the figures of all ranks and sessions, one after the other without the pauses."""
+        begin, placed = 0.0, []
+        for number in sorted({session.number for session in self.sessions}):
+            ranks = [each.snapshot for each in self.sessions if each.number == number]
+            first = min(each.started for each in ranks)
+            placed += [replace(each, started=begin + each.started - first) for each in ranks]
+            begin += max(each.started - first + each.seconds for each in ranks)
+        return merge(placed)
+
+
+SECRET: Final = re.compile(
+    r"^(\s*[\w.\"'-]*(?:password|passwd|secret|token|credential|api_?key|access_?key|account_?key"
+    r"|signature|connection_string)[\w\"'-]*\s*:\s*)(?![|>]\s*$)(\S.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+USER: Final = re.compile(r"(\w://)[^/\s@]+@")
+QUERY: Final = re.compile(
+    r"([?&][\w.-]*(?:sig|signature|token|key|credential|secret)=)[^&\s\"']+", re.I
+)
+
+
+def without_credentials(text: str) -> str:
+    """Return a configuration whose passwords, tokens and keys are replaced by stars.
+
+    >>> print(without_credentials("secret_key: abc"))
+    secret_key: '***'
+    >>> print(without_credentials("url: s3://me:pw@host/x?token=1"))
+    url: s3://***@host/x?token=***
+    """
+    text = SECRET.sub(r"\1'***'", text)
+    return QUERY.sub(r"\1***", USER.sub(r"\1***@", text))
