@@ -133,7 +133,7 @@ class Concatenated(Layout):
         for number in np.unique(part).tolist():
             here = np.flatnonzero(part == number)
             # samples of every part begin at 0: the key of a draw needs the part too
-            own = draw._replace(seed=derive_key(draw.seed, "part", number))
+            own = Draw(derive_key(draw.seed, "part", number), draw.epoch, draw.share)
             found = self.parts[number].locate(name, mine[here], own)
             leaf[here] = found.leaf + self._leaf[number]
             rows[here], corner[here] = found.rows, found.corner

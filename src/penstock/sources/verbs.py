@@ -386,7 +386,7 @@ class Patches(Layout):
         low = tile * corners // count
         wide = np.maximum(1, (tile + 1) * corners // count - low).astype(np.uint64)
         if draw.share is not None:
-            return low + draw.share * (wide.astype(np.int64) - 1)
+            return np.asarray(low + draw.share * (wide.astype(np.int64) - 1))
         keys = np.asarray(derive_key(draw.seed, "patch", draw.epoch, number, samples))
         return np.asarray(low + (keys % wide).astype(np.int64))
 

@@ -188,7 +188,8 @@ class StoredRows:
             each = np.where(offsets - long[:, None] < chunk, offsets, long[:, None])
             apart = samples * (1 + np.where(offsets < chunk, offsets, 1).sum())
             close = pitch - offsets.sum() < chunk  # rows between two samples are held too
-            return long + each.sum(axis=1) if close else np.minimum(long + each.sum(axis=1), apart)
+            most = long + each.sum(axis=1)
+            return np.asarray(most if close else np.minimum(most, apart))
 
         first, last = runs[:-1] // block * block + block, runs[1:] // block * block
         borders = np.unique(np.concatenate([runs, np.minimum(first, runs[1:]), last[last > 0]]))
@@ -200,13 +201,13 @@ class StoredRows:
         seams = runs[1:-1][runs[1:-1] % block > 0]
         clusters = 1 + int((offsets >= chunk).sum())
         for start in range(0, len(seams), PIECE):
-            here = seams[start : start + PIECE]
-            (before, end), (after, begin) = located(here - 1), located(here)
+            some = seams[start : start + PIECE]
+            (before, end), (after, begin) = located(some - 1), located(some)
             gap = begin.min(axis=1) - end.max(axis=1) - 1
             if clusters > 1:  # rows of one run may be between those of another
-                gap = np.full(len(here), (2 * clusters - 1) * (chunk - 1))
+                gap = np.full(len(some), (2 * clusters - 1) * (chunk - 1))
             gap[(before != after) | ((clusters == 1) & (gap >= chunk))] = 0
-            held[np.searchsorted(borders, here)] += np.maximum(gap, 0)
+            held[np.searchsorted(borders, some)] += np.maximum(gap, 0)
         numbers = borders[:-1] // block
         begins = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
         most = int(np.add.reduceat(held, begins).max())
