@@ -145,8 +145,12 @@ def spans_of(snapshot: Snapshot) -> list[list[Any]]:
     several = snapshot.world > 1
     spans = snapshot.spans[:: 1 + len(snapshot.spans) // MOST_SPANS]
     return [
-        [STAGES.index(stage), round(begin, 6), round(seconds, 6)]
-        + [f"rank {rank}: {who or CALLER}" if several else who or CALLER]
+        [
+            STAGES.index(stage),
+            round(begin, 6),
+            round(seconds, 6),
+            f"rank {rank}: {who or CALLER}" if several else who or CALLER,
+        ]
         for stage, begin, seconds, who, rank in spans
     ]
 
