@@ -162,7 +162,7 @@ def coverage_map(
     parts = min(parts, samples)
     edges = np.arange(parts + 1) * samples // parts
     counts = np.histogram(seen, edges)[0] * scale / np.diff(edges)
-    mixture = getattr(order, "mixture", order)
+    mixture: Any = getattr(order, "mixture", order)
     members = []
     if hasattr(mixture, "first"):
         drawn = np.histogram(seen, mixture.first)[0] / max(1, len(seen))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -116,10 +117,12 @@ def next_session(run_dir: Path, rank: int) -> int:
 
 def environment() -> dict[str, Any]:
     """Return versions and the machine; no names of users or hosts, and no variables."""
-    from penstock import __version__  # the root imports this package
-
     cores = getattr(os, "process_cpu_count", os.cpu_count)()
-    found = {"penstock": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    found = {
+        "penstock": version("penstock"),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
     found |= {"python": platform.python_version(), "system": f"{sys.platform} {os.uname().machine}"}
     if torch.accelerator.is_available():
         found["accelerator"] = str(torch.accelerator.current_accelerator())

@@ -11,7 +11,6 @@ import torch
 
 from penstock.errors import StateError
 from penstock.extras import optional
-from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.callback import ChunkedTraining
 from penstock.metrics import tree_bytes
 from penstock.report.run_files import Session, environment, next_session
@@ -69,7 +68,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         self._loss, self._batches = 0.0, 0
         chunk = {"chunk": trainer.current_epoch, "step": trainer.global_step, "loss": finite(loss)}
         chunk |= {"epoch": cursor.epoch, "position": cursor.position}
-        scores = {name: finite(value) for name, value in compat.epoch_metrics(trainer).items()}
+        scores = {name: finite(value) for name, value in trainer.callback_metrics.items()}
         self._chunks.append(chunk | {"scores": scores})
         if len(self._chunks) == 1:
             self._write(trainer, "running")
