@@ -581,7 +581,7 @@ def sources(folder: Path) -> Iterator[Call]:
         "MemorySource",
         penstock.MemorySource,
         lambda: {"data": rows()},
-        {},
+        {"along": (True, 1.5, 99)},
         {"data": sentence},
     )
     yield Call(
@@ -1008,6 +1008,7 @@ def modules(folder: Path) -> Iterator[Call]:
         penstock.TrainerLoader,
         lambda: {"loader": penstock.ChunkedDataLoader(rows(), 2)},
         {"loader": (3, None, "x", [1])},
+        {"trainer": "a Trainer of transformers"},
     )
     yield Call(
         "ChunkedTraining",

@@ -8,17 +8,8 @@ from penstock.metrics.batches import (
     steady,
     summarize,
 )
-from penstock.metrics.recorder import (
-    STAGES,
-    Histogram,
-    Probe,
-    Recorder,
-    Snapshot,
-    Span,
-    Work,
-    current_recorder,
-    merge,
-)
+from penstock.metrics.recorder import Probe, Recorder, Span, Work, current_recorder
+from penstock.metrics.snapshot import STAGES, Histogram, Snapshot, merge
 from penstock.metrics.usage import (
     accelerator_memory,
     accelerator_utilization,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from penstock.metrics.recorder import COLUMNS, Snapshot, share_of
+from penstock.metrics.snapshot import COLUMNS, Snapshot, share_of
 from penstock.sizes import format_bytes
 
 WAITING: Final = 0.05  # less waiting than this is not worth a change

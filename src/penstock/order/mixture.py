@@ -270,7 +270,7 @@ class MixtureOrder:
         Args:
             row: A row of the lane, counted from the beginning of training.
             lane: The lane.
-            stages: Count as if there were only so many stages; None for all of them.
+            stages: Number of stages to count; None for all of them.
         """
         j = int(np.searchsorted(self._rows[:stages], row, side="right")) - 1
         cycle, slot = divmod(row - int(self._rows[j]), len(self._owner[j]))

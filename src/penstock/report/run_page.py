@@ -11,7 +11,7 @@ from typing import Any, Final
 from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError
 from penstock.metrics import STAGES, Snapshot, verdict_of
-from penstock.metrics.recorder import COLUMNS
+from penstock.metrics.snapshot import COLUMNS
 from penstock.metrics.verdict import causes_of, percent
 from penstock.report.run_files import Run, Session
 

@@ -18,6 +18,32 @@ COMPARED = 1 << 20  # rows of patches with canvases at a time
 # -- what to read
 
 
+def store_spans(
+    leaves: Sequence[Leaf],
+    outputs: Mapping[str, Output],
+    located: Mapping[str, Located],
+    cell: Indices,
+) -> dict[int, list[Span]]:
+    """Return what to read for some samples, by store; see `ComposedSource.needs`.
+
+    Args:
+        leaves: All leaves.
+        outputs: The outputs by name.
+        located: Where each output of the samples is.
+        cell: The cell of each sample.
+    """
+    stores: dict[int, list[str]] = {}
+    for name, output in outputs.items():
+        stores.setdefault(output.store, []).append(name)
+    spans = {}
+    for store, names in stores.items():
+        output, each = outputs[names[0]], [located[name] for name in names]
+        spans[store] = (
+            canvas_spans(leaves, each, output, cell) if output.cut else row_spans(leaves, each)
+        )
+    return spans
+
+
 def row_spans(leaves: Sequence[Leaf], located: Sequence[Located]) -> list[Span]:
     """Return spans of whole rows with all rows of these outputs, ascending by (leaf, start)."""
     spans = []

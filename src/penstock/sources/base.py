@@ -8,7 +8,7 @@ needs only the members of `Source`; `open_source` gives it the verbs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any
@@ -21,10 +21,9 @@ from penstock.errors import PlanError, SourceError
 from penstock.sources.assembly import (
     Reads,
     canvas_places,
-    canvas_spans,
     fill,
     row_places,
-    row_spans,
+    store_spans,
 )
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
 from penstock.sources.contract import BLOCK_BYTES as BLOCK_BYTES
@@ -40,8 +39,10 @@ from penstock.sources.contract import checked_buffers as checked_buffers
 from penstock.sources.contract import checked_indices as checked_indices
 from penstock.sources.contract import checked_names as checked_names
 from penstock.sources.contract import checked_offsets, checked_sizes, selected_ranges, view_of
+from penstock.sources.contract import most_in_flight as most_in_flight
 from penstock.sources.contract import sampled_rows as sampled_rows
 from penstock.sources.contract import samples_per_block as samples_per_block
+from penstock.sources.contract import seams_of as seams_of
 from penstock.sources.ragged_rows import (
     items_of,
     lengths_of,
@@ -380,7 +381,8 @@ class ComposedSource(BaseSource):
             samples: Numbers of samples: usually a block of consecutive ones.
             located: What `locate` returns for them, if it is known.
         """
-        return self._spans(samples, located or self.locate(samples))
+        found, cell = located or self.locate(samples), self.cells.around(samples)[0]
+        return store_spans(self.leaves, self.outputs, found, cell)
 
     def widest_needs(self, samples: Indices) -> dict[int, list[Span]]:
         """Return what to read for these samples whatever corners are drawn for random patches.
@@ -392,26 +394,9 @@ class ComposedSource(BaseSource):
         for share, each in enumerate(ends):
             each._draw = Draw(share=share)
         low, high = (each.locate(samples) for each in ends)
-        both = {
-            name: Located(
-                np.concatenate([found.leaf, high[name].leaf]),
-                np.concatenate([found.rows, high[name].rows]),
-                np.concatenate([found.corner, high[name].corner]),
-            )
-            for name, found in low.items()
-        }
-        return self._spans(np.tile(samples, 2), both)
-
-    def _spans(self, samples: Indices, located: Mapping[str, Located]) -> dict[int, list[Span]]:
-        spans = {}
-        for store, names in self._stores().items():
-            output, each = self.outputs[names[0]], [located[name] for name in names]
-            if output.cut:
-                cell = self.cells.around(samples)[0]
-                spans[store] = canvas_spans(self.leaves, each, output, cell)
-            else:
-                spans[store] = row_spans(self.leaves, each)
-        return spans
+        both = {name: found.joined(high[name]) for name, found in low.items()}
+        cell = self.cells.around(np.tile(samples, 2))[0]
+        return store_spans(self.leaves, self.outputs, both, cell)
 
     def places(
         self,
@@ -435,13 +420,6 @@ class ComposedSource(BaseSource):
                 index = row_places(found, held)
             places[name] = Places(index, found.corner)
         return places
-
-    def _stores(self) -> dict[int, list[str]]:
-        """Return the outputs of each store."""
-        stores: dict[int, list[str]] = {}
-        for name, output in self.outputs.items():
-            stores.setdefault(output.store, []).append(name)
-        return stores
 
     # -- whole samples
 
@@ -518,14 +496,3 @@ def layout_of(source: Source) -> Layout:
         raise SourceError(f"{type(source).__name__} is not a source: convert it with open_source")
     dims, chunks = getattr(source, "dims", {}), getattr(source, "chunks", {})
     return Stored(source, seams_of(source), dims, chunks)
-
-
-def seams_of(source: Source) -> list[int]:
-    """Return the seams of any source; one without the attribute ``seams`` has none."""
-    return list(getattr(source, "seams", ()))
-
-
-def most_in_flight(sources: Iterable[Source]) -> int | None:
-    """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
-    found = [getattr(source, "in_flight", None) for source in sources]
-    return max((count for count in found if count is not None), default=None)

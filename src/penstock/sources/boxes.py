@@ -140,6 +140,11 @@ class Located:
     rows: Indices
     corner: Indices
 
+    def joined(self, other: Located) -> Located:
+        """Return the samples of both, one after the other."""
+        pairs = ((self.leaf, other.leaf), (self.rows, other.rows), (self.corner, other.corner))
+        return Located(*(np.concatenate(pair) for pair in pairs))
+
 
 class Span(NamedTuple):
     """Rows ``start:stop`` of a leaf, of each row the part ``low:high`` (the canvas).

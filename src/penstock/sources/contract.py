@@ -353,3 +353,14 @@ def sampled_rows(
     starts = [number * block for number in sampled_blocks(-(-length // block))]
     spans = [(start, min(length, start + block)) for start in starts]
     return [row_bytes(each) for span in spans for each in rows(*span)]
+
+
+def seams_of(source: Source) -> list[int]:
+    """Return the seams of any source; one without the attribute ``seams`` has none."""
+    return list(getattr(source, "seams", ()))
+
+
+def most_in_flight(sources: Iterable[Source]) -> int | None:
+    """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
+    found = [getattr(source, "in_flight", None) for source in sources]
+    return max((count for count in found if count is not None), default=None)

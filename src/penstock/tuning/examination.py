@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import random
-import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import perf_counter
@@ -17,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from penstock.errors import PenstockError
 from penstock.keyed import Reading, announce
@@ -33,6 +30,13 @@ from penstock.sources import Source
 from penstock.sources.base import seams_of
 from penstock.sources.ragged_rows import new_buffers, offsets_of
 from penstock.tuning.cost import SampleCost, cost_of
+from penstock.tuning.user_objects import (
+    attributes,
+    hazards_of,
+    long_lists,
+    packed,
+    unbounded_caches,
+)
 
 Values: TypeAlias = npt.NDArray[Any]
 
@@ -41,8 +45,6 @@ MOST_ROWS = 1 << 16  # ... and of a source, within these bytes and seconds
 MOST_BYTES = 64 << 20
 MOST_SECONDS = 2.0
 FEWEST_SAMPLES = 16  # are read in any case
-MOST_NESTED = 4  # objects in objects, as far as attributes are looked at
-ITEMS = 8  # of a list that are looked at
 UNMEASURED = SampleCost(0.0, 0.0, 0, True)
 
 
@@ -283,8 +285,8 @@ def _examine_dataset(subject: Subject) -> Examination:
         len(data),
         culprit=unpicklable_part(data, "dataset"),
         hazards=tuple(hazards_of(data)),
-        long_lists=tuple(_long_lists(data)),
-        packed=tuple(_packed(data)),
+        long_lists=tuple(long_lists(data)),
+        packed=tuple(packed(data)),
     )
     if not len(data):
         return found
@@ -303,7 +305,7 @@ def _examine_dataset(subject: Subject) -> Examination:
         for name, each in attributes(own)
         if isinstance(each, list | dict) and len(each) - before.get(name, 0) >= len(read.indices)
     ]
-    grown += [name for name, size in _unbounded_caches(own) if size >= len(read.indices)]
+    grown += [name for name, size in unbounded_caches(own) if size >= len(read.indices)]
     if grown and len(read.indices) >= FEWEST_SAMPLES:
         repeats = replace(repeats, grown=grown[0])
     return replace(found, read=read, repeats=repeats, cost=cost)
@@ -490,61 +492,3 @@ def _collected(
 def _varies(arrays: Sequence[Values]) -> bool:
     """Return whether a sample has different values: blank ones are alike without being copies."""
     return any(each.size > 3 and bool((each != each.flat[0]).any()) for each in arrays)
-
-
-# -- attributes of the user's objects
-
-
-def attributes(value: Any, name: str = "dataset", depth: int = MOST_NESTED) -> Iterator[Any]:
-    """Yield name and value of the attributes of an object, and of objects of the user in it."""
-    own = type(value).__module__.partition(".")[0] not in ("penstock", "numpy", "zarr", "pyarrow")
-    inside = own or isinstance(value, Dataset)
-    if isinstance(value, list | tuple):
-        inner = {f"{name}[{i}]": each for i, each in enumerate(value[:ITEMS])}
-    elif isinstance(value, dict):
-        inner = {f"{name}[{key!r}]": value[key] for key in islice(value, ITEMS)}
-    elif inside and not isinstance(value, type | torch.Tensor | torch.nn.Module | io.IOBase):
-        inner = {f"{name}.{key}": each for key, each in getattr(value, "__dict__", {}).items()}
-    else:
-        return
-    for key, each in inner.items():
-        yield key, each
-        if depth and not isinstance(each, threading.Thread | Executor):
-            yield from attributes(each, key, depth - 1)
-
-
-def hazards_of(dataset: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and description of what must not be there when workers are forked."""
-    for name, value in attributes(dataset):
-        module = type(value).__module__.partition(".")[0]
-        if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
-            yield name, "is an open file, whose position all workers would share"
-        elif module in ("h5py", "sqlite3", "socket") and not isinstance(value, type):
-            yield name, f"is an open {type(value).__name__} of {module}, not safe to share"
-        elif isinstance(value, threading.Thread | Executor):
-            yield name, "has threads, which do not run in a forked worker"
-        elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            yield name, f"is on {value.device}, which cannot be used in a forked worker"
-
-
-def _long_lists(dataset: Any) -> Iterator[tuple[str, int]]:
-    for name, value in attributes(dataset):
-        if isinstance(value, list | tuple | dict | set):
-            yield name, len(value)
-
-
-def _packed(dataset: Any) -> Iterator[str]:
-    """Yield the names of stored arrays whose attributes say how to decode their values."""
-    for name, value in attributes(dataset):
-        marks = getattr(value, "attrs", None)
-        if hasattr(value, "dtype") and isinstance(marks, Mapping) and "scale_factor" in marks:
-            yield name
-
-
-def _unbounded_caches(dataset: Any) -> Iterator[tuple[str, int]]:
-    """Yield name and size of caches of methods (`functools.lru_cache`) that have no limit."""
-    for kind in type(dataset).__mro__:
-        for name, method in vars(kind).items():
-            info = getattr(method, "cache_info", None)
-            if info is not None and info().maxsize is None:
-                yield f"the cache of dataset.{name}", info().currsize
