@@ -41,7 +41,7 @@ from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
-from penstock.sizes import parse_bytes
+from penstock.sizes import format_bytes, parse_bytes, size_text
 from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
@@ -366,6 +366,14 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         if isinstance(demand, HeldDemand):
             if any((stop - start) % order.lanes for _, start, stop in plan.skips.ranges):
                 demand = replace(demand, drop_last=False)  # a rank reads other lanes, too
+                needed = demand.buffers(block, round_samples(order), order.lanes)
+                if needed > self.memory_budget:
+                    raise PlanError(
+                        f"after skipping {plan.skips.ranges}, a rank reads all {order.lanes} lanes "
+                        f"and needs {format_bytes(needed)} of buffers: skip a multiple of "
+                        f"{order.lanes} positions, or pass block_samples={order.block}, "
+                        f'window_blocks={order.window}, memory_budget="{size_text(needed)}"'
+                    )
             places = demand.places(block, round_samples(order), order.lanes)
             if isinstance(demand, RaggedDemand):
                 held = RaggedBlocks(source.source, block=block, places=places, pin=pin)
