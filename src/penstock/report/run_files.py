@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -19,7 +20,8 @@ import torch
 
 from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError, StateError
-from penstock.metrics import Snapshot, merge
+from penstock.metrics import STAGES, Snapshot, merge
+from penstock.metrics.snapshot import COLUMNS
 
 FOLDER: Final = "metrics"
 FORMAT: Final = 1
@@ -77,15 +79,73 @@ class Session:
         try:
             if path.stat().st_size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
             if plain["format"] != FORMAT:
                 raise ValueError(f"its format is {plain['format']!r}, not {FORMAT}")
+            check(plain, SHAPE, "session")
+            if plain["coverage"] is not None:
+                check(plain["coverage"], COVERAGE, "coverage")
             known = {name: plain[name] for name in cls.__dataclass_fields__}
             return cls(**{**known, "snapshot": Snapshot.of_dict(plain["snapshot"])})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise StateError(
                 f"{str(path)!r} is not a file of `penstock train` ({error}): move it away"
             ) from error
+
+
+NUMBER: Final = int | float
+COVERAGE: Final = {"share": NUMBER, "size": int, "epochs": [dict], "members": [dict]}
+SNAPSHOT: Final = {
+    **dict.fromkeys(("rank", "world", "samples"), int),
+    **dict.fromkeys(("started", "seconds", "first", "probed", "width"), NUMBER),
+    **dict.fromkeys(("stages", "inside", "workers", "settings"), dict),
+    "slots": [(NUMBER,) * len(COLUMNS)],
+    "stalls": [dict.fromkeys(("seconds", "at", "rank", "epoch", "position"), NUMBER)],
+    "spans": [(frozenset(STAGES), NUMBER, NUMBER, str, int)],
+    "ranks": [dict.fromkeys(("rank", "wait", "step", "first"), NUMBER)],
+}
+SHAPE: Final = {
+    "number": int,
+    "state": str,
+    "snapshot": SNAPSHOT,
+    "chunks": [dict],
+    "environment": dict,
+    "written": NUMBER,
+}
+
+
+def check(value: Any, shape: Any, name: str) -> None:
+    """Raise a ValueError if a value of JSON does not have a shape.
+
+    Args:
+        value: The value.
+        shape: A type, a set of values, a dictionary of shapes, a list of one shape for any number
+            of items, or a tuple with the shape of each item.
+        name: What the value is.
+    """
+    inside: list[tuple[Any, Any, str]] = []
+    if isinstance(shape, dict):
+        fits = isinstance(value, dict)
+        inside = [(value[key], shape[key], f"{name}, {key}") for key in shape] if fits else []
+    elif isinstance(shape, list):
+        fits = isinstance(value, list)
+        inside = [(item, shape[0], name) for item in value] if fits else []
+    elif isinstance(shape, tuple):
+        fits = isinstance(value, list) and len(value) == len(shape)
+        inside = [(*pair, name) for pair in zip(value, shape, strict=True)] if fits else []
+    elif isinstance(shape, frozenset):
+        fits = value in shape
+    else:
+        fits = isinstance(value, shape) and not isinstance(value, bool)
+    if not fits:
+        raise ValueError(f"{name}: {str(value)[:40]!r} is not what is written there")
+    for each in inside:
+        check(*each)
+
+
+def refuse(constant: str) -> None:
+    """Refuse NaN and infinities, which `Session.write` does not write."""
+    raise ValueError(f"it has the value {constant}")
 
 
 def thinned(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,9 +156,11 @@ def thinned(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """Return plain values with six digits, which is enough for a picture, and without NaN."""
+    """Return plain values, to six digits or microseconds; None for NaN and infinities."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.6g}") if abs(value) < 1 else round(value, 6)
     if isinstance(value, Mapping):
         return {key: rounded(each) for key, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
@@ -184,14 +246,15 @@ class Run:
         return merge(placed)
 
 
-SECRET: Final = re.compile(
-    r"^(\s*[\w.\"'-]*(?:password|passwd|secret|token|credential|api_?key|access_?key|account_?key"
-    r"|signature|connection_string)[\w\"'-]*\s*:\s*)(?![|>]\s*$)(\S.*)$",
-    re.IGNORECASE | re.MULTILINE,
+NAMES: Final = (
+    r"[\w.\"'-]*(?:passw|secret|credential|api_?key|access_?key|account_?key|private_?key|signature"
+    r"|connection_string|token(?!iz|s)|(?:auth|access|api|bearer|refresh)_?tokens)[\w\"'-]*\s*:"
 )
-USER: Final = re.compile(r"(\w://)[^/\s@]+@")
+SECRET: Final = re.compile(rf"([\s-]*{NAMES})(?:\s.*)?", re.IGNORECASE)
+INLINE: Final = re.compile(rf"([{{,]\s*{NAMES}\s*)(?:\"[^\"]*\"|'[^']*'|[^,}}]+)", re.IGNORECASE)
+USER: Final = re.compile(r"(\w://)[^/\s]+@")
 QUERY: Final = re.compile(
-    r"([?&][\w.-]*(?:sig|signature|token|key|credential|secret)=)[^&\s\"']+", re.I
+    r"([?&][\w.-]*(?:sig|signature|token|key|credential|secret)=)[^&\s\"']+", re.IGNORECASE
 )
 
 
@@ -203,5 +266,13 @@ def without_credentials(text: str) -> str:
     >>> print(without_credentials("url: s3://me:pw@host/x?token=1"))
     url: s3://***@host/x?token=***
     """
-    text = SECRET.sub(r"\1'***'", text)
-    return QUERY.sub(r"\1***", USER.sub(r"\1***@", text))
+    kept, secret = [], -1  # the indentation of a name whose value may go on in the next lines
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        goes_on = indent > secret or (indent == secret and line[indent:].startswith("- "))
+        if secret >= 0 and line.strip() and goes_on:
+            continue
+        found = SECRET.fullmatch(line)
+        secret = indent if found else -1
+        kept.append(f"{found[1]} '***'" if found else INLINE.sub(r"\1'***'", line))
+    return QUERY.sub(r"\1***", USER.sub(r"\1***@", "\n".join(kept)))
