@@ -5,7 +5,7 @@ their ranks by themselves; Lightning adds no sampler of its own, and no sample c
 
     python examples/lightning_ddp.py --dir run --devices 2          # Lightning starts the ranks
     torchrun --nproc-per-node=2 examples/lightning_ddp.py --dir run # torchrun does
-    ... --chunks 4, and again with --chunks 8: goes on where it ended, also on other ranks
+    ... --chunks 4, and again with --chunks 8: continues where it ended, also on other ranks
 """
 
 from __future__ import annotations

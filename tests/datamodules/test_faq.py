@@ -95,9 +95,9 @@ def test_the_same_order_every_epoch_comes_of_building_the_loader_anew():
     module = UniversalDataModule(torch.arange(64), num_workers=0)
     epochs = [torch.cat(list(module.train_dataloader())).tolist() for _ in range(2)]
     assert epochs[0] != epochs[1]
-    anew = ChunkedDataLoader(torch.arange(64), 8, shuffle=True)
-    anew.set_epoch(1)
-    assert torch.cat(list(anew)).tolist() != order(42)
+    another = ChunkedDataLoader(torch.arange(64), 8, shuffle=True)
+    another.set_epoch(1)
+    assert torch.cat(list(another)).tolist() != order(42)
 
 
 class Pads:

@@ -199,8 +199,8 @@ def test_a_loader_of_another_batch_size_goes_on_where_the_last_one_was():
     first = numbers(data.train_dataloader())
     rest = numbers(data.train_dataloader(batch_size=7))
     assert sorted(first + rest) == list(range(20))
-    anew = numbers(data.train_dataloader(batch_size=2, seed=7))
-    assert len(anew) == 6  # another seed is another course: from its start
+    other = numbers(data.train_dataloader(batch_size=2, seed=7))
+    assert len(other) == 6  # another seed is another order: from its start
 
 
 def test_its_state_resumes_exactly_in_another_object():

@@ -101,7 +101,7 @@ def test_without_a_split_there_is_no_validation():
 
 
 def test_asking_for_the_loader_every_epoch_still_gives_every_epoch_its_own_order():
-    """Defect: a loader built anew each time had the same order each time."""
+    """Defect: a loader built again each time had the same order each time."""
     module = module_of(torch.arange(50), val_split=0)
     epochs = [numbers(module) for _ in range(3)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
@@ -307,7 +307,7 @@ def test_a_collator_that_cannot_go_to_a_worker_stays_here_with_a_warning():
 
 
 def test_a_state_resumes_anywhere_in_another_module():
-    """Defect: a saved seed began the first epoch anew."""
+    """Defect: a saved seed began the first epoch again."""
     whole = module_of(torch.arange(30))
     stream = [batch.tolist() for _ in range(3) for batch in whole.train_dataloader()]
     for done in range(len(stream)):

@@ -4,7 +4,7 @@
 
 A schedule is a list of runs, one after the other, in processes of its own: how many ranks, what
 batch, which of them is killed at which step. Rank 0 writes a checkpoint every few steps, with the
-one state there is; the next run goes on from it.
+one state there is; the next run continues from it.
 """
 
 import json

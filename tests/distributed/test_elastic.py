@@ -1,4 +1,4 @@
-"""A run loses a rank, goes on with 2, loses one, goes on with 3: every sample exactly once."""
+"""A run loses a rank, continues with 2, loses one, continues with 3: every sample exactly once."""
 
 import json
 import random

@@ -60,7 +60,7 @@ def forked(done):
 
 
 def ends_alike(commands, folder, said):
-    """The run in ``folder``, stopped at step 50, goes on on three ranks and ends as one alone."""
+    """The run in ``folder``, stopped at step 50, continues on three ranks and ends as one alone."""
     assert "stopped after step 50" in said
     program = EXAMPLES / "ddp.py"
     said = forked(commands.ranks(3, folder, program, "--dir", folder / "run"))

@@ -1,4 +1,4 @@
-"""A worker that dies or raises: said within seconds, with its name; the state goes on there."""
+"""A worker that dies or raises: said within seconds, with its name; the state continues there."""
 
 import multiprocessing
 import os

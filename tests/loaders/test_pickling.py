@@ -35,7 +35,7 @@ class Slotted:
         self.handle = handle
 
 
-class Mended(Holder):
+class Repaired(Holder):
     """Leaves its lock out when it is sent."""
 
     def __getstate__(self):
@@ -63,7 +63,7 @@ def found_in(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "said", "mend"),
+    ("value", "said", "fix"),
     [
         (lambda x: x, "dataset.held (function)", "lambda"),
         (threading.Lock(), "dataset.held (lock)", "exists in one process only"),
@@ -76,10 +76,10 @@ def found_in(value):
         ((i for i in ()), "dataset.held (generator)", "exists in one process only"),
     ],
 )
-def test_the_innermost_part_is_named_with_what_to_do(value, said, mend):
+def test_the_innermost_part_is_named_with_what_to_do(value, said, fix):
     culprit = found_in(value)
     assert str(culprit) == said
-    assert mend in culprit.fix
+    assert fix in culprit.fix
 
 
 def test_an_open_file_is_named_with_its_path(tmp_path):
@@ -116,7 +116,7 @@ def test_an_object_that_holds_itself_is_searched_once():
 
 def test_what_can_be_sent_has_no_culprit():
     inherited = multiprocessing.get_context("spawn").Lock()  # only a process being started gets it
-    for value in (1, "a", None, np.arange(3), torch.ones(2), inherited, Mended(threading.Lock())):
+    for value in (1, "a", None, np.arange(3), torch.ones(2), inherited, Repaired(threading.Lock())):
         assert found_in(value) is None
     assert unpicklable_part(Subset(Holder(1), [0]), "dataset") is None
 

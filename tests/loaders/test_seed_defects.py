@@ -175,7 +175,7 @@ class Workers(Dataset):
 def test_15_one_set_of_workers_serves_all_chunks():
     with ChunkedDataLoader(Workers(), 4, chunk_size=2, num_workers=1) as loader:
         counts = [int(batch.max()) for _ in range(2 * loader.total_chunks) for batch in loader]
-    assert counts[-1] == 80  # a count in the worker's memory goes on through every chunk
+    assert counts[-1] == 80  # a count in the worker's memory continues through every chunk
 
 
 class Broken(Dataset):

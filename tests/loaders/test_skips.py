@@ -47,7 +47,7 @@ def take(loader, batches):
         for batch in loader:
             found.append(batch.tolist())
             if len(found) == batches:
-                loader.position.keep_position()  # not only a break: it goes on here
+                loader.position.keep_position()  # not only a break: it continues here
                 break
     return found
 

@@ -69,7 +69,7 @@ def test_a_read_that_raises_arrives_as_itself_after_all_batches_before_it(place,
         assert len(seen) == begin // steps.whole * steps.whole
         assert loader.state_dict()["position"] == len(seen)
         assert not our_threads()
-        # and it goes on as if nothing had been, once the storage is well again
+        # and it continues as if nothing had failed, once the storage works again
         source.before_read = lambda start, stop: None
         loader.load_state_dict(loader.state_dict())
         for batch in loader:
@@ -174,7 +174,7 @@ def test_close_is_prompt_at_any_moment_and_may_be_repeated():
         loader.close()
         loader.close()
         assert not our_threads()
-        assert len(list(loader)) == 30  # begins anew
+        assert len(list(loader)) == 30  # begins again
         loader.close()
 
 

@@ -45,7 +45,7 @@ def geometries(draw, *, worlds=(1, 2, 3, 4), longest=160):
 
 
 def rows_of(samples, steps, width=3, dtype="i8"):
-    """An array with so many samples of ``steps`` rows, all values different where they can be."""
+    """An array with N samples of ``steps`` rows, all values different where they can be."""
     shape = (samples + steps - 1, width)
     return np.arange(shape[0] * width).reshape(shape).astype(dtype)
 

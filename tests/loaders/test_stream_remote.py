@@ -76,7 +76,7 @@ def test_a_server_that_stays_away_is_one_sentence_and_the_state_is_right(server)
         assert "\n" not in str(failed.value)
         assert loader.state_dict()["position"] == 25 * taken
         server.start()
-        assert len(next(iter(loader))) == 25  # and it goes on
+        assert len(next(iter(loader))) == 25  # and it continues
 
 
 def test_wrong_credentials_and_a_missing_key_are_refused_in_one_sentence(server):

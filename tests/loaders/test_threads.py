@@ -20,7 +20,7 @@ class Noisy(Dataset):
 
 
 class Meeting(Dataset):
-    """Gives a sample only when so many are being read at once."""
+    """Gives a sample only when enough of them are being read at once."""
 
     def __init__(self, parties):
         self.barrier = threading.Barrier(parties, timeout=20)

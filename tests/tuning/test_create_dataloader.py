@@ -64,7 +64,7 @@ def test_equal_seeds_give_equal_batches_and_no_seed_given_is_a_seed_too():
 
 
 def test_a_loader_has_another_order_every_epoch_and_resumes_in_its_midst():
-    """Defects: every epoch had the same order; a resume began the first one anew."""
+    """Defects: every epoch had the same order; a resume began the first one again."""
     loader = loader_of(rows(), batch_size=15)
     epochs = [numbers(loader) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3

@@ -36,7 +36,8 @@ def pack(
     A sequence is a dict: ``tokens`` (0 where nothing is), ``position_ids`` (from 0 in each piece of
     a document) and ``segment_ids`` (1, 2, ... by piece; 0 is padding), each int64 of ``length``.
     Which tokens a sequence has depends on nothing but its index, so every token comes once an
-    epoch, a resume needs no buffer, and the shares of a mixture are shares of tokens.
+    epoch, and a resume needs no buffer. The shares of a mixture are shares of sequences: with
+    ``split=True`` these are shares of tokens, with ``split=False`` see `PackedTokens.filled`.
 
     Args:
         data: Documents: a map-style dataset or a source whose samples are rows of tokens (alone,

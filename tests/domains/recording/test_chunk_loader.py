@@ -213,12 +213,12 @@ def test_what_load_fn_raises_arrives_after_the_chunks_before(at):
             loader.get_next_chunk()
         assert loader.state_dict()["position"] == at
         loader.load_state_dict(loader.state_dict())
-        loader.start_epoch(7)  # goes on where it stopped
+        loader.start_epoch(7)  # continues where it stopped
         assert len(drained(loader)) == 7 - at
 
 
 def test_buffers_are_reused_where_load_fn_fills_them():
-    """4: page-locked memory for every chunk anew."""
+    """4: new page-locked memory for every chunk."""
     places = []
 
     def load(start, end, out=None):

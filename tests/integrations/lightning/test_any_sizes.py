@@ -91,7 +91,7 @@ def check(shape):
 
 
 def cut(epoch: int, size: int, chunks: int) -> list[int]:
-    """Batches of so many chunks: full ones, and a short one at the end of every epoch."""
+    """Batches of N chunks: full ones, and a short one at the end of every epoch."""
     one = [min(size, epoch - at) for at in range(0, epoch, size)]
     return (one * chunks)[:chunks]
 
