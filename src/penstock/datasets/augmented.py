@@ -214,9 +214,9 @@ def classes_of(dataset: Any) -> int:
     >>> classes_of(TensorDataset(torch.ones(4, 2), torch.tensor([0, 2, 2, 5])))
     3
     """
-    told = getattr(dataset, "num_classes", None)
-    if isinstance(told, int):
-        return told
+    declared = getattr(dataset, "num_classes", None)
+    if isinstance(declared, int):
+        return declared
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         return len(np.unique(dataset.tensors[1].numpy(force=True), axis=0))
     inner = getattr(dataset, "base_dataset", getattr(dataset, "dataset", None))
