@@ -34,7 +34,7 @@ def main() -> None:
     planning(rounds, samples)
     resuming(rounds, samples if options.tiny else 10**9)
     with TemporaryDirectory() as folder:
-        from_storage(rounds, Path(folder), 400 if options.tiny else 40_000)
+        from_storage(rounds, Path(folder), 2000 if options.tiny else 40_000)
 
 
 def planning(rounds: int, samples: int) -> None:

@@ -56,7 +56,7 @@ def errors(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("programs")
     right, wrong = folder / "right_program.py", folder / "wrong_program.py"
     right.write_text(PROGRAM)
-    wrong.write_text(PROGRAM.replace("chunk_size=10, order", 'chunk_size="10", order'))
+    wrong.write_text(PROGRAM.replace("chunk_size=10, order", "chunk_size=1.5, order"))
     cache = os.environ.get("MYPY_CACHE_DIR", str(ROOT / ".mypy_cache"))
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--strict", "--cache-dir", cache]
     done = subprocess.run(

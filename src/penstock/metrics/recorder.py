@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
-from torch.profiler import record_function
-
 from penstock.arguments import flag
 from penstock.metrics.snapshot import (
     COLUMNS,
@@ -84,6 +82,8 @@ class Probe:
             self._outer, _thread.inner = _thread.inner, 0.0
             self._profiled: Any = None
             if recorder.profile:
+                from torch.profiler import record_function  # sources have probes, but no torch
+
                 self._profiled = record_function(f"penstock.{self._stage}")
                 self._profiled.__enter__()
             self._begin = perf_counter()

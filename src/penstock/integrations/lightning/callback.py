@@ -253,10 +253,15 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         own = replace(self.loader.snapshot(), spans=[])
         found = [Snapshot.of_dict(json.loads(each)) for each in gathered_texts(own.json())]
         self._verdict = verdict_of(merge(found))
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and any(each.batches for each in found):
             log.info("%s", self._verdict)
             for stall in self._verdict.stalls[:SHOWN_STALLS]:
                 log.info("  stall %s", stall)
+
+    @property
+    def measured(self) -> bool:
+        """Whether a batch of this fit was measured."""
+        return self.loader is not None and self.loader.snapshot().batches > 0
 
     def verdict(self) -> Verdict:
         """Return whether training waits for data: over all ranks at its end, else on this one."""

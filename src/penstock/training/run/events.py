@@ -40,6 +40,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         self._batches = 0
         self._next_write = 0.0
         self._environment: dict[str, Any] = {}
+        self._trained = False  # a run that is refused leaves no file
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a session."""
@@ -55,6 +56,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss, self._batches = self._loss + loss.detach(), self._batches + 1
+        self._trained = True
         if perf_counter() >= self._next_write:
             self._write(trainer, "running")
 
@@ -79,7 +81,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Write how it ended."""
-        if self._environment:  # training had begun
+        if self._trained:
             ended = type(exception).__name__ if isinstance(exception, Exception) else "stopped"
             self._write(trainer, ended)
 

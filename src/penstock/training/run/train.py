@@ -130,7 +130,8 @@ def seen_by(fit: Fit) -> dict[str, Any]:
     except StateError:  # not a Penstock loader, or nothing was left to train
         return {"chunks": fit.trainer.current_epoch}
     names = ("samples", "passes", "coverage", "chunks")
-    return {name: getattr(summary, name) for name in names} | {"verdict": fit.chunked.verdict()}
+    verdict = fit.chunked.verdict() if fit.chunked.measured else ""
+    return {name: getattr(summary, name) for name in names} | {"verdict": verdict}
 
 
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
