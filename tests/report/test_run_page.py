@@ -228,6 +228,8 @@ def damages(plain):
         yield json.dumps({**plain, "snapshot": {**snapshot, name: "x"}})
     yield json.dumps({**plain, "snapshot": {**snapshot, "spans": [["none", 0, 1, "", 0]]}})
     yield json.dumps({**plain, "snapshot": {**snapshot, "slots": [[1.0]]}})
+    yield json.dumps({**plain, "snapshot": {**snapshot, "workers": {"a": 1}}})
+    yield json.dumps({**plain, "coverage": {**COVERAGE, "epochs": [{"epoch": 0}]}})
     yield json.dumps({**plain, "chunks": [{"loss": float("nan")}]})
 
 
