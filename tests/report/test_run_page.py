@@ -98,6 +98,8 @@ def test_sessions_of_two_ranks_are_read_back(tmp_path):
     merged = run.snapshot()
     assert merged.samples == 4 * 4 and [rank["rank"] for rank in merged.of_ranks()] == [0, 1]
     assert merged.of("read").count == sum(each.snapshot.of("read").count for each in run.sessions)
+    reads = sum(count for count, _ in merged.workers.values())
+    assert len(merged.workers) == 2 and reads == merged.of("read").count
     assert run.last.coverage == COVERAGE and run.last.state == "done"
 
 
