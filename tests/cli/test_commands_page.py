@@ -41,6 +41,5 @@ def test_a_command_prints_what_the_page_says(files, monkeypatch, command, said):
 
 def test_every_command_has_a_place_on_the_page():
     names = {each.name or each.callback.__name__ for each in app.registered_commands}
-    missing = {name for name in names if f"penstock {name}" not in PAGE}
-    assert not missing
+    assert not {name for name in names if f"penstock {name}" not in PAGE}
     assert len(CONSOLE) == 4

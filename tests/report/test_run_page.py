@@ -98,6 +98,8 @@ def test_sessions_of_two_ranks_are_read_back(tmp_path):
     merged = run.snapshot()
     assert merged.samples == 4 * 4 and [rank["rank"] for rank in merged.of_ranks()] == [0, 1]
     assert merged.of("read").count == sum(each.snapshot.of("read").count for each in run.sessions)
+    reads = sum(count for count, _ in merged.workers.values())
+    assert len(merged.workers) == 2 and reads == merged.of("read").count
     assert run.last.coverage == COVERAGE and run.last.state == "done"
 
 
@@ -228,6 +230,8 @@ def damages(plain):
         yield json.dumps({**plain, "snapshot": {**snapshot, name: "x"}})
     yield json.dumps({**plain, "snapshot": {**snapshot, "spans": [["none", 0, 1, "", 0]]}})
     yield json.dumps({**plain, "snapshot": {**snapshot, "slots": [[1.0]]}})
+    yield json.dumps({**plain, "snapshot": {**snapshot, "workers": {"a": 1}}})
+    yield json.dumps({**plain, "coverage": {**COVERAGE, "epochs": [{"epoch": 0}]}})
     yield json.dumps({**plain, "chunks": [{"loss": float("nan")}]})
 
 

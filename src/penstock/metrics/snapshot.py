@@ -231,7 +231,9 @@ def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
             stages[name] = stages.get(name, Histogram()) + histogram
         for name, seconds in each.inside.items():
             inside[name] = inside.get(name, 0.0) + seconds
-        workers |= {f"rank {each.rank}, {name}": own for name, own in each.workers.items()}
+        for name, (count, seconds) in each.workers.items():
+            worker = workers.setdefault(f"rank {each.rank}, {name}", [0, 0.0])
+            worker[:] = worker[0] + count, worker[1] + seconds
         for number, row in enumerate(each.slots):
             at = min(int((each.started - begin + number * each.width) / width), len(slots) - 1)
             slots[at] = added(slots[at], row)

@@ -83,6 +83,8 @@ class Session:
             if plain["format"] != FORMAT:
                 raise ValueError(f"its format is {plain['format']!r}, not {FORMAT}")
             check(plain, SHAPE, "session")
+            for name, shape in (("workers", (NUMBER, NUMBER)), ("inside", NUMBER)):
+                check(list(plain["snapshot"][name].values()), [shape], name)
             if plain["coverage"] is not None:
                 check(plain["coverage"], COVERAGE, "coverage")
             known = {name: plain[name] for name in cls.__dataclass_fields__}
@@ -94,7 +96,12 @@ class Session:
 
 
 NUMBER: Final = int | float
-COVERAGE: Final = {"share": NUMBER, "size": int, "epochs": [dict], "members": [dict]}
+COVERAGE: Final = {
+    "share": NUMBER,
+    "size": int,
+    "epochs": [{"epoch": int, "seen": [(int, int)], "skipped": [(int, int)]}],
+    "members": [dict.fromkeys(("samples", "seen", "asked"), NUMBER)],
+}
 SNAPSHOT: Final = {
     **dict.fromkeys(("rank", "world", "samples"), int),
     **dict.fromkeys(("started", "seconds", "first", "probed", "width"), NUMBER),

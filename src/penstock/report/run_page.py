@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.metrics import STAGES, Snapshot, verdict_of
 from penstock.metrics.snapshot import COLUMNS
 from penstock.metrics.verdict import causes_of, percent
-from penstock.report.run_files import Run, Session
+from penstock.report.run_files import Run, Session, thinned
 
 PAGE: Final = Path(__file__).with_name("run_page.html")
 HERE: Final = "__DATA__"  # where the page has its figures
@@ -88,7 +88,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "ranks": snapshot.of_ranks(),
         "workers": [[name, *figures] for name, figures in sorted(snapshot.workers.items())],
         "coverage": last.coverage,
-        "chunks": chunks,
+        "chunks": thinned(chunks),
         "config": run.config,
         "settings": snapshot.settings,
         "environment": last.environment,
