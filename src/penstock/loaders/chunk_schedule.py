@@ -16,6 +16,9 @@ from penstock.errors import PlanError
 from penstock.loaders.options import check_chunk_size
 from penstock.ranks import has_several_ranks, shared_store
 
+# what users pass as chunk_size: a number, a duration, sizes that grow, or stages
+ChunkSize: TypeAlias = int | str | Mapping[str, int] | list[list[int]]
+
 FIRST_BATCHES: Final = 50  # of a chunk with a duration, before the time of a batch is known
 _SECONDS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _decisions = count()  # made in the same order on all ranks

@@ -16,6 +16,7 @@ from penstock.datasets.gather import by_index, fingerprint_of, gather_of, parts_
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
@@ -106,7 +107,7 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        chunk_size: Any = None,
+        chunk_size: ChunkSize | None = None,
         *,
         limit_batches: int | float | None = None,
         shuffle: bool | None = None,

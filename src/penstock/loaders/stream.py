@@ -14,7 +14,7 @@ import torch
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Loader, Stream
-from penstock.loaders.chunk_schedule import chunk_schedule
+from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
 from penstock.loaders.composed import use_new_stages
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
@@ -115,7 +115,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         fields: Sequence[str] | None = None,
         block_samples: int | None = None,
         window_blocks: int | None = None,
-        chunk_size: Any = None,
+        chunk_size: ChunkSize | None = None,
         shuffle: bool = True,
         seed: Seed | int | None = 42,
         drop_last: bool = True,
@@ -138,7 +138,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
     ) -> None:
         refuse_arguments(not_ours)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        chunk_size = chunk_schedule(chunk_size)
+        chunks = chunk_schedule(chunk_size)
         self.steps = whole_number("steps", steps, minimum=1, unit="row")
         self.timeout = real_number("timeout", timeout, minimum=0)
         self.memory_budget = parse_bytes(memory_budget, "memory_budget")
@@ -182,7 +182,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             topology=partial(current_topology, rank, world_size),
             batch=batch_size,
             drop_last=drop_last,
-            chunk=chunk_size,
+            chunk=chunks,
             limit=None,
             evaluation=evaluation,
             fingerprint=self.source.fingerprint(),  # now: a state must not need storage later
