@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import penstock
+from penstock.integrations.ray import RayTraining
 
 HUGE = 10**30
 Kind = tuple[Any, ...]
@@ -188,6 +189,8 @@ def loaders() -> Iterator[Call]:
             "group": count(optional=True),
             "executor": OPTIONAL_CHOICE,
             "threads": count(optional=True),
+            "tune": OPTIONAL_CHOICE,
+            "memory_budget": BYTES,
             **RANKS,
             **TORCHS,
         },
@@ -270,10 +273,25 @@ def loaders() -> Iterator[Call]:
             "lanes": count(optional=True),
             "mixing": (*real(0, 1, 2.0, optional=True),),
             "threads": count(optional=True),
+            "tune": OPTIONAL_CHOICE,
             "timeout": real(-1.0),
             "on_error": CHOICE,
             "quarantine": OPTIONAL_PATH,
             **RANKS,
+        },
+    )
+    yield Call(
+        "ReplayLoader",
+        penstock.ReplayLoader,
+        lambda: {"dataset": list(range(12)), "batch_size": 2},
+        {
+            "dataset": (3, None, object(), True),
+            "batch_size": count(),
+            "num_workers": natural(),
+            "collate_fn": FUNCTION,
+            "collate": FUNCTION,
+            "seed": seed(),
+            "evaluation": FLAG,
         },
     )
     yield Call(
@@ -650,7 +668,7 @@ def sources(folder: Path) -> Iterator[Call]:
         lambda: {"sizes": (2,)},
         {
             "sizes": (3, None, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
-            "stride": (3, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
+            "stride": (0, True, 1.5, (), {}, (0,), ("x",), {"no such": 1}, (1, 1)),
             "random": FLAG,
         },
     )
@@ -1009,6 +1027,12 @@ def modules(folder: Path) -> Iterator[Call]:
         lambda: {"loader": penstock.ChunkedDataLoader(rows(), 2)},
         {"loader": (3, None, "x", [1])},
         {"trainer": "a Trainer of transformers"},
+    )
+    yield Call(
+        "integrations.ray.RayTraining",
+        RayTraining,
+        lambda: {"loader": penstock.ChunkedDataLoader(rows(), 2)},
+        {"loader": (3, None, "x", [1], torch.utils.data.DataLoader(rows()))},
     )
     yield Call(
         "ChunkedTraining",

@@ -134,6 +134,7 @@ def instance(
     kind: type[T],
     *,
     optional: bool = False,
+    advice: str = "",
     error: type[Exception] = PlanError,
 ) -> None:
     """Refuse a value that is not of a type.
@@ -143,10 +144,12 @@ def instance(
         value: What was passed.
         kind: The type it must have.
         optional: Whether None is accepted too.
+        advice: What to do, as the end of the message.
         error: The class to raise.
     """
     if not (isinstance(value, kind) or (optional and value is None)):
-        raise error(f"{name} must be a {kind.__name__}, got {shown(value)}")
+        advice = advice and f": {advice}"
+        raise error(f"{name} must be a {kind.__name__}, got {shown(value)}{advice}")
 
 
 def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:

@@ -99,11 +99,18 @@ def replace_text(path: Path, text: str) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
+def cache_directory() -> Path:
+    """Return the cache of Penstock: ``PENSTOCK_CACHE``, or below the user's cache directory."""
+    own = os.environ.get("PENSTOCK_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock"
+
+
 def cache_path(kind: str, identity: str) -> Path:
     """Return the file in the user's cache for something with this identity."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = blake2b(identity.encode(), digest_size=12).hexdigest()
-    return home / "penstock" / kind / f"{name}.json"
+    return cache_directory() / kind / f"{name}.json"
 
 
 def write_cache(path: Path, value: object) -> None:

@@ -225,10 +225,17 @@ def dense_tensor(
     """
     rows = len(offsets) - 1
     matrix = values.new_empty((rows, width)) if out is None else out
-    matrix.zero_()
-    begins = torch.arange(rows, device=values.device) * width
-    places = torch.repeat_interleave(begins, offsets.diff(), output_size=len(values))
-    places += columns
+    if values.device.type == "cpu":  # by numpy: threads of torch would compete with the readers
+        matrix.view(torch.uint8).numpy().fill(0)
+        begins = np.arange(rows, dtype=np.int64) * width
+        index = np.repeat(begins, np.diff(offsets.numpy()))
+        index += columns.numpy()
+        places = torch.from_numpy(index)
+    else:
+        matrix.zero_()
+        firsts = torch.arange(rows, device=values.device) * width
+        places = torch.repeat_interleave(firsts, offsets.diff(), output_size=len(values))
+        places += columns
     # added, not assigned: a column that a row names twice has the sum, as in scipy
     matrix.view(-1).scatter_add_(0, places, values)
     return matrix

@@ -11,7 +11,6 @@ from penstock import sources
 from penstock.errors import PenstockError
 from penstock.sources import MemorySource
 from penstock.sources.cache import BlockCache
-from penstock.sources.remote import RetryPolicy, open_remote
 
 WRONG_PATHS = [3, 1.5, True, None, b"bytes", "", "a\0b", object(), ["x"]]
 WRONG_COUNTS = [-1, 1.5, True, "3", None, 2**70, float("nan")]
@@ -35,7 +34,6 @@ def calls(array):
         yield "NpySource", lambda w=wrong: sources.NpySource(w)
         yield "ArrowSource", lambda w=wrong: sources.ArrowSource(w)
         yield "BlockCache", lambda w=wrong: BlockCache(w, 10)
-        yield "open_remote", lambda w=wrong: open_remote(w)
     for wrong in WRONG_NAMES:
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, fields=w)
         yield "ArrowSource", lambda w=wrong: sources.ArrowSource(pa.table({"y": [1]}), columns=w)
@@ -44,15 +42,15 @@ def calls(array):
             yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, axis=w)
             yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, along=w)
         yield "BlockCache", lambda w=wrong: BlockCache(array / "cache", w)
-        yield "open_remote", lambda w=wrong: open_remote("s3://b/x", concurrency=w)
+        yield "open_source", lambda w=wrong: sources.open_source("s3://b/x", concurrency=w)
     for wrong in (-1, True, "3", None, 1e300, float("nan")):
-        yield "RetryPolicy", lambda w=wrong: RetryPolicy(w, 1.0)
-        yield "RetryPolicy", lambda w=wrong: RetryPolicy(1.0, w)
+        yield "open_source", lambda w=wrong: sources.open_source("s3://b/x", retry_seconds=w)
+        yield "open_source", lambda w=wrong: sources.open_source("s3://b/x", timeout_seconds=w)
     for wrong in WRONG_FLAGS:
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, direct=w)
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, decode=w)
         yield "ZarrSource", lambda w=wrong: sources.ZarrSource(array, missing=w)
-    for wrong in ([], [3], [None], "abc", 3, None, [np.arange(3)]):
+    for wrong in ([], [3], [None], "abc", 3, None, [object()]):
         yield "concatenate", lambda w=wrong: sources.concatenate(w)
     for wrong in ({}, {"x": 3}, {3: MEMORY}, [MEMORY], "abc", None):
         yield "zip_sources", lambda w=wrong: sources.zip_sources(w)

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 from penstock import concatenate, zip_sources
 from penstock.errors import PlanError, SourceError
@@ -121,8 +122,8 @@ def test_what_does_not_belong_together_is_refused():
         concatenate([])
     with pytest.raises(SourceError, match="source 1 has fields"):
         concatenate([x, y])
-    with pytest.raises(SourceError, match="open_source"):
-        concatenate([X])
+    with pytest.raises(SourceError, match="open_source reads"):
+        concatenate([X, 3])
     with pytest.raises(SourceError, match=r"equally long.*300.*10"):
         zip_sources({"x": x, "y": y.select(range(10))})
     with pytest.raises(SourceError, match="field 'x'"):
@@ -138,3 +139,12 @@ def test_what_does_not_belong_together_is_refused():
         zip_sources({"x": x.select(range(3)), "y": parts}, rates={"y": 2})
     with pytest.raises(PlanError, match="300"):
         x.select(range(301))
+
+
+def test_anything_that_open_source_takes_is_combined(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(4.0))
+    both = concatenate([tmp_path / "x.npy", np.arange(3.0), str(tmp_path / "x.npy")])
+    assert len(both) == 11 and both.seams == [4, 7]
+    named = {"y": {"a": np.arange(4), "b": np.ones(4)}, "z": torch.zeros(2)}
+    pairs = zip_sources({"x": tmp_path / "x.npy", **named}, rates={"z": 0.5})
+    assert list(pairs.fields) == ["x", "a", "b", "z"] and len(pairs) == 4

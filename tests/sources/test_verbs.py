@@ -694,3 +694,10 @@ def test_names_of_offsets_are_strings_and_sizes_may_be_an_array():
     with pytest.raises(PlanError, match="names of outputs must be strings, got 1"):
         open_source(np.zeros(9)).windows(offsets={1: [0]})
     assert len(open_source(np.zeros((2, 8, 8))).patches(np.array([4, 4]))) == 8
+
+
+def test_one_number_is_the_stride_of_every_axis():
+    source = MemorySource(np.zeros((3, 64, 32)))
+    assert len(source.patches((16, 16), stride=8)) == 3 * 7 * 3
+    with pytest.raises(PlanError, match="stride"):
+        source.patches((16, 16), stride=True)

@@ -29,13 +29,13 @@ def written(path, version=3, dtype="i2", attributes=None, **options):
 # -- packed data
 
 MARKED = [  # attributes, and the data that they make of -32767
-    ("i2", {"scale_factor": 0.01}, np.float64(-32767) * 0.01),
-    ("i2", {"add_offset": 280.0}, np.float64(280 - 32767)),
+    ("i2", {"scale_factor": 0.01}, np.float32(-32767 * 0.01)),
+    ("i2", {"add_offset": 280.0}, np.float32(280 - 32767)),
     ("i2", {"scale_factor": 2}, np.int64(-2 * 32767)),
     ("i2", {"_FillValue": -32767}, np.float32("nan")),
     ("i2", {"missing_value": [-1, -32767]}, np.float32("nan")),
     ("i2", {"_FillValue": 0}, np.float32(-32767)),
-    ("i2", {"scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32767}, np.float64("nan")),
+    ("i2", {"scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32767}, np.float32("nan")),
     ("i2", {"_FillValue": "NaN"}, np.int16(-32767)),
     ("i2", {"_Unsigned": "true"}, np.uint16(32769)),
     ("i2", {"_Unsigned": "true", "_FillValue": -32767}, np.float32("nan")),
@@ -217,9 +217,7 @@ def test_items_of_variable_size_are_left_out_as_advised(tmp_path):
     group = zarr.create_group(tmp_path / "g")
     group.create_array("names", shape=(10,), dtype="str")
     group.create_array("x", data=np.arange(10))
-    with pytest.raises(
-        SourceError, match=r"g/names holds items of variable size.*fields=\["
-    ) as caught:
+    with pytest.raises(SourceError, match=r"g/names holds items of dtype.*fields=\[") as caught:
         StreamLoader(tmp_path / "g", 5)
     assert "\n" not in str(caught.value)
     assert list(open_source(tmp_path / "g", fields=["x"]).fields) == ["x"]

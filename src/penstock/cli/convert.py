@@ -23,9 +23,10 @@ from penstock.errors import ConfigError, PenstockError, SourceError
 from penstock.extras import load_extensions, optional
 from penstock.progress import progress_bar
 from penstock.sources import Source, ZarrSource, hdf5, open_source
+from penstock.sources.array_source import StoreSource
 from penstock.sources.base import composed
 from penstock.sources.cf import DIMENSIONS_V2, encoded_mark, zarr_attributes
-from penstock.sources.sliceable import StoreSource, numpy_dtype
+from penstock.sources.sliceable import numpy_dtype
 from penstock.sources.storage import ByteStore, DirectoryStore
 from penstock.sources.zarr.hierarchy import Node, array_paths, is_zarr, read_node
 from penstock.sources.zarr.stores import ZipByteStore
@@ -199,7 +200,7 @@ class _Text:
 
 def _hdf5_parts(path: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
     """Return every array of a file with its attributes and dimension names."""
-    file, arrays = hdf5.stored_arrays(path)
+    _, arrays = hdf5.arrays_of_hdf5(path)
     parts, refused = [], []
     for name, stored in arrays.items():
         options = {
@@ -213,7 +214,7 @@ def _hdf5_parts(path: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
                 value = np.array(stored.raw[()], numpy_dtype(stored.raw.dtype, stored.name))
                 parts.append(Part(name, None, whole=value, options=options))
             else:
-                source = StoreSource({name: stored}, str(path), fields=[name], decode=False)
+                source = StoreSource(str(path), {name: stored}, fields=[name], decode=False)
                 parts.append(Part(name, source, name, options=options))
         except SourceError as error:
             refused.append(str(error))
@@ -221,7 +222,7 @@ def _hdf5_parts(path: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
         raise SourceError(f"cannot convert {path}: {'; '.join(refused)}")
     groups: dict[str, Mapping[str, Any]] = {
         path: {key: _json_value(key, each) for key, each in attributes.items()}
-        for path, attributes in hdf5.group_attributes(file).items()
+        for path, attributes in hdf5.group_attributes(stored.raw.file).items()
     }
     return parts, groups
 

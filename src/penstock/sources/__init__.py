@@ -2,8 +2,7 @@
 
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Arrays, ComposedSource, Field, MappedSource, Source
-from penstock.sources.combine import concatenate, zip_sources
-from penstock.sources.detection import open_source
+from penstock.sources.detection import concatenate, open_source, zip_sources
 from penstock.sources.memory import MemorySource
 from penstock.sources.npy import NpySource
 from penstock.sources.statistics import Statistics

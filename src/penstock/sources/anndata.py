@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,27 +16,25 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
-from penstock.sources.base import (
-    Arrays,
-    BaseSource,
-    Field,
-    Indices,
-    Rows,
-    Source,
-    Sparse,
-    checked_names,
-)
-from penstock.sources.hdf5 import LOCK, ArrayFile, open_hdf5
-from penstock.sources.ragged_rows import checked_offsets, new_buffers, take_by_blocks
+from penstock.sources.array_source import ArrayReader
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, Sparse, checked_names
+from penstock.sources.hdf5 import LOCK, ArrayFile, arrays_of_hdf5
+from penstock.sources.ragged_rows import checked_offsets, new_buffers
 from penstock.sources.sliceable import library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore
-from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import read_node
+from penstock.sources.zarr.source import stored_arrays
 
 log = logging.getLogger(__name__)
 
 BLOCK_CHUNKS = 8  # a block of sparse rows begins and ends inside of a chunk: read at least these
 COLUMNS = ".indices"  # after the name of a sparse matrix: the field with its columns
+NUMBERS = {  # the array with the numbers of an element, by its encoding
+    "array": "",
+    "categorical": "/codes",
+    "nullable-integer": "/values",
+    "nullable-boolean": "/values",
+}
 
 
 class AnnDataSource(BaseSource):
@@ -62,107 +59,101 @@ class AnnDataSource(BaseSource):
         dense: bool = False,
     ) -> None:
         names, self._dense = checked_names("columns", columns), flag("dense", dense)
-        self._tree = _open_tree(path)
-        if self._tree.attributes("").get("encoding-type") != "anndata":
+        self._tree = tree = _open_tree(path)
+        if (tree.attributes("") or {}).get("encoding-type") != "anndata":
             raise SourceError(
-                f"{self._tree.name} was not written by anndata 0.8 or later: read it with anndata, "
+                f"{tree.name} was not written by anndata 0.8 or later: read it with anndata, "
                 "and write it again"
             )
-        obs = _names(self._tree.attributes("obs").get("column-order", ()))
-        self._samples: int | None = None
-        self._arrays: dict[str, Source] = {}  # by field; each has one field of its own
-        self._offsets: dict[str, Indices] = {}
+        ordered = np.ravel((tree.attributes("obs") or {}).get("column-order", ()))
+        obs = [each.decode() if isinstance(each, bytes) else str(each) for each in ordered]
+        self._arrays: dict[str, ArrayReader] = {}
+        offsets: dict[str, Indices] = {}
         fields: dict[str, Field] = {}
-        for name in names or [*(["X"] if self._tree.has("X") else []), *obs]:
+        samples: dict[str, int] = {}
+        for name in names or ["X"] * (tree.attributes("X") is not None) + obs:
             element = f"obs/{name}" if name in obs and name != "X" else name
             try:
-                fields |= self._open(name, element)
+                samples[name] = self._open(name, element, fields, offsets)
             except _Unsuitable as error:
                 if names is not None or name == "X":
-                    raise SourceError(f"{name!r} of {self._tree.name} {error}") from None
-                log.info("leaving out %r of %s, which %s", element, self._tree.name, error)
-        if self._samples is None:
-            raise SourceError(f"{self._tree.name} has neither X nor columns of numbers in obs")
-        super().__init__(self._samples, fields)
-
-    def __repr__(self) -> str:
-        return f"AnnDataSource({self._tree.name!r}, {len(self)} samples of {list(self.fields)})"
+                    raise SourceError(f"{name!r} of {tree.name} {error}") from None
+                log.info("leaving out %r of %s, which %s", element, tree.name, error)
+        if not samples:
+            raise SourceError(f"{tree.name} has neither X nor columns of numbers in obs")
+        if len(set(samples.values())) > 1:
+            raise SourceError(
+                f"elements of {tree.name} have different numbers of rows {samples}: write or copy "
+                "it again"
+            )
+        super().__init__(next(iter(samples.values())), fields, tree.name, offsets)
 
     # -- opening
 
-    def _open(self, name: str, element: str) -> dict[str, Field]:
-        """Open an element and return its fields: one, or values and columns of a matrix."""
-        if not self._tree.has(element):
+    def _open(
+        self, name: str, element: str, fields: dict[str, Field], offsets: dict[str, Indices]
+    ) -> int:
+        """Open an element, add its fields (two for a sparse matrix), and return its rows."""
+        attributes = self._tree.attributes(element)
+        if attributes is None:
             near = did_you_mean(name, ["X", *self._tree.children("")])
             raise SourceError(f"there is no {name!r} in {self._tree.name}{near}")
-        attributes = self._tree.attributes(element)
         kind = attributes.get("encoding-type", "array")
         if kind == "csr_matrix":
-            return self._open_csr(name, element, attributes)
+            return self._open_csr(name, element, attributes, fields, offsets)
         if kind == "csc_matrix":
             raise _Unsuitable(
                 "is stored by columns (CSC), so that a cell is all over the file: write it by rows "
                 "with adata.X = adata.X.tocsr() and adata.write"
             )
-        if kind == "categorical":
-            return self._add(name, self._tree.array(f"{element}/codes"))
-        if kind in ("nullable-integer", "nullable-boolean"):
-            mask = self._tree.array(f"{element}/mask")
-            if _whole(mask).any():
-                raise _Unsuitable("has missing values: fill them, and write the file again")
-            return self._add(name, self._tree.array(f"{element}/values"))
-        if kind != "array" or not self._tree.is_numeric(element):
+        if kind not in NUMBERS or (kind == "array" and not self._tree.is_numeric(element)):
             raise _Unsuitable(f"holds {kind}, not numbers: convert it to categories")
-        return self._add(name, self._tree.array(element))
+        if kind.startswith("nullable") and _whole(self._tree.array(f"{element}/mask")).any():
+            raise _Unsuitable("has missing values: fill them, and write the file again")
+        self._arrays[name] = array = self._tree.array(element + NUMBERS[kind])
+        fields[name] = array.field
+        return array.samples
 
-    def _add(self, name: str, array: Source) -> dict[str, Field]:
-        self._check_length(name, len(array))
-        self._arrays[name] = array
-        return {name: next(iter(array.fields.values()))}
-
-    def _open_csr(self, name: str, element: str, attributes: Mapping[str, Any]) -> dict[str, Field]:
+    def _open_csr(
+        self,
+        name: str,
+        element: str,
+        attributes: Mapping[str, Any],
+        fields: dict[str, Field],
+        offsets: dict[str, Indices],
+    ) -> int:
         rows, width = (int(each) for each in np.ravel(attributes.get("shape", (-1, -1))))
-        values, columns = (self._tree.array(f"{element}/{part}") for part in ("data", "indices"))
-        index = self._tree.array(f"{element}/indptr")
+        parts = ("data", "indices", "indptr")
+        values, columns, index = (self._tree.array(f"{element}/{part}") for part in parts)
         shown = f"{element!r} of {self._tree.name}"
-        if len(index) != rows + 1 or width < 1 or len(values) != len(columns):
+        if index.samples != rows + 1 or width < 1 or values.samples != columns.samples:
             raise SourceError(
-                f"{shown} says that it has {rows} x {width} values, but has {len(index)} offsets, "
-                f"{len(values)} values and {len(columns)} columns: write or copy it again"
+                f"{shown} says that it has {rows} x {width} values, but has {index.samples} "
+                f"offsets, {values.samples} values and {columns.samples} columns: write or copy it "
+                "again"
             )
-        last = np.empty(1, next(iter(index.fields.values())).dtype)
-        index.read(rows, rows + 1, {next(iter(index.fields)): last})
-        if int(last[0]) != len(values):  # before all offsets are read: a shape may say anything
-            checked_offsets(np.append(0, last), len(values), shown)
-        self._check_length(name, rows)
-        offsets = checked_offsets(_whole(index).astype(np.int64), len(values), shown)
-        self._offsets |= {name: offsets, name + COLUMNS: offsets}
-        self._arrays |= {name: values, name + COLUMNS: columns}
+        last = np.empty(1, index.field.dtype)
+        index.read(rows, rows + 1, last)
+        if int(last[0]) != values.samples:  # before all are read: a shape may say anything
+            checked_offsets(np.append(0, last), values.samples, shown)
+        begins = checked_offsets(_whole(index).astype(np.int64), values.samples, shown)
         sparse = Sparse(name + COLUMNS, width, self._dense)
-        kinds = [next(iter(each.fields.values())).dtype for each in (values, columns)]
-        return {
-            name: Field((), kinds[0], ragged=True, sparse=sparse),
-            name + COLUMNS: Field((), kinds[1], ragged=True),
-        }
-
-    def _check_length(self, name: str, rows: int) -> None:
-        self._samples = rows if self._samples is None else self._samples
-        if rows != self._samples:
-            raise SourceError(
-                f"{name!r} of {self._tree.name} has {rows} rows, other elements {self._samples}: "
-                "write or copy it again"
-            )
+        for field, array in ((name, values), (name + COLUMNS, columns)):
+            self._arrays[field], offsets[field] = array, begins
+            matrix = sparse if field == name else None
+            fields[field] = Field((), array.field.dtype, ragged=True, sparse=matrix)
+        return rows
 
     # -- reading
 
     @property
     def block_samples(self) -> int:
         """Cells in a chunk of a dense X; in several chunks of a sparse one."""
-        dense = [self._arrays[name].block_samples for name in self._arrays if name == "X"]
-        found = dense[0] if dense and "X" not in self._offsets else super().block_samples
+        dense = "X" in self._arrays and "X" not in self._offsets
+        found = self._arrays["X"].chunk_samples if dense else super().block_samples
         for name, offsets in self._offsets.items():
             mean = max(1, int(offsets[-1]) // max(1, len(self)))
-            found = max(found, BLOCK_CHUNKS * self._arrays[name].block_samples // mean)
+            found = max(found, BLOCK_CHUNKS * self._arrays[name].chunk_samples // mean)
         return max(1, min(found, len(self)))
 
     @property
@@ -170,15 +161,11 @@ class AnnDataSource(BaseSource):
         """The shape that is decoded together, by field: cells first."""
         found = {}
         for name, array in self._arrays.items():
-            chunk = array.block_samples
+            chunk = array.chunk_samples
             if name in self._offsets:
                 chunk = chunk * len(self) // max(1, int(self._offsets[name][-1]))
             found[name] = (max(1, min(chunk, len(self))), *self._fields[name].shape)
         return found
-
-    def offsets(self, name: str) -> Indices:
-        """Return where the stored values of each cell begin."""
-        return self._offsets[name] if name in self._offsets else super().offsets(name)
 
     def categories(self, name: str) -> list[str]:
         """Return the names of the categories of a column of obs, in the order of their codes.
@@ -187,7 +174,7 @@ class AnnDataSource(BaseSource):
             name: The field.
         """
         element = f"obs/{name}/categories"
-        if name not in self._fields or not self._tree.has(element):
+        if name not in self._fields or self._tree.attributes(element) is None:
             raise SourceError(f"{name!r} of {self._tree.name} has no categories")
         return [str(each) for each in self._tree.strings(element)]
 
@@ -198,8 +185,9 @@ class AnnDataSource(BaseSource):
         parts = []
         for block in sampled_blocks(-(-len(self) // self.block_samples)):
             start = block * self.block_samples
-            out = new_buffers(self, self._fields, start, min(start + 8, len(self)))
-            self.read(start, min(start + 8, len(self)), out)
+            stop = min(start + 8, len(self))
+            out = new_buffers(self, self._fields, start, stop)
+            self.read(start, stop, out)
             parts += [row_bytes(rows) for rows in out.values()]
         return digest(facts, parts)
 
@@ -208,79 +196,37 @@ class AnnDataSource(BaseSource):
             first, last, offsets = start, stop, self._offsets.get(name)
             if offsets is not None:
                 first, last = int(offsets[start]), int(offsets[stop])
-            array = self._arrays[name]
-            array.read(first, last, {next(iter(array.fields)): rows})
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        take_by_blocks(self, indices, out, self.block_samples)
+            self._arrays[name].read(first, last, rows)
 
 
 class _Unsuitable(Exception):
     """Why an element cannot be a field, as the end of a sentence."""
 
 
-def _names(found: Any) -> list[str]:
-    return [each.decode() if isinstance(each, bytes) else str(each) for each in np.ravel(found)]
-
-
-def _whole(array: Source) -> Rows:
+def _whole(array: ArrayReader) -> Rows:
     """Return all of an array that is small: 8 bytes for each cell."""
-    name, field = next(iter(array.fields.items()))
-    nbytes = len(array) * field.nbytes
+    nbytes = array.samples * array.field.nbytes
     if nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
         raise SourceError(
-            f"{array!r} has {nbytes:,} bytes, more than half of this machine's memory: if the file "
-            "is not damaged, split it into several files"
+            f"an array of {array.samples} items has {nbytes:,} bytes, more than half of this "
+            "machine's memory: if the file is not damaged, split it into several files"
         )
-    rows = np.empty((len(array), *field.shape), field.dtype)
-    array.read(0, len(array), {name: rows})
+    rows = np.empty((array.samples, *array.field.shape), array.field.dtype)
+    array.read(0, array.samples, rows)
     return rows
 
 
-# -- the two formats
+# -- the elements of both formats by path; a pickle holds the address
 
 
-class _Tree(ABC):
-    """The elements of a file by path; pickles as its address."""
-
-    name: str
-
-    @abstractmethod
-    def attributes(self, path: str) -> Mapping[str, Any]: ...
-
-    @abstractmethod
-    def has(self, path: str) -> bool: ...
-
-    @abstractmethod
-    def children(self, path: str) -> list[str]: ...
-
-    @abstractmethod
-    def is_numeric(self, path: str) -> bool: ...
-
-    @abstractmethod
-    def array(self, path: str) -> Source: ...
-
-    @abstractmethod
-    def strings(self, path: str) -> list[Any]: ...
-
-
-def _open_tree(path: Any) -> _Tree:
-    if isinstance(path, ByteStore):
-        return _ZarrTree(path)
-    file = a_path("path", path, error=SourceError)
-    return _ZarrTree(DirectoryStore(file)) if file.is_dir() else _H5Tree(str(file))
-
-
-class _ZarrTree(_Tree):
+class _ZarrTree:
     def __init__(self, store: ByteStore) -> None:
         self._store, self.name = store, store.name("")
 
-    def attributes(self, path: str) -> Mapping[str, Any]:
+    def attributes(self, path: str) -> Mapping[str, Any] | None:
+        """Return the attributes of an element, or None if there is no such element."""
         node = read_node(self._store, path)
-        return {} if node is None else node.attributes
-
-    def has(self, path: str) -> bool:
-        return read_node(self._store, path) is not None
+        return None if node is None else node.attributes
 
     def children(self, path: str) -> list[str]:
         return self._store.children(path)
@@ -289,32 +235,29 @@ class _ZarrTree(_Tree):
         node = read_node(self._store, path)
         return node is not None and node.array is not None
 
-    def array(self, path: str) -> Source:
-        return ZarrSource(self._store, fields=[path], decode=False)
+    def array(self, path: str) -> ArrayReader:
+        return stored_arrays(self._store, [path], True, False)[path].reader(0, decode=False)
 
     def strings(self, path: str) -> list[Any]:
-        zarr = optional("zarr", extra="zarr")
         store, prefix = self._store.zarr_store()
-        found = zarr.open_array(store, path=f"{prefix}{path}", mode="r")[...]
-        return list(np.ravel(found))
+        array = optional("zarr", extra="zarr").open_array(store, path=f"{prefix}{path}", mode="r")
+        return list(np.ravel(array[...]))
 
 
-class _H5Tree(_Tree):
-    def __init__(self, path: str) -> None:
-        self.name, self._file = path, ArrayFile(Path(path), classic=False, opened=None)
+class _H5Tree:
+    def __init__(self, path: Path) -> None:
+        self.name, self._found = arrays_of_hdf5(path)
+        self._file: ArrayFile = next(iter(self._found.values())).raw.file
 
     @contextmanager
     def _root(self) -> Iterator[Any]:
         with library_lock(LOCK):
             yield self._file.root()
 
-    def attributes(self, path: str) -> Mapping[str, Any]:
+    def attributes(self, path: str) -> Mapping[str, Any] | None:
+        """Return the attributes of an element, or None if there is no such element."""
         with self._root() as root:
-            return dict(root[path or "/"].attrs) if not path or path in root else {}
-
-    def has(self, path: str) -> bool:
-        with self._root() as root:
-            return path in root
+            return dict(root[path or "/"].attrs) if not path or path in root else None
 
     def children(self, path: str) -> list[str]:
         with self._root() as root:
@@ -324,9 +267,18 @@ class _H5Tree(_Tree):
         with self._root() as root:
             return hasattr(root[path], "dtype") and root[path].dtype.kind in "biufc"
 
-    def array(self, path: str) -> Source:
-        return open_hdf5(self.name, fields=[path], decode=False)
+    def array(self, path: str) -> ArrayReader:
+        if path not in self._found:
+            raise SourceError(f"{path!r} of {self.name} is missing: write or copy it again")
+        return self._found[path].reader(0, decode=False)
 
     def strings(self, path: str) -> list[Any]:
         with self._root() as root:
             return list(root[path].asstr()[...])
+
+
+def _open_tree(path: Any) -> _ZarrTree | _H5Tree:
+    if isinstance(path, ByteStore):
+        return _ZarrTree(path)
+    file = a_path("path", path, error=SourceError)
+    return _ZarrTree(DirectoryStore(file)) if file.is_dir() else _H5Tree(file)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, TypeAlias, runtime_checkable
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
@@ -24,57 +23,40 @@ log = logging.getLogger(__name__)
 Box: TypeAlias = tuple[tuple[int, int], ...]  # first and last of each axis of a sample
 
 
-class ArrayReader(Protocol):
-    """One array, read by ranges of samples; ``field`` leaves the axis of samples out."""
+class ArrayReader(ABC):
+    """One array, read by ranges of samples.
 
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        ...
+    Attributes:
+        samples: The number of samples.
+        field: Shape and dtype of one sample.
+        chunks: The shape that is decoded together: samples first, then the axes of a sample.
+        how: What reads it, and perhaps why: "direct", or the name of a library.
+    """
 
-    @property
-    def field(self) -> Field:
-        """Shape and dtype of one sample."""
-        ...
+    samples: int
+    field: Field
+    chunks: tuple[int, ...]
+    how: str
 
     @property
     def chunk_samples(self) -> int:
         """Samples that are cheapest to read together."""
-        ...
+        return self.chunks[0]
 
-    def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with samples ``start:stop``."""
-        ...
+    @abstractmethod
+    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
+        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Return samples ``start:stop`` over mapped memory, or None if impossible."""
-        ...
+        return None
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return an identity of the array's data."""
-        ...
 
 
-@runtime_checkable
-class BoxReader(ArrayReader, Protocol):
-    """An array that is stored in chunks, of which parts of samples can be read."""
-
-    @property
-    def how(self) -> str:
-        """What reads it, and perhaps why: "direct", or the name of a library."""
-        ...
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The shape of a chunk: samples first, then the axes of a sample."""
-        ...
-
-    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
-        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
-        ...
-
-
-class DecodedArray:
+class DecodedArray(ArrayReader):
     """An array whose stored values are decoded where they are read, one chunk at a time.
 
     Args:
@@ -82,11 +64,10 @@ class DecodedArray:
         decoding: How they become data.
     """
 
-    def __init__(self, stored: BoxReader, decoding: Decoding) -> None:
+    def __init__(self, stored: ArrayReader, decoding: Decoding) -> None:
         self._stored, self._decoding = stored, decoding
         self.field = Field(stored.field.shape, decoding.dtype)
-        self.samples, self.chunks = stored.samples, stored.chunks
-        self.chunk_samples, self.how = stored.chunk_samples, stored.how
+        self.samples, self.chunks, self.how = stored.samples, stored.chunks, stored.how
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
@@ -99,13 +80,29 @@ class DecodedArray:
             self._decoding.apply(values, part)
             first = last
 
-    def view(self, start: int, stop: int) -> Rows | None:
-        """Return None: decoded values are not stored."""
-        return None
-
     def fingerprint(self) -> str:
         """Return an identity of the stored data and of how it is decoded."""
         return digest([self._stored.fingerprint(), repr(self._decoding)], [])
+
+
+def sample_shape(shape: tuple[int, ...], axis: int, crop: Box | None = None) -> tuple[int, ...]:
+    """Return the shape of one sample, within the crop (first and last of each axis).
+
+    >>> sample_shape((10, 6, 4), 0, ((0, 10), (0, 2), (0, 4)))
+    (2, 4)
+    """
+    sizes = shape if crop is None else tuple(last - first for first, last in crop)
+    return sizes[:axis] + sizes[axis + 1 :]
+
+
+def samples_first(sizes: Sequence[int], axis: int) -> tuple[int, ...]:
+    """Return sizes of all axes, at least 1, with that of samples in front.
+
+    >>> samples_first((4, 5, 6), 1)
+    (5, 4, 6)
+    """
+    chunks = [max(1, int(size)) for size in sizes]
+    return (chunks[axis], *chunks[:axis], *chunks[axis + 1 :])
 
 
 # -- which arrays of a store are fields
@@ -128,7 +125,7 @@ class StoredArray:
     shape: tuple[int, ...]
     dims: tuple[str | None, ...] | None
     attributes: Attributes
-    open: Callable[[int], BoxReader]
+    open: Callable[[int], ArrayReader]
     raw: Any = None
 
     def axis(self, along: int | str | None) -> int:
@@ -152,9 +149,9 @@ class StoredArray:
             )
         return along or 0
 
-    def reader(self, axis: int, *, decode: bool) -> BoxReader:
+    def reader(self, axis: int, *, decode: bool) -> ArrayReader:
         """Return the reader along an axis, of decoded values unless they are stored so."""
-        opened = self.open(axis)
+        opened = self.open(self.axis(axis))
         whole_number(f"the size of a sample of {self.name}", opened.field.nbytes, error=SourceError)
         decoding = decoding_of(self.attributes, opened.field.dtype, self.name) if decode else None
         return opened if decoding is None else DecodedArray(opened, decoding)
@@ -260,15 +257,13 @@ class ArraySource(BaseSource):
                 f"such as open_source({name!r}, fields={_largest(readers)})"
             )
         fields = {field: reader.field for field, reader in readers.items()}
-        super().__init__(next(iter(lengths.values())), fields)
+        super().__init__(next(iter(lengths.values())), fields, name)
         self._readers, self._dims = dict(readers), dict(dims or {})
-        # a protocol check costs as much as decoding a small chunk: not at every read
-        self._boxes = {name: each for name, each in readers.items() if isinstance(each, BoxReader)}
 
     @property
     def readers(self) -> Mapping[str, str]:
         """What reads each field: "direct", or the name of a library and perhaps why."""
-        return {name: each.how for name, each in self._boxes.items()}
+        return {name: each.how for name, each in self._readers.items()}
 
     @property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
@@ -278,7 +273,7 @@ class ArraySource(BaseSource):
     @property
     def chunks(self) -> Mapping[str, tuple[int, ...]]:
         """The shape that is decoded together, by field: samples, then the axes of a sample."""
-        return {name: each.chunks for name, each in self._boxes.items()}
+        return {name: each.chunks for name, each in self._readers.items()}
 
     @property
     def block_samples(self) -> int:
@@ -304,13 +299,8 @@ class ArraySource(BaseSource):
         out: Rows,
     ) -> None:
         """Fill ``out`` with part ``low:high`` of samples ``start:stop`` of one field."""
-        reader, box = self._readers[field], tuple(zip(map(int, low), map(int, high), strict=True))
-        if field in self._boxes:
-            self._boxes[field].read(start, stop, out, box)
-            return
-        rows = thread_array("rows", (stop - start, *reader.field.shape), reader.field.dtype)
-        reader.read(start, stop, rows)
-        np.copyto(out, rows[(slice(None), *(slice(first, last) for first, last in box))])
+        box = tuple(zip(map(int, low), map(int, high), strict=True))
+        self._readers[field].read(start, stop, out, box)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
         for name, rows in out.items():
@@ -333,6 +323,34 @@ class ArraySource(BaseSource):
                 return None
             views[name] = rows
         return views
+
+
+class StoreSource(ArraySource):
+    """Samples along one axis of the arrays of a store.
+
+    Args:
+        name: The name of the store for messages.
+        arrays: The arrays of the store by field name; "" for one array without a name.
+        fields: The arrays to read.
+        along: The axis of samples, by number or by dimension name.
+        decode: Whether to apply ``scale_factor`` and so on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arrays: Mapping[str, StoredArray],
+        *,
+        fields: Sequence[str] | None = None,
+        along: int | str | None = None,
+        decode: bool = True,
+    ) -> None:
+        if fields is not None and list(arrays) == [""]:
+            raise SourceError(f"{name} is one array without fields: leave out fields=")
+        axes = chosen_axes(arrays, name, fields=fields, along=along)
+        readers = {each: arrays[each].reader(axis, decode=decode) for each, axis in axes.items()}
+        dims = {each: arrays[each].sample_dims(axis) for each, axis in axes.items()}
+        super().__init__(readers, name, dims)
 
 
 def _largest(readers: Mapping[str, ArrayReader]) -> list[str]:

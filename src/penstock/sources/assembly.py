@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from operator import sub
 
 import numpy as np
 
@@ -83,9 +84,8 @@ def canvas_spans(
         if a // chunk != b // chunk:
             wanted = rows[begins[group] : ends[group]].ravel()
         canvases.setdefault((number, tuple(low[group]), tuple(high[group])), []).append(wanted)
-    # where nothing is decoded, canvases are joined if that takes no more memory
     grids = {
-        number: [1] * len(low[0]) if leaves[number].in_place else leaves[number].chunks[1:]
+        number: None if leaves[number].in_place else leaves[number].chunks[1:]
         for number in set(numbers)
     }
     spans: dict[tuple[int, int, int], list[Span]] = {}
@@ -99,23 +99,33 @@ def canvas_spans(
     return [span for each in spans.values() for span in each]
 
 
-def _join(spans: list[Span], new: Span, chunks: Sequence[int]) -> None:
-    """Add a span of the same rows: to the canvas of another one if no more chunks are decoded."""
-    size = _chunks_of(new, chunks)
-    for number, span in enumerate(spans):
-        low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
-        hull = Span(span.leaf, span.start, span.stop, low, high)
-        if _chunks_of(hull, chunks) <= _chunks_of(span, chunks) + size:
-            del spans[number]
-            _join(spans, hull, chunks)  # which may now complete a larger one
-            return
+def _join(spans: list[Span], new: Span, chunks: Sequence[int] | None) -> None:
+    """Add a span of the same rows: to the canvas of another one if fewer chunks are decoded.
+
+    Not if it is as many: a canvas that is one whole chunk is decoded in place. Where nothing is
+    decoded (``chunks`` is None), canvases are joined if that takes no more memory.
+    """
+    if spans:
+        size = _chunks_of(new.low, new.high, chunks) + (chunks is None)
+        for number, span in enumerate(spans):
+            low, high = tuple(map(min, span.low, new.low)), tuple(map(max, span.high, new.high))
+            most = _chunks_of(span.low, span.high, chunks) + size
+            if _chunks_of(low, high, chunks) < most:
+                del spans[number]
+                hull = Span(span.leaf, span.start, span.stop, low, high)
+                _join(spans, hull, chunks)  # which may now complete a larger one
+                return
     spans.append(new)
 
 
-def _chunks_of(span: Span, chunks: Sequence[int]) -> int:
-    """Return the chunks of one row that have a part of a canvas."""
-    axes = zip(span.low, span.high, chunks, strict=True)
-    return prod(-(-high // chunk) - low // chunk for low, high, chunk in axes)
+def _chunks_of(low: Sequence[int], high: Sequence[int], chunks: Sequence[int] | None) -> int:
+    """Return the chunks, or else the items, of one row that have a part of a canvas."""
+    if chunks is None:
+        return prod(map(sub, high, low))
+    count = 1
+    for first, last, chunk in zip(low, high, chunks, strict=True):
+        count *= (last - 1) // chunk - first // chunk + 1
+    return count
 
 
 def distinct(rows: Indices) -> Indices:

@@ -18,15 +18,8 @@ import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
-from penstock.sources.assembly import (
-    Reads,
-    canvas_places,
-    fill,
-    row_places,
-    store_spans,
-)
+from penstock.sources.assembly import Reads, canvas_places, fill, row_places, store_spans
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
-from penstock.sources.contract import BLOCK_BYTES as BLOCK_BYTES
 from penstock.sources.contract import Arrays as Arrays
 from penstock.sources.contract import Field as Field
 from penstock.sources.contract import Indices as Indices
@@ -38,10 +31,14 @@ from penstock.sources.contract import check_range as check_range
 from penstock.sources.contract import checked_buffers as checked_buffers
 from penstock.sources.contract import checked_indices as checked_indices
 from penstock.sources.contract import checked_names as checked_names
-from penstock.sources.contract import checked_offsets, checked_sizes, selected_ranges, view_of
-from penstock.sources.contract import most_in_flight as most_in_flight
-from penstock.sources.contract import sampled_rows as sampled_rows
-from penstock.sources.contract import samples_per_block as samples_per_block
+from penstock.sources.contract import (
+    checked_offsets,
+    checked_sizes,
+    most_in_flight,
+    samples_per_block,
+    selected_ranges,
+    view_of,
+)
 from penstock.sources.contract import seams_of as seams_of
 from penstock.sources.ragged_rows import (
     items_of,
@@ -49,6 +46,7 @@ from penstock.sources.ragged_rows import (
     located_offsets,
     ragged_bytes,
     ragged_fields,
+    take_by_blocks,
     take_located,
 )
 from penstock.sources.split import group_labels, part_sizes, split_key, split_samples
@@ -62,17 +60,26 @@ class BaseSource(ABC):
     """Base class of Penstock's own sources.
 
     Checks ranges, indices and buffers, then calls `_read`, `_take` and `_view`. Subclasses
-    implement these and `fingerprint`.
+    implement `_read` and `fingerprint`, and the others where they can do better.
 
     Args:
         length: The number of samples.
         fields: Shape and dtype of one sample, by field name.
+        name: What is read, for messages.
+        offsets: Of the ragged fields: where each sample's items begin, and the end of the last.
     """
 
     in_flight: int | None = None
 
-    def __init__(self, length: int, fields: Mapping[str, Field]) -> None:
-        self._length, self._fields = length, dict(fields)
+    def __init__(
+        self,
+        length: int,
+        fields: Mapping[str, Field],
+        name: str = "",
+        offsets: Mapping[str, Indices] | None = None,
+    ) -> None:
+        self._length, self._fields, self._name = length, dict(fields), name
+        self._offsets = dict(offsets or {})
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -86,7 +93,9 @@ class BaseSource(ABC):
 
     def offsets(self, name: str) -> Indices:
         """Return where each sample's items of a ragged field begin, and the end of the last."""
-        raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
+        if name not in self._offsets:
+            raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
+        return self._offsets[name]
 
     @property
     def seams(self) -> list[int]:
@@ -107,7 +116,9 @@ class BaseSource(ABC):
         return self._length
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} samples of {list(self.fields)})"
+        name = f"{self._name!r}, " if self._name else ""
+        fields = f" of {list(self.fields)}" if list(self.fields) != [""] else ""
+        return f"{type(self).__name__}({name}{len(self)} samples{fields})"
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -173,7 +184,7 @@ class BaseSource(ABC):
         return ComposedSource(layout.windows(named, whole_number("stride", stride, minimum=1)))
 
     def patches(
-        self, sizes: Sizes, *, stride: Sizes | None = None, random: bool = False
+        self, sizes: Sizes, *, stride: Sizes | int | None = None, random: bool = False
     ) -> ComposedSource:
         """Return parts of the samples: all tiles of a grid, or a random part for each tile.
 
@@ -184,7 +195,7 @@ class BaseSource(ABC):
         Args:
             sizes: Items along each axis: ``{"y": 256, "x": 256}`` by dimension name, or a tuple
                 for the last axes.
-            stride: Items from one tile to the next, in the same form; ``sizes`` by default.
+            stride: Items between tiles, in the same form or one number; ``sizes`` by default.
             random: Draw the corner of each patch from its tile's share of all corners, by (seed,
                 epoch, sample): the same for any threads, workers and ranks.
 
@@ -194,7 +205,7 @@ class BaseSource(ABC):
         (40, (32, 32))
         """
         layout, sizes = layout_of(self), checked_sizes("sizes", sizes)
-        stride = None if stride is None else checked_sizes("stride", stride)
+        stride = None if stride is None else checked_sizes("stride", stride, sizes)
         return ComposedSource(layout.patches(sizes, stride, flag("random", random)))
 
     def split(
@@ -259,9 +270,9 @@ class BaseSource(ABC):
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out``, whose buffers have exactly ``stop - start`` rows."""
 
-    @abstractmethod
     def _take(self, indices: Indices, out: Arrays) -> None:
-        """Fill ``out``, whose buffers have exactly ``len(indices)`` rows."""
+        """Fill ``out``, whose buffers have ``len(indices)`` rows; each block is read once."""
+        take_by_blocks(self, indices, out, self.block_samples)
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         return None
@@ -284,18 +295,11 @@ class ComposedSource(BaseSource):
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self._draw = layout, Draw()
-        fields = {
-            name: Field(each.shape, each.dtype, each.ragged, each.sparse)
-            for name, each in layout.outputs.items()
-        }
+        fields = {name: each.field for name, each in layout.outputs.items()}
         super().__init__(len(layout), fields)
         outputs = layout.outputs.values()
-        self._plain = all(not each.steps and each.pitch == 1 for each in outputs)
-        self._plain = self._plain and not ragged_fields(self, fields)
-        self._offsets: dict[str, Indices] = {}
-        self.in_flight = most_in_flight(
-            {id(leaf.source): leaf.source for leaf in self.leaves}.values()
-        )
+        self._plain = all(not (o.steps or o.ragged) and o.pitch == 1 for o in outputs)
+        self.in_flight = most_in_flight(leaf.source for leaf in self.leaves)
 
     # -- what there is
 
@@ -334,7 +338,7 @@ class ComposedSource(BaseSource):
         if name in self._fields and self._fields[name].ragged and name not in self._offsets:
             found = self.layout.locate(name, np.arange(len(self)), self._draw)
             self._offsets[name] = located_offsets(self.leaves, found)
-        return self._offsets[name] if name in self._offsets else super().offsets(name)
+        return super().offsets(name)
 
     def fingerprint(self) -> str:
         """Return an identity of the data and of what the verbs did."""
@@ -414,10 +418,8 @@ class ComposedSource(BaseSource):
         places = {}
         for name, found in (located or self.locate(samples)).items():
             output, held = self.outputs[name], spans[self.outputs[name].store]
-            if output.cut:
-                index = canvas_places(found, output, held)
-            else:
-                index = row_places(found, held)
+            cut = output.cut
+            index = canvas_places(found, output, held) if cut else row_places(found, held)
             places[name] = Places(index, found.corner)
         return places
 

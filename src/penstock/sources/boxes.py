@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.sources.contract import Indices, Source, Sparse
+from penstock.sources.contract import Field, Indices, Source, Sparse
 
 MOST_BORDERS = 1 << 24  # that are listed one by one, 8 bytes each; more are made regular
 
@@ -111,6 +112,11 @@ class Output:
         return self.steps + self.inner
 
     @property
+    def field(self) -> Field:
+        """Shape and dtype of one sample of the output."""
+        return Field(self.shape, self.dtype, self.ragged, self.sparse)
+
+    @property
     def store(self) -> int:
         """Its first leaf. Outputs of one store read the same leaves: rows are held once for all."""
         return self.leaves[0]
@@ -166,8 +172,7 @@ class Span(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that holds the span: rows, then the canvas."""
-        canvas = (high - low for low, high in zip(self.low, self.high, strict=True))
-        return (self.stop - self.start, *canvas)
+        return (self.stop - self.start, *map(sub, self.high, self.low))
 
 
 class Places(NamedTuple):

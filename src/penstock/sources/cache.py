@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import a_path, whole_number
-from penstock.atomic_files import replacing
+from penstock.atomic_files import cache_directory, replacing
 from penstock.errors import SourceError
 from penstock.sources.thread_buffers import Bytes
 
@@ -123,12 +123,38 @@ def _trailer(content: memoryview | bytes) -> bytes:
 # -- indexes of files
 
 
-def cache_directory() -> Path:
-    """Return where indexes are kept: ``PENSTOCK_CACHE``, or below the user's cache directory."""
-    own = os.environ.get("PENSTOCK_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock"
+def remembered(
+    kind: str, paths: Iterable[Path], facts: object, build: Callable[[], Index]
+) -> Index:
+    """Return an index of files: as it was saved for the same files and facts, or built and saved.
+
+    A directory that other users could write to is not used, and neither saving nor reading a
+    damaged file is an error: then the index is built.
+
+    Args:
+        kind: What it is an index of, with a version.
+        paths: The files; the index is built again if the size or the time of one changes.
+        facts: What else the index depends on, as JSON values.
+        build: Builds the index: arrays by name, without objects.
+    """
+    stamps = [(str(path.absolute()), *stamp(path)) for path in paths]
+    cache = _private_cache()
+    if cache is None:
+        return build()
+    name = f"{kind} {json.dumps([facts, stamps])}"
+    saved = cache.get(name)
+    if saved is not None:
+        try:
+            with np.load(io.BytesIO(saved.tobytes()), allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            pass
+    index = build()
+    if time.time_ns() - max((changed for *_, changed in stamps), default=0) > RECENT_NS:
+        written = io.BytesIO()
+        np.savez(written, **index)  # type: ignore[arg-type]
+        cache.put(name, written.getvalue())
+    return index
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -138,39 +164,6 @@ def stamp(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
     return found.st_size, found.st_mtime_ns
-
-
-def remembered(
-    kind: str, facts: object, build: Callable[[], Index], *, times: Iterable[int] = ()
-) -> Index:
-    """Return an index: as it was saved for the same facts, or built now and saved.
-
-    A directory that other users could write to is not used, and neither saving nor reading a
-    damaged file is an error: then the index is built.
-
-    Args:
-        kind: What it is an index of, with a version.
-        facts: Names, sizes and times of the files that it describes, as JSON values.
-        build: Builds the index: arrays by name, without objects.
-        times: When the files were modified, in nanoseconds: an index of new files is not saved.
-    """
-    cache = _private_cache()
-    if cache is None:
-        return build()
-    name = f"{kind} {json.dumps(facts)}"
-    saved = cache.get(name)
-    if saved is not None:
-        try:
-            with np.load(io.BytesIO(saved.tobytes()), allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            pass
-    index = build()
-    if time.time_ns() - max(times, default=0) > RECENT_NS:
-        written = io.BytesIO()
-        np.savez(written, **index)  # type: ignore[arg-type]
-        cache.put(name, written.getvalue())
-    return index
 
 
 def _private_cache() -> BlockCache | None:

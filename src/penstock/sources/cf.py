@@ -50,6 +50,16 @@ class Decoding:
 
     def apply(self, stored: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         """Fill ``out`` with the data of ``stored`` values of the same shape."""
+        exact = _float_dtype(self.read_as, self.scale, self.offset)
+        if exact == np.float64 and out.dtype == np.float32 and self.read_as != np.float32:
+            # computed as xarray does, and rounded once
+            wide = np.empty(out.shape, np.float64)
+            self._convert(stored, wide)
+            np.copyto(out, wide, casting="same_kind")
+        else:
+            self._convert(stored, out)
+
+    def _convert(self, stored: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         np.copyto(out, stored.view(self.read_as), casting="unsafe")
         missing: Any = False
         for fill in self.fills:
@@ -72,7 +82,7 @@ def decoding_of(attributes: Attributes, stored: DType, name: str) -> Decoding | 
         name: The name of the array for messages.
 
     >>> decoding_of({"scale_factor": 0.1, "_FillValue": -1}, np.dtype("i2"), "t2m").dtype
-    dtype('float64')
+    dtype('float32')
     >>> decoding_of({"_FillValue": float("nan")}, np.dtype("f4"), "t2m")
     """
     if stored.kind not in "iufcb":
@@ -92,6 +102,8 @@ def decoding_of(attributes: Attributes, stored: DType, name: str) -> Decoding | 
     if scale is not None or offset is not None:
         # a NaN mark of floats keeps their dtype: only then are there fills without marks
         dtype = _float_dtype(read_as, scale, offset) if marks or not fills else read_as
+        if read_as.kind in "iu" and read_as.itemsize <= 2 and dtype.kind == "f":
+            dtype = np.dtype(np.float32)  # 16 bits fit into it, and models compute in it
     elif marks:
         dtype = _with_nan(read_as)
     if dtype == stored and scale is None and offset is None and not marks and not as_bool:
@@ -123,6 +135,8 @@ def _signedness(attributes: Attributes, stored: DType) -> DType:
 
 def _float_dtype(dtype: DType, scale: Any, offset: Any) -> DType:
     """Return the dtype that xarray chooses for scaled values."""
+    if scale is None and offset is None:
+        return dtype
     if offset is None:
         return np.dtype(type(scale))
     same = type(scale) if type(scale) is type(offset) else None

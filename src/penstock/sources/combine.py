@@ -1,4 +1,4 @@
-"""Sources made of several sources: one after the other, or side by side."""
+"""The layouts of sources made of several sources: one after the other, or side by side."""
 
 from __future__ import annotations
 
@@ -12,64 +12,9 @@ from penstock.arguments import real_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
 from penstock.order.keys import derive_key
-from penstock.registry import did_you_mean
-from penstock.sources.base import ComposedSource, Source, layout_of
 from penstock.sources.boxes import Borders, Located, Output
 from penstock.sources.contract import Indices
 from penstock.sources.verbs import Draw, Layout, Offsets, Stored, refuse_ragged, zeros
-
-
-def concatenate(sources: Sequence[Source]) -> ComposedSource:
-    """Return the samples of several sources with the same fields, one source after the other.
-
-    There is a seam between each two: no window crosses it. Images of different shapes have the
-    same fields as patches: ``concatenate([image.patches((256, 256)) for image in images])``.
-
-    Args:
-        sources: A list of at least one source, also of classes of your own.
-
-    >>> from penstock.sources.memory import MemorySource
-    >>> both = concatenate([MemorySource(np.arange(3)), MemorySource(np.arange(5))])
-    >>> out = {"": np.zeros(4, np.int64)}
-    >>> both.read(2, 6, out)
-    >>> len(both), both.seams, out[""].tolist()
-    (8, [3], [2, 0, 1, 2])
-    """
-    if not isinstance(sources, list | tuple) or not sources:
-        raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
-    return ComposedSource(Concatenated([layout_of(source) for source in sources]))
-
-
-def zip_sources(
-    sources: Mapping[str, Source], rates: Mapping[str, float] | None = None
-) -> ComposedSource:
-    """Return the fields of several sources, side by side.
-
-    Args:
-        sources: Sources by name. The name becomes that of a source's unnamed field; named
-            fields keep their names.
-        rates: Rows of a source for one sample, by name; 1 where nothing is given. 2 gives two
-            rows a sample; 0.5 gives one row to two samples, so that ``windows(8)`` has 4 rows of
-            it; 0 gives its only row to every sample.
-
-    >>> from penstock.sources.memory import MemorySource
-    >>> sources = {"x": MemorySource(np.zeros((4, 2))), "video": MemorySource(np.ones(2))}
-    >>> pairs = zip_sources(sources, rates={"video": 0.5})
-    >>> list(pairs.fields), len(pairs), pairs.windows(2).fields["video"].shape
-    (['x', 'video'], 4, (1,))
-    """
-    if not isinstance(sources, Mapping) or not sources:
-        raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
-    wrong = [name for name in sources if not isinstance(name, str)]
-    if wrong:
-        raise SourceError(f"names of sources must be strings, got {wrong[0]!r}")
-    if rates is not None and not isinstance(rates, Mapping):
-        raise SourceError(f"rates must be a dict of numbers by source, got {rates!r}")
-    for name in rates or {}:
-        if name not in sources:
-            raise SourceError(f"rates: there is no source {name!r}{did_you_mean(name, sources)}")
-    each = {name: checked_rate(name, (rates or {}).get(name, 1)) for name in sources}
-    return ComposedSource(Zipped({name: layout_of(s) for name, s in sources.items()}, each))
 
 
 def checked_rate(name: str, rate: float) -> Fraction:

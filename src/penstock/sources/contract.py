@@ -313,8 +313,18 @@ def _checked_rows(name: str, given: object) -> tuple[int, ...]:
     return tuple(whole_number(f"an item of {name}", each) for each in given)
 
 
-def checked_sizes(name: str, sizes: object) -> dict[str, int] | tuple[int, ...]:
-    """Return sizes by dimension name or for the last axes, each at least 1."""
+def checked_sizes(
+    name: str, sizes: object, like: dict[str, int] | tuple[int, ...] = ()
+) -> dict[str, int] | tuple[int, ...]:
+    """Return sizes by dimension name or for the last axes, each at least 1.
+
+    Args:
+        name: The argument.
+        sizes: Its value; a single number is for every axis of ``like``.
+        like: Sizes that were checked.
+    """
+    if like and isinstance(sizes, int | np.integer) and not isinstance(sizes, bool):
+        sizes = dict.fromkeys(like, sizes) if isinstance(like, dict) else [sizes] * len(like)
     if isinstance(sizes, Mapping) and sizes:
         return {
             str(dim): whole_number(f"{name} of {dim!r}", size, minimum=1)

@@ -1,4 +1,4 @@
-"""`open_source`: find the source for a path, a URL, or an object that holds samples."""
+"""`open_source`: find the source for a path, a URL, or an object; and sources made of several."""
 
 from __future__ import annotations
 
@@ -18,15 +18,23 @@ from penstock.arguments import flag
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
-from penstock.sources.array_source import checked_along
+from penstock.sources.array_source import StoreSource, checked_along
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.base import BaseSource, Source, checked_names, with_verbs
-from penstock.sources.combine import concatenate, zip_sources
+from penstock.sources.base import (
+    BaseSource,
+    ComposedSource,
+    Source,
+    checked_names,
+    layout_of,
+    with_verbs,
+)
+from penstock.sources.combine import Concatenated, Zipped, checked_rate
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.npy import BinarySource, NpySource
-from penstock.sources.storage import DirectoryStore, is_pattern, is_url, redacted
+from penstock.sources.storage import DirectoryStore, StoredFile, is_pattern, is_url, redacted
 from penstock.sources.zarr import ZarrSource
 from penstock.sources.zarr.hierarchy import is_anndata, is_zarr
+from penstock.sources.zarr.stores import package_of
 
 
 def open_source(
@@ -74,6 +82,58 @@ def open_source(
     return with_verbs(_open(where, Request(names, axis, flag("decode", decode), dtype, options)))
 
 
+def concatenate(sources: Sequence[Any]) -> ComposedSource:
+    """Return the samples of several sources with the same fields, one source after the other.
+
+    There is a seam between each two: no window crosses it. Images of different shapes have the
+    same fields as patches: ``concatenate([image.patches((256, 256)) for image in images])``.
+
+    Args:
+        sources: A list of at least one source, or of what `open_source` takes: arrays, dicts of
+            arrays, paths.
+
+    >>> both = concatenate([np.arange(3), np.arange(5)])
+    >>> out = {"": np.zeros(4, np.int64)}
+    >>> both.read(2, 6, out)
+    >>> len(both), both.seams, out[""].tolist()
+    (8, [3], [2, 0, 1, 2])
+    """
+    if not isinstance(sources, list | tuple) or not sources:
+        raise SourceError(f"sources must be a list of at least one source, got {sources!r}")
+    return ComposedSource(Concatenated([layout_of(open_source(each)) for each in sources]))
+
+
+def zip_sources(
+    sources: Mapping[str, Any], rates: Mapping[str, float] | None = None
+) -> ComposedSource:
+    """Return the fields of several sources, side by side.
+
+    Args:
+        sources: Sources, or what `open_source` takes, by name. The name becomes that of a
+            source's unnamed field; named fields keep their names.
+        rates: Rows of a source for one sample, by name; 1 where nothing is given. 2 gives two
+            rows a sample; 0.5 gives one row to two samples, so that ``windows(8)`` has 4 rows of
+            it; 0 gives its only row to every sample.
+
+    >>> pairs = zip_sources({"x": np.zeros((4, 2)), "video": np.ones(2)}, rates={"video": 0.5})
+    >>> list(pairs.fields), len(pairs), pairs.windows(2).fields["video"].shape
+    (['x', 'video'], 4, (1,))
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
+    wrong = [name for name in sources if not isinstance(name, str)]
+    if wrong:
+        raise SourceError(f"names of sources must be strings, got {wrong[0]!r}")
+    if rates is not None and not isinstance(rates, Mapping):
+        raise SourceError(f"rates must be a dict of numbers by source, got {rates!r}")
+    for name in rates or {}:
+        if name not in sources:
+            raise SourceError(f"rates: there is no source {name!r}{did_you_mean(name, sources)}")
+    each = {name: checked_rate(name, (rates or {}).get(name, 1)) for name in sources}
+    layouts = {name: layout_of(open_source(source)) for name, source in sources.items()}
+    return ComposedSource(Zipped(layouts, each))
+
+
 # -- what opens which data
 
 
@@ -104,23 +164,33 @@ def imported(name: str) -> Callable[..., Any]:
     return call
 
 
+def arrays(find: str) -> Callable[..., Source]:
+    """Return a function that opens the arrays that ``"module:function"`` finds in a store."""
+
+    def call(where: Any, fields: Sequence[str] | None = None, **options: Any) -> Source:
+        return StoreSource(*imported(find)(where, fields), fields=fields, **options)
+
+    return call
+
+
 @dataclass(frozen=True, slots=True)
 class Opener:
     """A function that opens one kind of data, and which arguments of `open_source` it takes.
 
     Attributes:
-        make: Called with the data, those arguments, and the options that were passed. As text,
-            "module:function", it is imported when it is needed.
+        make: Called with the data, those arguments, and the options that were passed.
         takes: Of "fields", "along", "decode" and "dtype"; "columns" is "fields" by the name that
             tables have for it.
     """
 
-    make: Callable[..., Source] | str
+    make: Callable[..., Source]
     takes: tuple[str, ...] = ()
 
     def __call__(self, where: Any, request: Request) -> Source:
         """Return the source; refuse arguments and options that it does not take."""
-        shown = redacted(str(where)) if isinstance(where, Path) else f"a {type(where).__name__}"
+        shown = f"a {type(where).__name__}"
+        if isinstance(where, Path | StoredFile):
+            shown = redacted(str(where) if isinstance(where, Path) else where.name)
         arguments = request.given()
         if "columns" in self.takes and "fields" in arguments:
             arguments["columns"] = arguments.pop("fields")
@@ -132,9 +202,8 @@ class Opener:
         twice = sorted(set(request.options) & set(arguments))
         if twice:
             raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
-        make = imported(self.make) if isinstance(self.make, str) else self.make
         try:
-            return make(where, **arguments, **request.options)
+            return self.make(where, **arguments, **request.options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
@@ -150,15 +219,6 @@ def is_sliceable(where: Any) -> bool:
     return all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__"))
 
 
-def package_of(value: object) -> str:
-    """Return the name of the package that defines the type of ``value``.
-
-    >>> package_of(np.zeros(3))
-    'numpy'
-    """
-    return type(value).__module__.partition(".")[0]
-
-
 _REFUSALS = {
     "fields": "has no named fields to choose from: leave out fields=",
     "along": (
@@ -168,20 +228,18 @@ _REFUSALS = {
     "dtype": "says its dtype itself: leave out dtype=",
 }
 ARRAYS = ("fields", "along", "decode")
-ONE_ARRAY = ("along", "decode")
+ZARR_OPTIONS = ("direct", "missing", "columns", "dense")  # of a URL: others are for obstore
 COLUMNS = ("columns",)
 IN_MEMORY = Opener(MemorySource, ("along",))
 TABLE = Opener(ArrowSource, COLUMNS)
-ANNDATA = Opener("penstock.sources.anndata:AnnDataSource", COLUMNS)
-JSON_LINES = Opener("penstock.sources.jsonl:JsonLinesSource", COLUMNS)
-FOLDER = Opener("penstock.sources.sample_files:FolderSource")
-REMOTE = imported("penstock.sources.remote:open_remote")
+ANNDATA = Opener(imported("penstock.sources.anndata:AnnDataSource"), COLUMNS)
+JSON_LINES = Opener(imported("penstock.sources.jsonl:JsonLinesSource"), COLUMNS)
+FOLDER = Opener(imported("penstock.sources.sample_files:FolderSource"))
 ZARR = Opener(ZarrSource, ARRAYS)
-HDF5 = Opener("penstock.sources.hdf5:open_hdf5", ARRAYS)
-ZARR_OBJECT = Opener("penstock.sources.zarr.stores:open_zarr", ARRAYS)
-XARRAY = Opener("penstock.sources.sliceable:open_xarray", ARRAYS)
-TENSORSTORE = Opener("penstock.sources.sliceable:open_tensorstore", ONE_ARRAY)
-SLICEABLE = Opener("penstock.sources.sliceable:open_sliceable", ONE_ARRAY)
+HDF5 = Opener(arrays("penstock.sources.hdf5:arrays_of_hdf5"), ARRAYS)
+XARRAY = Opener(arrays("penstock.sources.sliceable:arrays_of_xarray"), ARRAYS)
+TENSORSTORE = Opener(arrays("penstock.sources.sliceable:arrays_of_tensorstore"), ARRAYS)
+SLICEABLE = Opener(arrays("penstock.sources.sliceable:arrays_of_object"), ARRAYS)
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
@@ -189,9 +247,9 @@ FILES: dict[str, Opener] = {
     ".bin": Opener(BinarySource, ("dtype",)),
     ".h5ad": ANNDATA,
     **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
-    ".tar": Opener("penstock.sources.sample_files:TarSource", COLUMNS),
+    ".tar": Opener(imported("penstock.sources.sample_files:TarSource"), COLUMNS),
     **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), HDF5),
-    ".zip": Opener("penstock.sources.zarr.stores:open_zip", ARRAYS),
+    ".zip": ZARR,
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
@@ -200,15 +258,13 @@ FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
     (lambda path: any(path.rglob("*.parquet")), TABLE),
     (imported("penstock.sources.sample_files:has_samples"), FOLDER),
 ]
-OBJECTS: list[tuple[Callable[[Any], bool], Opener]] = [
-    (lambda where: isinstance(where, np.ndarray) or is_tensor(where), IN_MEMORY),
-    (lambda where: package_of(where) in ("datasets", "pyarrow"), TABLE),
-    (lambda where: package_of(where) == "h5py", HDF5),
-    (lambda where: package_of(where) == "zarr", ZARR_OBJECT),
-    (lambda where: package_of(where) == "xarray", XARRAY),
-    (lambda where: package_of(where) == "tensorstore", TENSORSTORE),
-    (is_sliceable, SLICEABLE),
-]
+OBJECTS: dict[str, Opener] = {  # by the package that defines their class
+    **dict.fromkeys(("datasets", "pyarrow"), TABLE),
+    "h5py": HDF5,
+    **dict.fromkeys(("zarr", "icechunk"), ZARR),
+    "xarray": XARRAY,
+    "tensorstore": TENSORSTORE,
+}
 
 
 def _open(where: Any, request: Request) -> Source:
@@ -222,15 +278,22 @@ def _open(where: Any, request: Request) -> Source:
         return where
     if isinstance(where, str | os.PathLike):
         return _open_path(os.fspath(where), request)
-    for accepts, opener in OBJECTS:
-        if accepts(where):
-            return opener(where, request)
+    if _in_memory(where):
+        return IN_MEMORY(where, request)
+    if package_of(where) in OBJECTS:
+        return OBJECTS[package_of(where)](where, request)
+    if is_sliceable(where):
+        return SLICEABLE(where, request)
     if isinstance(where, Mapping) and where:
         return _open_mapping(where, request)
     is_list = isinstance(where, list | tuple) and len(where) > 0
     if is_list and not isinstance(where[0], int | float | complex | np.generic):
         return concatenate([_open(each, request) for each in where])
     raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
+
+
+def _in_memory(where: Any) -> bool:
+    return isinstance(where, np.ndarray) or is_tensor(where)
 
 
 def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
@@ -242,19 +305,16 @@ def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
             raise SourceError(f"no field {name!r} in the dict{did_you_mean(name, where)}")
     chosen = {name: where[name] for name in request.fields or where}
     inner = replace(request, fields=None)
-    in_memory, _ = OBJECTS[0]
-    if all(in_memory(each) for each in chosen.values()):
+    if all(map(_in_memory, chosen.values())):
         return IN_MEMORY(chosen, inner)
     return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
 def _open_path(where: str | bytes, request: Request) -> Source:
-    if isinstance(where, bytes) or "\0" in where:
+    if isinstance(where, bytes) or not where or "\0" in where:
         raise SourceError(f"a path must be text, got {where!r}")
     if is_url(where):
-        arguments = {**request.given(), "decode": request.decode}
-        found: Source = REMOTE(where, **arguments, **request.options)
-        return found
+        return _open_url(where, request)
     path, shown = Path(where.removeprefix("file://")), redacted(where)
     if is_pattern(where) and not path.exists():
         return _open_pattern(where, request)
@@ -271,6 +331,16 @@ def _open_path(where: str | bytes, request: Request) -> Source:
     if opener is None:
         raise SourceError(f"no source reads the file {shown}: {_advice_for_file(path)}")
     return opener(path, request)
+
+
+def _open_url(url: str, request: Request) -> Source:
+    own = {name: each for name, each in request.options.items() if name in ZARR_OPTIONS}
+    rest = {name: each for name, each in request.options.items() if name not in own}
+    found = imported("penstock.sources.remote:open_remote")(url, **rest)
+    request = replace(request, options=own)
+    if isinstance(found, StoredFile):
+        return FILES[Path(found.name).suffix.lower()](found, request)
+    return (ANNDATA if is_anndata(found) else ZARR)(found, request)
 
 
 def _open_pattern(where: str, request: Request) -> Source:

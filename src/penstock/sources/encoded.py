@@ -38,6 +38,10 @@ class Probed(NamedTuple):
     dtype: np.dtype[np.generic]
     rate: int = 0
 
+    def __str__(self) -> str:
+        rate = f" at {self.rate} Hz" if self.rate else ""
+        return f"shape {self.shape} of {self.dtype}{rate}"
+
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
@@ -52,6 +56,19 @@ class Decoder:
     name: str
     probe: Callable[[Bytes], Probed]
     decode: Callable[[Bytes], Rows]
+
+    def __call__(self, step: Callable[[Bytes], Any], raw: Bytes, name: str) -> Any:
+        """Return what `probe` or `decode` returns; an error of a library is a `SourceError`."""
+        try:
+            return step(raw)
+        except (SourceError, ImportError):
+            raise
+        except Exception as error:
+            text = re.sub(r" ?<[^>]*>", "", " ".join(str(error).split()))[:200]
+            raise SourceError(
+                f"{name} is not a readable {self.name} ({text or type(error).__name__}): write or "
+                "copy it again, or leave it out"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +86,41 @@ class ImageOptions:
             None if mode is None else text("mode", mode, error=SourceError),
         )
 
+    def open(self, raw: Bytes) -> tuple[Any, str]:
+        """Return an image that is not decoded yet, and the mode to read it in."""
+        image = optional("PIL.Image", extra="arrow").open(io.BytesIO(raw.data))
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise ValueError(f"it says that it has {width} x {height} pixels")
+        return image, self.mode or (
+            image.mode if image.mode not in ("P", "CMYK", "YCbCr") else "RGB"
+        )
 
-def decoder_for(suffix: str, images: ImageOptions) -> Decoder | None:
-    """Return the decoder of files with a suffix, or None if their bytes are the sample."""
+    def probe(self, raw: Bytes) -> Probed:
+        """Return the shape of an image."""
+        image, mode = self.open(raw)
+        # an image of one pixel tells what numpy makes of its mode
+        one = np.asarray(optional("PIL.Image", extra="arrow").new(mode, (1, 1)))
+        height, width = self.size or image.size[::-1]
+        return Probed((height, width, *one.shape[2:]), one.dtype)
+
+    def decode(self, raw: Bytes) -> Rows:
+        """Return an image as an array."""
+        image, mode = self.open(raw)
+        image = image if image.mode == mode else image.convert(mode)
+        return np.asarray(image if self.size is None else image.resize(self.size[::-1]))
+
+
+def decoder_for(suffix: str, images: ImageOptions) -> Decoder:
+    """Return the decoder of files with a suffix; of an unknown one, the bytes are the sample."""
     suffix = suffix.lower()
-    if suffix == ".npy":
-        return Decoder("array", _probe_npy, _decode_npy)
     if suffix in IMAGES:
-        return Decoder("image", partial(_probe_image, images), partial(_decode_image, images))
+        return Decoder("image", images.probe, images.decode)
     if suffix in SOUNDS:
         return Decoder("sound", _probe_sound, _decode_sound)
     if suffix in NUMBERS:
-        return Decoder("number", _probe_number, _decode_number)
-    return None
-
-
-def _probe_bytes(raw: Bytes) -> Probed:
-    return Probed((raw.size,), raw.dtype)
-
-
-def _decode_bytes(raw: Bytes) -> Rows:
-    return raw
-
-
-BYTES = Decoder("bytes", _probe_bytes, _decode_bytes)
+        return NUMBER
+    return ARRAY if suffix == ".npy" else BYTES
 
 
 def _probe_npy(raw: Bytes) -> Probed:
@@ -108,31 +136,6 @@ def _decode_npy(raw: Bytes) -> Rows:
     return array.astype(found.dtype, copy=False)
 
 
-def _open_image(images: ImageOptions, raw: Bytes) -> Any:
-    image = optional("PIL.Image", extra="arrow").open(io.BytesIO(raw.data))
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise ValueError(f"it says that it has {width} x {height} pixels")
-    mode = images.mode or (image.mode if image.mode not in ("P", "CMYK", "YCbCr") else "RGB")
-    return image, mode
-
-
-def _probe_image(images: ImageOptions, raw: Bytes) -> Probed:
-    image, mode = _open_image(images, raw)
-    # an image of one pixel tells what numpy makes of its mode
-    one = np.asarray(optional("PIL.Image", extra="arrow").new(mode, (1, 1)))
-    height, width = images.size or image.size[::-1]
-    return Probed((height, width, *one.shape[2:]), one.dtype)
-
-
-def _decode_image(images: ImageOptions, raw: Bytes) -> Rows:
-    image, mode = _open_image(images, raw)
-    image = image if image.mode == mode else image.convert(mode)
-    if images.size is not None:
-        image = image.resize(images.size[::-1])
-    return np.asarray(image)
-
-
 def _probe_sound(raw: Bytes) -> Probed:
     found = optional("soundfile", extra="audio").info(io.BytesIO(raw.data))
     shape = (found.frames,) if found.channels == 1 else (found.frames, found.channels)
@@ -145,12 +148,13 @@ def _decode_sound(raw: Bytes) -> Rows:
     return array
 
 
-def _probe_number(raw: Bytes) -> Probed:
-    return Probed((), np.dtype(np.int64))
-
-
-def _decode_number(raw: Bytes) -> Rows:
-    return np.array(int(raw.tobytes()), np.int64)
+ARRAY = Decoder("array", _probe_npy, _decode_npy)
+BYTES = Decoder("bytes", lambda raw: Probed((raw.size,), raw.dtype), lambda raw: raw)
+NUMBER = Decoder(
+    "number",
+    lambda raw: Probed((), np.dtype(np.int64)),
+    lambda raw: np.array(int(raw.tobytes()), np.int64),
+)
 
 
 # -- a field of encoded samples
@@ -161,55 +165,46 @@ class Members:
     """The encoded samples of one field.
 
     Attributes:
-        decoder: Turns bytes into arrays.
-        paths: The file of each sample.
+        suffix: Of their names, which chooses the decoder.
+        images: How images are read.
+        paths: The file of each sample, or the one file of all of them.
         begins: Where the bytes of each sample begin in its file.
         sizes: The number of bytes of each sample.
         lengths: The length of each sample's first axis.
         field: The field; ragged if the lengths differ.
     """
 
-    decoder: Decoder
-    paths: Sequence[Path]
+    suffix: str
+    images: ImageOptions
+    paths: Sequence[Path] | Path
     begins: Indices
     sizes: Indices
     lengths: Indices
     field: Field
 
+    def path(self, sample: int) -> Path:
+        """Return the file of a sample."""
+        return self.paths if isinstance(self.paths, Path) else self.paths[sample]
+
     def raw(self, sample: int, allocate: Callable[[int], Bytes]) -> Bytes:
         """Return the bytes of a sample."""
         into = allocate(int(self.sizes[sample]))
-        read_exactly(self.paths[sample], into, int(self.begins[sample]))
+        read_exactly(self.path(sample), into, int(self.begins[sample]))
         return into
 
     def read(self, sample: int) -> Rows:
         """Return a sample, if it still has the shape that it had when it was indexed."""
-        path = self.paths[sample]
-        raw = self.raw(sample, lambda nbytes: thread_buffer("encoded", nbytes))
-        array: Rows = decoded(self.decoder.decode, raw, f"sample {sample} in {path}", self.decoder)
-        field = self.field
+        decoder = decoder_for(self.suffix, self.images)
+        raw = self.raw(sample, partial(thread_buffer, "encoded"))
+        name, field = f"sample {sample} in {self.path(sample)}", self.field
+        array: Rows = decoder(decoder.decode, raw, name)
         shape = (int(self.lengths[sample]), *field.shape) if field.ragged else field.shape
         if array.shape != shape or array.dtype != field.dtype:
             raise SourceError(
-                f"sample {sample} in {path} has shape {array.shape} of {array.dtype}, and had "
-                f"{shape} of {field.dtype} when it was indexed: the file has changed; open the "
-                "source again"
+                f"{name} has shape {array.shape} of {array.dtype}, and had {shape} of "
+                f"{field.dtype} when it was indexed: the file has changed; open the source again"
             )
         return array
-
-
-def decoded(step: Callable[[Bytes], Any], raw: Bytes, name: str, decoder: Decoder) -> Any:
-    """Return what a step of a decoder returns; any error of its library is a `SourceError`."""
-    try:
-        return step(raw)
-    except (SourceError, ImportError):
-        raise
-    except Exception as error:
-        why = re.sub(r" ?<[^>]*>", "", " ".join(str(error).split()))[:200] or type(error).__name__
-        raise SourceError(
-            f"{name} is not a readable {decoder.name} ({why}): write or copy it again, or leave "
-            "it out"
-        ) from error
 
 
 def one_field(
@@ -220,7 +215,7 @@ def one_field(
     Samples of one shape are arrays, and samples that differ in their first axis only are ragged.
 
     Args:
-        shapes: Name and header of each sample.
+        shapes: Name and header of each sample, at least one.
         what: The folder or archive, for messages.
         ragged: Whether samples of one shape are ragged too.
     """
@@ -228,24 +223,21 @@ def one_field(
     same, lengths = not ragged, []
     for name, found in shapes:
         first = first or (name, found)
-        inner = found.shape[1:], found.dtype, found.rate, len(found.shape)
-        if inner != (first[1].shape[1:], first[1].dtype, first[1].rate, len(first[1].shape)):
+        if (
+            found[1:] != first[1][1:]
+            or found.shape[1:] != first[1].shape[1:]
+            or (len(found.shape) != len(first[1].shape))
+        ):
             raise SourceError(
-                f"{name} has {_shown(found)}, and {first[0]} has {_shown(first[1])}: samples of "
+                f"{name} has {found}, and {first[0]} has {first[1]}: samples of "
                 f"{what} may differ in their first axis only; convert them, or for images pass "
                 "size=(height, width) and mode='RGB'"
             )
         same = same and found.shape == first[1].shape
         lengths.append(found.shape[0] if found.shape else 0)
-    if first is None:
-        raise SourceError(f"there are no samples in {what}")
+    assert first is not None
     shape = first[1].shape if same else first[1].shape[1:]
     return Field(shape, first[1].dtype, ragged=not same), np.array(lengths, np.int64)
-
-
-def _shown(found: Probed) -> str:
-    rate = f" at {found.rate} Hz" if found.rate else ""
-    return f"shape {found.shape} of {found.dtype}{rate}"
 
 
 class EncodedSource(BaseSource):
@@ -257,26 +249,21 @@ class EncodedSource(BaseSource):
     """
 
     def __init__(self, members: dict[str, Members], name: str) -> None:
-        self._members, self._name = members, name
-        self._ends = {
-            field: np.concatenate([[0], np.cumsum(each.lengths)])
+        self._members = members
+        offsets = {
+            field: np.append(0, np.cumsum(each.lengths))
             for field, each in members.items()
             if each.field.ragged
         }
         samples = len(next(iter(members.values())).sizes)
-        super().__init__(samples, {name: each.field for name, each in members.items()})
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name!r}, {len(self)} samples of {list(self.fields)})"
+        fields = {field: each.field for field, each in members.items()}
+        super().__init__(samples, fields, name, offsets)
 
     @property
     def files(self) -> list[Path]:
         """The file of each sample."""
-        return list(next(iter(self._members.values())).paths)
-
-    def offsets(self, name: str) -> Indices:
-        """Return where each sample's items of a ragged field begin."""
-        return self._ends[name] if name in self._ends else super().offsets(name)
+        members = next(iter(self._members.values()))
+        return [members.path(sample) for sample in range(len(self))]
 
     def fingerprint(self) -> str:
         """Return an identity: number and size of samples, and the bytes of a few of them."""
@@ -289,19 +276,15 @@ class EncodedSource(BaseSource):
         return digest(facts, parts)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
-        self._fill(range(start, stop), out)
+        self._take(np.arange(start, stop), out)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        self._fill(indices.tolist(), out)
-
-    def _fill(self, samples: Iterable[int], out: Arrays) -> None:
-        ends = dict.fromkeys(out, 0)
-        for row, sample in enumerate(samples):
-            for name, rows in out.items():
-                array = self._members[name].read(sample)
-                if self._fields[name].ragged:
-                    first = ends[name]
-                    ends[name] = first + len(array)
-                    rows[first : ends[name]] = array
+        for name, rows in out.items():
+            members, end = self._members[name], 0
+            for row, sample in enumerate(indices.tolist()):
+                array = members.read(sample)
+                if members.field.ragged:
+                    end, first = end + len(array), end
+                    rows[first:end] = array
                 else:
                     rows[row] = array

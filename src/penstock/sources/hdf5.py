@@ -12,25 +12,22 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import StoredArray
-from penstock.sources.base import Source
-from penstock.sources.sliceable import StoreSource, library_lock, opener_of
+from penstock.sources.sliceable import Found, library_lock, sliceable_array
 from penstock.sources.storage import UNREADABLE, one_line
 
 LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
 HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
 USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # where the signature of HDF5 may be
 MOST_ARRAYS = 100_000
+OWN_ATTRIBUTES = (  # of HDF5, and of netCDF
+    *("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"),
+    *("_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"),
+)
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
-def open_hdf5(
-    where: Any,
-    *,
-    fields: Sequence[str] | None = None,
-    along: int | str | None = None,
-    decode: bool = True,
-) -> Source:
-    """Return a source over a file of HDF5 or netCDF, or over an open object of h5py.
+def arrays_of_hdf5(where: Any, fields: Sequence[str] | None = None) -> Found:
+    """Return the arrays of a file of HDF5 or netCDF, or of an open object of h5py.
 
     Arrays of groups are fields by their path, such as ``"images/raw"``. Dimension names are those
     of netCDF, of dimension scales, or of labels. Reads take turns: the C library allows one at a
@@ -38,28 +35,20 @@ def open_hdf5(
 
     Args:
         where: A path, an ``h5py.Dataset``, or an ``h5py.Group``, also a file.
-        fields: Paths of arrays; by default all data variables with the axis of samples.
-        along: The axis of samples, by number or by dimension name.
-        decode: Whether to apply ``scale_factor`` and so on; False reads the stored values.
+        fields: Not used.
     """
-    file, arrays = stored_arrays(where)
-    return StoreSource(arrays, file.name, fields=fields, along=along, decode=decode)
-
-
-def stored_arrays(where: Any) -> tuple[ArrayFile, dict[str, StoredArray]]:
-    """Return the file, and its arrays by their paths; "" for an ``h5py.Dataset``."""
     if isinstance(where, str | os.PathLike):
-        path = Path(where)
-        file = ArrayFile(path, classic=_is_classic(path), opened=None)
-        root = ""
+        path, opened, root = Path(where), None, ""
+        classic = _is_classic(path)
     else:
-        file = ArrayFile(Path(where.file.filename), classic=False, opened=where.file)
-        root = where.name.strip("/")
+        path, opened, root = Path(where.file.filename), where.file, where.name.strip("/")
+        classic = False
+    file = ArrayFile(path, classic=classic, opened=opened)
     with library_lock(LOCK):
         found = _arrays(file, root)
     if not found:
         raise SourceError(f"{file.name} has no arrays")
-    return file, found
+    return file.name, found
 
 
 class ArrayFile:
@@ -108,7 +97,7 @@ class FileArray:
     """One array of a file, found again by its path in every process."""
 
     def __init__(self, file: ArrayFile, path: str, array: Any) -> None:
-        self._file, self._path = file, path
+        self.file, self._path = file, path
         self.shape, self.dtype = tuple(array.shape or ()), array.dtype
 
     @property
@@ -118,10 +107,10 @@ class FileArray:
         return dtype.hasobject and optional("h5py", "hdf5").check_string_dtype(dtype) is not None
 
     def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        array = self._file.root()[self._path]
+        array = self.file.root()[self._path]
         if tuple(array.shape) != self.shape:
             raise SourceError(
-                f"{self._path} of {self._file.name} had shape {self.shape} when it was opened, "
+                f"{self._path} of {self.file.name} had shape {self.shape} when it was opened, "
                 f"and has {tuple(array.shape)} now: do not write to a file that is being read"
             )
         return array[key]
@@ -156,9 +145,8 @@ def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
         top = file.root()[f"/{root}"]
         if hasattr(top, "shape"):
             return {"": _array(file, root, top, _scales(top))}
-        found = dict(_datasets(top, ""))
         prefix = f"{root}/" if root else ""
-        return {n: _array(file, prefix + n, v, _scales(v)) for n, v in found.items()}
+        return {n: _array(file, prefix + n, each, _scales(each)) for n, each in _datasets(top)}
     except UNREADABLE as error:
         if isinstance(error, SourceError):
             raise
@@ -168,7 +156,7 @@ def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
         ) from error
 
 
-def _datasets(top: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _datasets(top: Any) -> Iterator[tuple[str, Any]]:
     """Yield the datasets below a group, in the order of their names; links are not followed."""
     found: list[tuple[str, Any]] = []
 
@@ -186,21 +174,22 @@ def _datasets(top: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         name = node.attrs.get("NAME", b"")
         text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
         if not text.startswith(NO_VARIABLE):
-            yield prefix + path, node
+            yield path, node
 
 
-def _array(file: ArrayFile, path: str, array: Any, dims: Sequence[str | None]) -> StoredArray:
+def _array(file: ArrayFile, path: str, array: Any, dims: Sequence[str]) -> StoredArray:
     name = f"{file.name}/{path}"
     _refuse_other_files(array, name)
     chunks = array.chunking() if file.classic else array.chunks
-    how = {
-        "name": name,
-        "how": "netCDF4" if file.classic else "h5py",
-        "chunks": chunks if isinstance(chunks, tuple) else None,
-        "lock": LOCK,
-    }
-    raw, names = FileArray(file, path, array), tuple(dims) if any(dims) else None
-    return StoredArray(name, raw.shape, names, _attributes(array), opener_of(raw, **how), raw)
+    return sliceable_array(
+        FileArray(file, path, array),
+        name,
+        how="netCDF4" if file.classic else "h5py",
+        chunks=chunks if isinstance(chunks, tuple) else None,
+        lock=LOCK,
+        dims=dims,
+        attributes=_attributes(array),
+    )
 
 
 def _refuse_other_files(array: Any, name: str) -> None:
@@ -216,26 +205,35 @@ def _refuse_other_files(array: Any, name: str) -> None:
             )
 
 
-def _scales(dataset: Any) -> list[str | None]:
+def _scales(dataset: Any) -> list[str]:
     """Return the dimension names of a dataset of h5py: labels, or names of dimension scales."""
     if dataset.shape is None:
         return []
-    names: list[str | None] = []
-    own = dataset.name.rsplit("/", 1)[-1]
-    is_scale = dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" and len(dataset.shape) == 1
-    for dim in dataset.dims:
-        scale = own if is_scale else None
-        if not is_scale and len(dim):
-            scale = (dim[0].name or "").rsplit("/", 1)[-1]
-        names.append(dim.label or scale or None)
-    return names
+    if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" and len(dataset.shape) == 1:
+        return [dataset.dims[0].label or dataset.name.rsplit("/", 1)[-1]]
+    scales = [(dim[0].name or "").rsplit("/", 1)[-1] if len(dim) else "" for dim in dataset.dims]
+    return [dim.label or scale for dim, scale in zip(dataset.dims, scales, strict=True)]
 
 
 def _attributes(array: Any) -> Mapping[str, Any]:
     """Return the attributes as numpy scalars, arrays and text, without those of HDF5 itself."""
     if hasattr(array, "ncattrs"):
         return {name: array.getncattr(name) for name in array.ncattrs()}
-    return dict(_plain_attributes(array.attrs))
+    found = {}
+    for name in array.attrs:
+        if name in OWN_ATTRIBUTES:
+            continue
+        try:
+            value = array.attrs[name]
+        except UNREADABLE:  # of a type that h5py does not know
+            continue
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.reshape(())[()]
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, str | np.generic | np.ndarray | int | float):
+            found[name] = value
+    return found
 
 
 def group_attributes(file: ArrayFile) -> dict[str, Mapping[str, Any]]:
@@ -251,23 +249,3 @@ def group_attributes(file: ArrayFile) -> dict[str, Mapping[str, Any]]:
         if not file.classic:
             root.visititems(visit)
     return found
-
-
-HDF5_OWN = ("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS")
-NETCDF_OWN = ("_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties")
-
-
-def _plain_attributes(attributes: Any) -> Iterator[tuple[str, Any]]:
-    for name in attributes:
-        if name in HDF5_OWN or name in NETCDF_OWN:
-            continue
-        try:
-            value = attributes[name]
-        except UNREADABLE:  # of a type that h5py does not know
-            continue
-        if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.reshape(())[()]
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if isinstance(value, str | np.generic | np.ndarray | int | float):
-            yield name, value

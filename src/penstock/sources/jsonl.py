@@ -17,8 +17,7 @@ from penstock.errors import SourceError
 from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, checked_names
-from penstock.sources.cache import Index, remembered, stamp
-from penstock.sources.ragged_rows import take_by_blocks
+from penstock.sources.cache import Index, remembered
 from penstock.sources.storage import new_memory, read_exactly
 
 MOST_LINE_BYTES = 1 << 28
@@ -51,23 +50,12 @@ class JsonLinesSource(BaseSource):
     ) -> None:
         self._path = a_path("path", path, error=SourceError)
         names = checked_names("columns", columns)
-        size, time = stamp(self._path)
-        key = [str(self._path.absolute()), size, time, names]
-        index = remembered("jsonl-1", key, lambda: _index(self._path, names), times=[time])
+        index = remembered("jsonl-2", [self._path], names, lambda: _index(self._path, names))
         self._lines: Indices = index["lines"]
         kinds = dict(zip(index["fields"].tolist(), index["kinds"].tolist(), strict=True))
         fields = {name: _field(kind) for name, kind in kinds.items()}
-        self._offsets: dict[str, Indices] = {
-            name: index[f"offsets/{name}"] for name, field in fields.items() if field.ragged
-        }
-        super().__init__(len(self._lines) - 1, fields)
-
-    def __repr__(self) -> str:
-        return f"JsonLinesSource({str(self._path)!r}, {len(self)} samples of {list(self.fields)})"
-
-    def offsets(self, name: str) -> Indices:
-        """Return where each sample's items of a ragged field begin."""
-        return self._offsets[name] if name in self._offsets else super().offsets(name)
+        offsets = {n: index[f"offsets/{n}"] for n, field in fields.items() if field.ragged}
+        super().__init__(len(self._lines) - 1, fields, str(self._path), offsets)
 
     def fingerprint(self) -> str:
         """Return an identity: the number of lines, their fields, and the bytes of a few lines."""
@@ -98,9 +86,6 @@ class JsonLinesSource(BaseSource):
                     f"{self._path} has changed since it was indexed (field {name!r} of samples "
                     f"{start}:{stop}): open the source again"
                 ) from error
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        take_by_blocks(self, indices, out, self.block_samples)
 
 
 def _items(value: Any) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import warnings
@@ -17,11 +18,13 @@ from numpy.lib import format as npy_format
 from penstock.arguments import a_path, whole_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, sampled_rows
-from penstock.sources.storage import read_exactly
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.contract import sampled_rows
+from penstock.sources.storage import StoredFile, read_exactly
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26
 TOKEN_HEADER_BYTES = 1024
+HEADER_BYTES = 1 << 16  # of a remote file, read at once; headers have 128 bytes as a rule
 
 # what numpy, and Python's parser below it, raise at a header that numpy did not write
 UNREADABLE = (
@@ -38,7 +41,7 @@ class NpySource(BaseSource):
     access; one that shrinks during an access to its mapped pages ends the process (SIGBUS).
 
     Args:
-        path: The file.
+        path: The file. One on object storage is read by ranges of bytes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,18 +50,20 @@ class NpySource(BaseSource):
     [[2.0, 3.0]]
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = a_path("path", path, error=SourceError)
+    def __init__(self, path: str | os.PathLike[str] | StoredFile) -> None:
+        remote = path if isinstance(path, StoredFile) else None
+        self._file: Path | StoredFile = remote or a_path("path", path, error=SourceError)
         self._header = self._read_header()
         shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
-        super().__init__(shape[0], {"": Field(shape[1:], dtype)})
+        name = remote.name if remote is not None else str(self._file)
+        super().__init__(shape[0], {"": Field(shape[1:], dtype)}, name)
+        self.in_flight = None if remote is None else remote.in_flight
         self._pages: tuple[mmap.mmap, Rows] | None = None
 
     def _read_header(self) -> NpyHeader:
-        return read_header(self._path)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._path)!r}, {len(self)} samples)"
+        if isinstance(self._file, StoredFile):
+            return _remote_header(self._file)
+        return read_header(self._file)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pages": None}
@@ -66,37 +71,52 @@ class NpySource(BaseSource):
     def fingerprint(self) -> str:
         """Return an identity of the data: shape, dtype, order and the bytes of a few blocks."""
         head = self._header
-        rows = sampled_rows(len(self), self.block_samples, lambda a, b: [self._mapped()[a:b]])
+        rows = sampled_rows(len(self), self.block_samples, lambda a, b: [self._rows(a, b)])
         return digest([list(head.shape), head.dtype.str, head.fortran], rows)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
+        path = self._file if self._header.is_native and isinstance(self._file, Path) else None
         for rows in out.values():
-            if self._header.is_native and rows.flags.c_contiguous and rows.size:
+            if path is not None and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
-                read_exactly(self._path, rows.reshape(-1).view(np.uint8), offset)
+                read_exactly(path, rows.reshape(-1).view(np.uint8), offset)
             else:
-                np.copyto(rows, self._mapped()[start:stop])
+                np.copyto(rows, self._rows(start, stop))
 
     def _take(self, indices: Indices, out: Arrays) -> None:
+        if isinstance(self._file, StoredFile):
+            super()._take(indices, out)
+            return
+        array: Any = self._mapped(self._file)
         for rows in out.values():
             if self._header.is_native:
-                np.take(self._mapped(), indices, axis=0, out=rows, mode="clip")
+                np.take(array, indices, axis=0, out=rows, mode="clip")
             else:
-                np.copyto(rows, self._mapped()[indices])
+                np.copyto(rows, array[indices])
 
     def _view(self, start: int, stop: int) -> Arrays | None:
-        if self._header.dtype != self._fields[""].dtype:
-            return None  # the bytes must be swapped
-        return {"": self._mapped()[start:stop]}
+        # None where bytes must be fetched or swapped
+        native = self._header.dtype == self._fields[""].dtype
+        return {"": self._rows(start, stop)} if native and isinstance(self._file, Path) else None
 
-    def _mapped(self) -> Rows:
+    def _rows(self, start: int, stop: int) -> Rows:
+        """Return rows as they are stored: over mapped pages, or fetched."""
+        if isinstance(self._file, Path):
+            return self._mapped(self._file)[start:stop]
+        each, dtype = self._fields[""].nbytes, self._header.dtype
+        if not each * (stop - start):
+            return np.empty((stop - start, *self._fields[""].shape), dtype)
+        raw = self._file.read_at(self._header.offset + start * each, each * (stop - start))
+        return raw.view(dtype).reshape(stop - start, *self._fields[""].shape)
+
+    def _mapped(self, path: Path) -> Rows:
         # two threads may both map the file and keep one map: harmless, and no lock to fork
-        pages = self._pages or _map(self._path, self._header)
+        pages = self._pages or _map(path, self._header)
         self._pages = pages
         mapping, array = pages
         if mapping.size() < self._header.nbytes:  # touching pages past the end would be SIGBUS
             raise SourceError(
-                f"{self._path} has shrunk to {mapping.size()} bytes of {self._header.nbytes} "
+                f"{path} has shrunk to {mapping.size()} bytes of {self._header.nbytes} "
                 "while it was read: restore the file"
             )
         return array
@@ -128,16 +148,18 @@ class BinarySource(NpySource):
         super().__init__(path)
 
     def _read_header(self) -> NpyHeader:
+        path = self._file
+        assert isinstance(path, Path)
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 size, head = os.fstat(file.fileno()).st_size, file.read(TOKEN_HEADER_BYTES)
         except OSError as error:
-            raise SourceError(f"cannot read {self._path}: {error.strerror}") from error
-        begin = _token_header(self._path, head, size, self._dtype.itemsize)
+            raise SourceError(f"cannot read {path}: {error.strerror}") from error
+        begin = _token_header(path, head, size, self._dtype.itemsize)
         count, rest = divmod(size - begin, prod(self._shape) * self._dtype.itemsize)
         if rest or not count:
             raise SourceError(
-                f"{self._path} has {size} bytes, which is not a whole number of samples of shape "
+                f"{path} has {size} bytes, which is not a whole number of samples of shape "
                 f"{self._shape} of {self._dtype}: pass the dtype it was written with, or copy it "
                 "again if it is truncated"
             )
@@ -215,6 +237,17 @@ def read_header(path: Path) -> NpyHeader:
         raise
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _remote_header(file: StoredFile) -> NpyHeader:
+    head = file.read_at(0, min(file.size, HEADER_BYTES)) if file.size else b""
+    header = checked_header(io.BytesIO(bytes(head)), file.size, file.name)
+    if header.fortran and len(header.shape) > 1:
+        raise SourceError(
+            f"{file.name} is in Fortran order: a sample is all over the file; save it again "
+            "with numpy.save(path, numpy.ascontiguousarray(array))"
+        )
+    return header
 
 
 def checked_header(file: BinaryIO, size: int, name: str) -> NpyHeader:

@@ -12,7 +12,6 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +26,10 @@ from penstock.sources.encoded import (
     BYTES,
     IMAGES,
     SOUNDS,
-    Decoder,
     EncodedSource,
     ImageOptions,
     Members,
     Probed,
-    decoded,
     decoder_for,
     one_field,
 )
@@ -62,21 +59,17 @@ class FolderSource(EncodedSource):
     ) -> None:
         where = str(a_path("path", path, error=SourceError))
         images = ImageOptions.checked(size, mode)
-        files, decoder = _samples_in(where, images)
-        stamps = [stamp(file) for file in files]
-        facts = [[str(f.absolute()), *s] for f, s in zip(files, stamps, strict=True)]
-        sizes = np.array([size for size, _ in stamps], np.int64)
+        files, kind = _samples_in(where, images)
 
         def build() -> Index:
-            pairs = zip(files, sizes.tolist(), strict=True)
-            headers = ((str(f), _probe(decoder, f, 0, size)) for f, size in pairs)
-            return _packed(*one_field(headers, where))
+            sizes = [stamp(file)[0] for file in files]
+            pairs = zip(files, sizes, strict=True)
+            headers = ((str(f), _probe(f.suffix, images, f, 0, size)) for f, size in pairs)
+            places = np.zeros(len(files), np.int64), np.array(sizes, np.int64)
+            return _packed(*places, *one_field(headers, where))
 
-        times = (time for _, time in stamps)
-        key = [decoder.name, images.size, images.mode, facts]
-        field, lengths = _unpacked(remembered("files-1", key, build, times=times))
-        begins = np.zeros(len(files), np.int64)
-        super().__init__({"": Members(decoder, files, begins, sizes, lengths, field)}, where)
+        index = remembered("files-2", files, [kind, images.size, images.mode], build)
+        super().__init__({"": _unpacked(index, "", files[0].suffix, images, files)}, where)
 
 
 def has_samples(folder: Path) -> bool:
@@ -89,27 +82,26 @@ def are_samples(paths: Sequence[str]) -> bool:
     return all(path.lower().endswith(SUFFIXES) for path in paths)
 
 
-def _samples_in(where: str, images: ImageOptions) -> tuple[list[Path], Decoder]:
-    """Return the files in order, which are all of one kind, and their decoder."""
+def _samples_in(where: str, images: ImageOptions) -> tuple[list[Path], str]:
+    """Return the files in order, and their kind, which is the same for all."""
     if is_pattern(where):
         found = map(Path, glob.iglob(where, recursive=True))  # noqa: PTH207 - absolute ones too
         files = sorted(path for path in found if path.is_file())
     else:
         files = sorted(_walk(Path(where)))
-    kinds: dict[str, tuple[Path, Decoder]] = {}
+    kinds: dict[str, Path] = {}
     for file in files:
-        decoder = decoder_for(file.suffix, images) if file.suffix.lower() in SUFFIXES else None
-        if decoder is None:
+        if file.suffix.lower() not in SUFFIXES:
             raise SourceError(
                 f"{file} is not an array (.npy), an image or sound: narrow the pattern {where}"
             )
-        kinds.setdefault(decoder.name, (file, decoder))
+        kinds.setdefault(decoder_for(file.suffix, images).name, file)
     if len(kinds) > 1:
-        shown = " and ".join(f"{kind}s ({file})" for kind, (file, _) in kinds.items())
+        shown = " and ".join(f"{kind}s ({file})" for kind, file in kinds.items())
         raise SourceError(f"{where} has {shown}: choose one kind with a pattern such as '*.npy'")
     if not kinds:
         raise SourceError(f"there are no files of samples in {where}")
-    return files, next(iter(kinds.values()))[1]
+    return files, next(iter(kinds))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -120,23 +112,27 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def _probe(decoder: Decoder, path: Path, begin: int, size: int) -> Probed:
-    raw = thread_buffer("encoded", size)
+def _probe(suffix: str, images: ImageOptions, path: Path, begin: int, size: int) -> Probed:
+    raw, decoder = thread_buffer("encoded", size), decoder_for(suffix, images)
     read_exactly(path, raw, begin)
-    found: Probed = decoded(decoder.probe, raw, str(path), decoder)
+    found: Probed = decoder(decoder.probe, raw, str(path))
     return found
 
 
-def _packed(field: Field, lengths: Indices) -> Index:
-    """Return a field and lengths as arrays that can be saved."""
+def _packed(begins: Indices, sizes: Indices, field: Field, lengths: Indices) -> Index:
+    """Return where samples are, and what they are, as arrays that can be saved."""
     shape = np.array([field.ragged, *field.shape], np.int64)
-    return {"lengths": lengths, "shape": shape, "item": np.empty(0, field.dtype)}
+    places = {"begins": begins, "sizes": sizes, "lengths": lengths}
+    return {**places, "shape": shape, "item": np.empty(0, field.dtype)}
 
 
-def _unpacked(index: Index, prefix: str = "") -> tuple[Field, Indices]:
+def _unpacked(
+    index: Index, prefix: str, suffix: str, images: ImageOptions, paths: Sequence[Path] | Path
+) -> Members:
     ragged, *shape = index[f"{prefix}shape"].tolist()
     field = Field(tuple(shape), index[f"{prefix}item"].dtype, ragged=bool(ragged))
-    return field, index[f"{prefix}lengths"]
+    begins, sizes, lengths = (index[f"{prefix}{part}"] for part in ("begins", "sizes", "lengths"))
+    return Members(suffix, images, paths, begins, sizes, lengths, field)
 
 
 # -- WebDataset
@@ -175,46 +171,26 @@ class TarSource(EncodedSource):
     ) -> None:
         file = a_path("path", path, error=SourceError)
         names, images = checked_names("columns", columns), ImageOptions.checked(size, mode)
-        seen = stamp(file)
-        key = [str(file.absolute()), *seen, names, images.size, images.mode]
-
-        def build() -> Index:
-            return _index_tar(file, seen[0], names, images)
-
-        index = remembered("tar-1", key, build, times=[seen[1]])
-        fields = index["fields"].tolist()
-        paths = _Same(file, len(index[f"{fields[0]}/begins"]))
-        members = {}
-        for name in fields:
-            field, lengths = _unpacked(index, f"{name}/")
-            places = index[f"{name}/begins"], index[f"{name}/sizes"]
-            members[name] = Members(_decoder(name, images), paths, *places, lengths, field)
+        index = remembered(
+            "tar-2",
+            [file],
+            [names, images.size, images.mode],
+            lambda: _index_tar(file, names, images),
+        )
+        members = {
+            name: _unpacked(index, f"{name}/", _suffix(name), images, file)
+            for name in index["fields"].tolist()
+        }
         super().__init__(members, str(file))
 
 
-class _Same(Sequence[Path]):
-    """One path for every sample."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self._path, self._count = path, count
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._path if isinstance(index, int) else [self._path] * len(self)
-
-    def __iter__(self) -> Iterator[Path]:
-        return repeat(self._path, self._count)
-
-    def __len__(self) -> int:
-        return self._count
+def _suffix(extension: str) -> str:
+    return f".{extension.rpartition('.')[2]}"
 
 
-def _decoder(extension: str, images: ImageOptions) -> Decoder:
-    return decoder_for(f".{extension.rpartition('.')[2]}", images) or BYTES
-
-
-def _index_tar(file: Path, size: int, names: list[str] | None, images: ImageOptions) -> Index:
+def _index_tar(file: Path, names: list[str] | None, images: ImageOptions) -> Index:
     samples: dict[str, dict[str, TarMember]] = {}
-    for member in _tar_members(file, size):
+    for member in _tar_members(file):
         sample = samples.setdefault(member.key, {})
         if member.extension in sample:
             raise SourceError(f"{file} has two files {member.key}.{member.extension}: remove one")
@@ -225,11 +201,13 @@ def _index_tar(file: Path, size: int, names: list[str] | None, images: ImageOpti
     index: Index = {"fields": np.array(fields)}
     for name in fields:
         members = [_named(file, key, sample, name) for key, sample in samples.items()]
-        decoder = _decoder(name, images)
-        shapes = ((f"{m.key}.{name}", _probe(decoder, file, m.begin, m.size)) for m in members)
-        packed = _packed(*one_field(shapes, str(file), ragged=decoder is BYTES))
-        packed["begins"] = np.array([member.begin for member in members], np.int64)
-        packed["sizes"] = np.array([member.size for member in members], np.int64)
+        suffix = _suffix(name)
+        shapes = (
+            (f"{m.key}.{name}", _probe(suffix, images, file, m.begin, m.size)) for m in members
+        )
+        ragged = decoder_for(suffix, images) is BYTES
+        begins, sizes = np.array([member[2:] for member in members], np.int64).T
+        packed = _packed(begins, sizes, *one_field(shapes, str(file), ragged=ragged))
         index |= {f"{name}/{part}": array for part, array in packed.items()}
     return index
 
@@ -243,9 +221,10 @@ def _named(file: Path, key: str, sample: dict[str, TarMember], name: str) -> Tar
     return sample[name]
 
 
-def _tar_members(file: Path, size: int) -> Iterator[TarMember]:
+def _tar_members(file: Path) -> Iterator[TarMember]:
     """Yield the files of an archive, without those that WebDataset ignores."""
     try:
+        size = file.stat().st_size
         with tarfile.open(file, "r:") as archive:
             for member in archive:
                 match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)

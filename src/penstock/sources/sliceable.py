@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
-from penstock.sources.array_source import ArraySource, Box, BoxReader, StoredArray, chosen_axes
-from penstock.sources.base import BLOCK_BYTES, Field, Rows, Source
+from penstock.sources.array_source import (
+    ArrayReader,
+    Box,
+    StoredArray,
+    sample_shape,
+    samples_first,
+)
+from penstock.sources.cf import Attributes
+from penstock.sources.contract import BLOCK_BYTES, Field, Rows
 from penstock.sources.storage import UNREADABLE, one_line
+
+Found: TypeAlias = tuple[str, dict[str, StoredArray]]  # name of a store, and its arrays by field
 
 _LOCKS: dict[tuple[int, str], threading.Lock] = {}
 
@@ -29,7 +38,7 @@ def library_lock(name: str) -> threading.Lock:
     return _LOCKS.setdefault((os.getpid(), name), threading.Lock())  # a fork may inherit it locked
 
 
-class SliceableArray:
+class SliceableArray(ArrayReader):
     """Samples along one axis of any object with shape, dtype and slicing.
 
     Args:
@@ -39,6 +48,7 @@ class SliceableArray:
         how: The name of the library that reads it.
         chunks: The shape of a chunk of the storage, if it is known.
         lock: The name of the lock that reads must hold; None if any thread may read.
+        crop: First and last of each axis; all of it if None.
     """
 
     def __init__(
@@ -49,39 +59,41 @@ class SliceableArray:
         name: str,
         how: str,
         chunks: Sequence[int] | None,
-        lock: str | None,
+        lock: str | None = None,
+        crop: Box | None = None,
     ) -> None:
         self._array, self._axis, self._name, self.how, self._lock = array, axis, name, how, lock
         shape = tuple(int(size) for size in array.shape)
+        self._crop = crop or tuple((0, n) for n in shape)
         self._stored = numpy_dtype(array.dtype, name)
-        dtype = self._stored.newbyteorder("=")
-        self.samples, self.field = shape[axis], Field((*shape[:axis], *shape[axis + 1 :]), dtype)
+        self.samples = shape[axis]
+        self.field = Field(sample_shape(shape, axis, crop), self._stored.newbyteorder("="))
         if chunks is None:  # about a megabyte of whole samples
             rows = max(1, min(self.samples, BLOCK_BYTES // max(1, self.field.nbytes)))
             chunks = (*shape[:axis], rows, *shape[axis + 1 :])
-        sizes = [max(1, int(size)) for size in chunks]
-        self.chunks = (sizes[axis], *sizes[:axis], *sizes[axis + 1 :])
-        self.chunk_samples = self.chunks[0]
+        self.chunks = samples_first(chunks, axis)
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
-        others = [slice(first, last) for first, last in box or [(0, n) for n in self.field.shape]]
-        key = (*others[: self._axis], slice(start, stop), *others[self._axis :])
+        parts = [*self._crop[: self._axis], *self._crop[self._axis + 1 :]]
+        if box is not None:
+            inside = zip(parts, box, strict=True)
+            parts = [(begin + low, begin + high) for (begin, _), (low, high) in inside]
+        parts.insert(self._axis, (start, stop))
         try:
-            with self._locked():
-                found = np.asarray(self._array[key])
-            np.copyto(out, np.moveaxis(found, self._axis, 0), casting="equiv")
+            self._fill(tuple(slice(*part) for part in parts), out)
         except SourceError:
             raise
         except UNREADABLE as error:
             raise SourceError(
                 f"{self.how} cannot read {self._name} at samples {start}:{stop}: "
                 f"{one_line(error)}; check that the file is complete, and not being changed"
-            ) from error
+            ) from None
 
-    def view(self, start: int, stop: int) -> Rows | None:
-        """Return None: the library copies."""
-        return None
+    def _fill(self, key: tuple[slice, ...], out: Rows) -> None:
+        with self._locked():
+            found = np.asarray(self._array[key])
+        np.copyto(out, np.moveaxis(found, self._axis, 0), casting="equiv")
 
     def fingerprint(self) -> str:
         """Return an identity: shape, dtype and a few samples."""
@@ -89,7 +101,10 @@ class SliceableArray:
         for sample in sampled_blocks(self.samples):
             self.read(sample, sample + 1, row)
             parts.append(row_bytes(row))
-        return digest([self.samples, self.field.shape, self._stored.str, self._axis], parts)
+        return digest(self._facts(), parts)
+
+    def _facts(self) -> list[object]:
+        return [self.samples, self.field.shape, self._stored.str, self._axis]
 
     def _locked(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._lock is None else library_lock(self._lock)
@@ -109,145 +124,109 @@ def numpy_dtype(dtype: Any, name: str) -> np.dtype[np.generic]:
     return found
 
 
-class StoreSource(ArraySource):
-    """Samples along one axis of the arrays of a store that a library reads.
+def sliceable_array(
+    array: Any,
+    name: str,
+    *,
+    how: str,
+    chunks: Sequence[int] | None,
+    lock: str | None = None,
+    dims: Sequence[str | None] = (),
+    attributes: Attributes | None = None,
+) -> StoredArray:
+    """Return an object with shape, dtype and slicing as an array of a store.
 
     Args:
-        arrays: The arrays of the store by field name; "" for one array without a name.
-        name: The name of the store for messages.
-        fields: The arrays to read.
-        along: The axis of samples, by number or by dimension name.
-        decode: Whether to apply ``scale_factor`` and so on.
+        array: The object.
+        name: The name of the array for messages.
+        how: The name of the library that reads it.
+        chunks: The shape of a chunk of the storage, if it is known.
+        lock: The name of the lock that reads must hold; None if any thread may read.
+        dims: A name for each axis, None for one without; () if there are none.
+        attributes: As CF has them.
     """
-
-    def __init__(
-        self,
-        arrays: Mapping[str, StoredArray],
-        name: str,
-        *,
-        fields: Sequence[str] | None = None,
-        along: int | str | None = None,
-        decode: bool = True,
-    ) -> None:
-        if fields is not None and list(arrays) == [""]:
-            raise SourceError(f"{name} is one array without fields: leave out fields=")
-        axes = chosen_axes(arrays, name, fields=fields, along=along)
-        readers = {each: arrays[each].reader(axis, decode=decode) for each, axis in axes.items()}
-        dims = {each: arrays[each].sample_dims(axis) for each, axis in axes.items()}
-        super().__init__(readers, name, dims)
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"StoreSource({self._name!r}, {len(self)} samples of {list(self.fields)})"
+    opened = partial(SliceableArray, array, name=name, how=how, chunks=chunks, lock=lock)
+    names = tuple(dim or None for dim in dims) if any(dims) else None
+    return StoredArray(name, tuple(array.shape), names, attributes or {}, opened, array)
 
 
-def opener_of(array: Any, **how: Any) -> Callable[[int], BoxReader]:
-    """Return the function that opens an array along an axis, for a `StoredArray`."""
-    return partial(SliceableArray, array, **how)
+# -- what is found in objects: the name of a store, and its arrays
 
 
-# -- objects
-
-
-def open_sliceable(where: Any, *, along: int | str | None = None, decode: bool = True) -> Source:
-    """Return a source over any object with shape, dtype and slicing; reads take turns.
+def arrays_of_object(where: Any, fields: Sequence[str] | None = None) -> Found:
+    """Return any object with shape, dtype and slicing; reads of one library take turns.
 
     Args:
         where: The object. ``chunks`` and ``dims`` are used where it has them.
-        along: The axis of samples, by number or by dimension name.
-        decode: Not used: such objects have no attributes.
+        fields: Not used.
     """
-    name, chunks = f"a {type(where).__name__}", getattr(where, "chunks", None)
-    regular = isinstance(chunks, tuple) and all(isinstance(size, int) for size in chunks)
-    package = type(where).__module__.partition(".")[0]
-    how = {"name": name, "how": package, "chunks": chunks if regular else None, "lock": package}
-    dims = _names(getattr(where, "dims", None), len(where.shape))
-    array = StoredArray(name, tuple(where.shape), dims, {}, opener_of(where, **how))
-    return StoreSource({"": array}, name, along=along)
+    name, package = f"a {type(where).__name__}", type(where).__module__.partition(".")[0]
+    chunks, dims = getattr(where, "chunks", None), getattr(where, "dims", None)
+    if not isinstance(chunks, tuple) or not all(isinstance(size, int) for size in chunks):
+        chunks = None
+    names = tuple(dims) if isinstance(dims, tuple | list) else ()
+    if len(names) != len(where.shape) or not all(isinstance(each, str) for each in names):
+        names = ()
+    array = sliceable_array(where, name, how=package, lock=package, chunks=chunks, dims=names)
+    return name, {"": array}
 
 
-def _names(value: object, axes: int) -> tuple[str | None, ...] | None:
-    names = tuple(value) if isinstance(value, tuple | list) else ()
-    fits = len(names) == axes and all(isinstance(name, str) for name in names)
-    return names if fits else None
+class _Sliced:
+    """An object of another library that is indexed like an array of numpy, by slices from 0."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.shape, self.dtype = array, tuple(array.shape), array.dtype
 
 
-class _TensorStore:
-    """A tensorstore that numpy slices can index from 0, whatever its domain begins with."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.shape, self.dtype = tuple(store.shape), store.dtype
-        self._begin = tuple(store.domain.inclusive_min)
+class _TensorStore(_Sliced):
+    """A tensorstore, whatever its domain begins with."""
 
     def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        moved = zip(key, self._begin, strict=True)
-        at = tuple(slice(part.start + begin, part.stop + begin) for part, begin in moved)
-        return self._store[at].read().result()
+        begins = self._array.domain.inclusive_min
+        moved = (slice(s.start + b, s.stop + b) for s, b in zip(key, begins, strict=True))
+        return self._array[tuple(moved)].read().result()
 
 
-def open_tensorstore(where: Any, *, along: int | str | None = None, decode: bool = True) -> Source:
-    """Return a source over a `tensorstore.TensorStore`: its values as tensorstore reads them.
-
-    Args:
-        where: The open store; it is read by several threads at once.
-        along: The axis of samples, by number or by the label of its dimension.
-        decode: Not used: tensorstore does not report attributes.
-    """
-    name, labels = "the tensorstore", where.domain.labels
-    chunks = where.chunk_layout.read_chunk.shape
-    known = chunks is not None and all(chunks)
-    how = {"name": name, "how": "tensorstore", "chunks": chunks if known else None, "lock": None}
-    dims = tuple(label or None for label in labels) if any(labels) else None
-    array = _TensorStore(where)
-    stored = StoredArray(name, array.shape, dims, {}, opener_of(array, **how))
-    return StoreSource({"": stored}, name, along=along)
-
-
-class _XarrayVariable:
+class _XarrayVariable(_Sliced):
     """A variable of xarray, of which only the parts that are read are loaded."""
 
-    def __init__(self, variable: Any) -> None:
-        self._variable, self.shape, self.dtype = variable, variable.shape, variable.dtype
-
     def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        return self._variable[key].to_numpy()
+        return self._array[key].to_numpy()
 
 
-def open_xarray(
-    where: Any,
-    *,
-    fields: Sequence[str] | None = None,
-    along: int | str | None = None,
-    decode: bool = True,
-) -> Source:
-    """Return a source over a DataArray or a Dataset of xarray, with the values that xarray has.
+def arrays_of_tensorstore(where: Any, fields: Sequence[str] | None = None) -> Found:
+    """Return a `tensorstore.TensorStore`, which several threads read at once.
+
+    Args:
+        where: The open store. The labels of its domain are dimension names.
+        fields: Not used.
+    """
+    name, chunks = "the tensorstore", where.chunk_layout.read_chunk.shape
+    chunks = chunks if chunks is not None and all(chunks) else None
+    array, dims = _TensorStore(where), where.domain.labels
+    return name, {"": sliceable_array(array, name, how="tensorstore", chunks=chunks, dims=dims)}
+
+
+def arrays_of_xarray(where: Any, fields: Sequence[str] | None = None) -> Found:
+    """Return a DataArray or a Dataset of xarray, with the values that xarray has.
 
     Args:
         where: The DataArray or the Dataset. What is not in memory is loaded where it is read.
-        fields: Variables of a Dataset; by default all data variables with the axis of samples.
-        along: The dimension of samples, by name or number.
-        decode: Not used: xarray has decoded the values, or was asked not to.
+        fields: The variables that are asked for; by default all data variables.
     """
     name = f"the xarray {type(where).__name__}"
     if not hasattr(where, "data_vars"):
-        variable = where.variable if hasattr(where, "variable") else where
-        variables = {"": variable}
-    else:
-        chosen = where.data_vars if fields is None else where.variables
-        variables = {str(each): where[each].variable for each in chosen}
-    arrays = {each: _xarray_array(variable, each, name) for each, variable in variables.items()}
-    return StoreSource(arrays, name, fields=fields, along=along)
+        return name, {"": _xarray_array(getattr(where, "variable", where), name)}
+    chosen = where.data_vars if fields is None else where.variables
+    named = {str(each): where[each].variable for each in chosen}
+    return name, {n: _xarray_array(variable, f"{n!r} of {name}") for n, variable in named.items()}
 
 
-def _xarray_array(variable: Any, field: str, where: str) -> StoredArray:
-    name = f"{field!r} of {where}" if field else where
+def _xarray_array(variable: Any, name: str) -> StoredArray:
     dims, preferred = tuple(map(str, variable.dims)), variable.encoding.get("preferred_chunks", {})
     if variable.chunks is not None:  # of dask: one list of sizes for each axis
         preferred = {dim: max(sizes) for dim, sizes in variable.chunksizes.items()}
-    chunks = None
-    if preferred:
-        chunks = [preferred.get(dim, n) for dim, n in zip(dims, variable.shape, strict=True)]
-    how = {"name": name, "how": "xarray", "chunks": chunks, "lock": None}  # it has its own locks
-    opened = opener_of(_XarrayVariable(variable), **how)
-    return StoredArray(name, tuple(variable.shape), dims, {}, opened)
+    sizes = zip(dims, variable.shape, strict=True)
+    chunks = [preferred.get(dim, n) for dim, n in sizes] if preferred else None
+    # no lock: xarray has its own
+    return sliceable_array(_XarrayVariable(variable), name, how="xarray", chunks=chunks, dims=dims)

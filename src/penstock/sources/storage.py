@@ -8,9 +8,10 @@ import mmap
 import os
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -72,6 +73,19 @@ def one_line(error: BaseException) -> str:
     return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
 
 
+_STARTED: dict[str, int] = {}
+
+
+def is_first_process(library: str) -> bool:
+    """Return whether a library's threads run in this process: in forked children they do not.
+
+    Args:
+        library: A library that starts threads when it is used; the first process that asks has
+            them.
+    """
+    return _STARTED.setdefault(library, os.getpid()) == os.getpid()
+
+
 def new_memory(nbytes: int) -> Bytes:
     """Return new memory, for bytes that outlive the next read.
 
@@ -105,39 +119,45 @@ def _fill(handle: int, into: Bytes, offset: int, name: Path | str) -> None:
         done += count
 
 
+def byte_range(name: str, size: int, offset: int, nbytes: int | None) -> tuple[int, int]:
+    """Return the first byte and the number of bytes that `ByteStore.fetch` asks for.
+
+    Checked before memory is allocated: a damaged index may ask for anything.
+
+    >>> byte_range("x", 100, -10, None), byte_range("x", 100, 20, 5)
+    ((90, 10), (20, 5))
+    """
+    first = max(0, size + offset) if offset < 0 else offset
+    wanted = max(0, size - first) if nbytes is None else nbytes
+    if first + wanted > size:
+        raise _truncated(name, first + wanted - size)
+    return first, wanted
+
+
 def _truncated(name: Path | str, missing_bytes: int) -> SourceError:
     return SourceError(
         f"{name} ends {missing_bytes} bytes too early: it is truncated; write or copy it again"
     )
 
 
-@runtime_checkable
-class StoredFile(Protocol):
-    """One file that is read by ranges of bytes, such as an object on object storage."""
+class StoredFile(ABC):
+    """One file that is read by ranges of bytes, such as an object on object storage.
 
-    @property
-    def name(self) -> str:
-        """The name for messages."""
-        ...
+    Attributes:
+        name: The name for messages.
+        size: The number of bytes.
+        version: What changes when the file is written again.
+        in_flight: Simultaneous reads that it needs for its full speed.
+    """
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        ...
+    name: str
+    size: int
+    version: str
+    in_flight: int
 
-    @property
-    def version(self) -> str:
-        """What changes when the file is written again."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Simultaneous reads that it needs for its full speed."""
-        ...
-
+    @abstractmethod
     def read_at(self, offset: int, nbytes: int) -> Bytes:
         """Return bytes; raise ``SourceError`` if the file has changed since it was opened."""
-        ...
 
 
 class RangeFile(io.RawIOBase):
@@ -178,22 +198,22 @@ class RangeFile(io.RawIOBase):
         return found
 
 
-@runtime_checkable
-class ByteStore(Protocol):
+class ByteStore(ABC):
     """Byte strings by key: files under a directory, or objects under a URL.
 
     A pickle holds only the address. All methods may be called from any thread.
+
+    Attributes:
+        concurrency: Requests that one read should have in flight at once.
     """
 
-    @property
-    def concurrency(self) -> int:
-        """Requests that one read should have in flight at once."""
-        ...
+    concurrency = 1
 
+    @abstractmethod
     def name(self, key: str) -> str:
         """Return the name of ``key`` for messages."""
-        ...
 
+    @abstractmethod
     def fetch(
         self, key: str, allocate: Allocate, offset: int = 0, nbytes: int | None = None
     ) -> Bytes | None:
@@ -205,29 +225,28 @@ class ByteStore(Protocol):
             offset: The first byte; a negative offset counts from the end.
             nbytes: How many bytes; all the rest if None.
         """
-        ...
 
     def mapped(self, key: str) -> mmap.mmap | None:
         """Return ``key`` as mapped pages, or None if it is missing or cannot be mapped."""
-        ...
+        return None
 
+    @abstractmethod
     def children(self, key: str) -> list[str]:
         """Return the names one level below ``key``."""
-        ...
 
+    @abstractmethod
     def zarr_store(self) -> tuple[Any, str]:
         """Return a read-only store of zarr-python over the same bytes, and the prefix of keys."""
-        ...
 
 
-class DirectoryStore:
+class DirectoryStore(ByteStore):
     """Files under a directory. No file stays open between calls, so a fork breaks nothing.
 
     Args:
         path: The directory.
     """
 
-    concurrency = 1  # the page cache answers at once; the caller's threads are the parallelism
+    # concurrency 1: the page cache answers at once, and the caller's threads are the parallelism
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -243,17 +262,13 @@ class DirectoryStore:
         self, key: str, allocate: Allocate, offset: int = 0, nbytes: int | None = None
     ) -> Bytes | None:
         """Return bytes of the file, or None if there is no such file."""
-        handle = self._open(key)
+        handle, name = self._open(key), self.name(key)
         if handle is None:
             return None
         try:
-            size = os.fstat(handle).st_size
-            first = max(0, size + offset) if offset < 0 else offset
-            wanted = max(0, size - first) if nbytes is None else nbytes
-            if first + wanted > size:  # before allocating: a damaged index may ask for anything
-                raise _truncated(self.name(key), first + wanted - size)
+            first, wanted = byte_range(name, os.fstat(handle).st_size, offset, nbytes)
             into = allocate(wanted)
-            _fill(handle, into, first, self.name(key))
+            _fill(handle, into, first, name)
         finally:
             os.close(handle)
         return into

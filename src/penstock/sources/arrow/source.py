@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,9 +22,9 @@ from penstock.sources.base import (
     Indices,
     Rows,
     checked_names,
-    sampled_rows,
 )
-from penstock.sources.ragged_rows import items_of, ragged_fields, take_by_blocks
+from penstock.sources.contract import sampled_rows
+from penstock.sources.ragged_rows import items_of, ragged_fields
 
 OFFSET_ROWS = 1 << 16  # whose lengths are read together
 
@@ -32,7 +33,7 @@ class ArrowSource(BaseSource):
     """Columns of numbers, lists and strings of a table; each column is a field.
 
     Lists of a fixed size are arrays. Other lists, and strings (as bytes), are ragged fields: their
-    lengths are read when the table is opened; those of Parquet files are remembered.
+    lengths are read when they are first needed; those of Parquet files are remembered.
 
     Args:
         table: A pyarrow table, a Hugging Face dataset, a Parquet file or a directory of them, or
@@ -49,10 +50,10 @@ class ArrowSource(BaseSource):
         names = checked_names("columns", columns)
         self._table = open_rows(table)
         super().__init__(self._table.samples, _fields_of(self._table.schema, names))
-        lists = ragged_fields(self, self._fields)
-        self._offsets = self._table.remembered(lists, self._read_offsets) if lists else {}
         self.in_flight = self._table.in_flight
-        self._takes = self._table.batch_samples or self.block_samples
+        if self._table.batch_samples is None:  # lengths are stored, and cost nothing
+            for name in ragged_fields(self, self._fields):
+                self.offsets(name)
 
     @property
     def block_samples(self) -> int:
@@ -66,21 +67,19 @@ class ArrowSource(BaseSource):
 
     def offsets(self, name: str) -> Indices:
         """Return where each row's items of a column of lists or strings begin."""
-        return self._offsets[name] if name in self._offsets else super().offsets(name)
+        if name not in self._offsets and ragged_fields(self, [name]):
+            found = self._table.remembered(name, partial(self._read_offsets, name))
+            return self._offsets.setdefault(name, found["offsets"])
+        return super().offsets(name)
 
-    def _read_offsets(self) -> dict[str, Indices]:
-        """Return the offsets of the ragged columns; reads them completely, block by block."""
-        names = ragged_fields(self, self._fields)
-        found = {name: np.zeros(len(self) + 1, np.int64) for name in names}
+    def _read_offsets(self, name: str) -> dict[str, Indices]:
+        """Return the offsets of a ragged column; reads it completely, block by block."""
+        lengths = [np.zeros(1, np.int64)]
         step = self._table.batch_samples or OFFSET_ROWS
         for start in range(0, len(self), step):
-            table = self._table.rows(start, min(start + step, len(self)), names)
-            for name in names:
-                first = start + 1
-                for chunk in table.column(name).chunks:
-                    found[name][first : first + len(chunk)] = lengths_in(chunk, name)
-                    first += len(chunk)
-        return {name: np.cumsum(lengths) for name, lengths in found.items()}
+            table = self._table.rows(start, min(start + step, len(self)), [name])
+            lengths += [lengths_in(chunk, name) for chunk in table.column(name).chunks]
+        return {"offsets": np.cumsum(np.concatenate(lengths))}
 
     def fingerprint(self) -> str:
         """Return an identity of the data: columns, length and the bytes of a few blocks."""
@@ -91,16 +90,14 @@ class ArrowSource(BaseSource):
     def _sampled(self) -> list[bytes]:
         def rows(start: int, stop: int) -> list[Rows]:
             values = [each for _, _, each in self._pieces(start, stop, list(self._fields))]
-            return values + [each[start : stop + 1] for each in self._offsets.values()]
+            lists = ragged_fields(self, self._fields)
+            return values + [self.offsets(name)[start : stop + 1] for name in lists]
 
         return sampled_rows(len(self), self.block_samples, rows)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, first, values in self._pieces(start, stop, list(out)):
             np.copyto(out[name][first : first + len(values)], values)
-
-    def _take(self, indices: Indices, out: Arrays) -> None:
-        take_by_blocks(self, indices, out, self._takes)  # each block is decoded once
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         if self._table.batch_samples is not None or start == stop:
@@ -231,29 +228,21 @@ def is_bytes(arrow_type: Any) -> bool:
 def lengths_in(array: Any, name: str) -> Indices:
     """Return the number of items of each list, or of bytes of each string."""
     _check_no_nulls(array, name)
-    return (
-        np.diff(_offsets_in(array))
-        if is_bytes(array.type)
-        else np.diff(array.offsets.to_numpy().astype(np.int64))
-    )
-
-
-def _offsets_in(array: Any) -> Indices:
-    """Return where the strings of an Arrow array begin in its buffer of bytes."""
-    types = optional("pyarrow", extra="arrow").types
-    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(len(array) + 1, np.int64)
-    stored = np.frombuffer(buffer, np.int64 if wide else np.int32)
-    return stored[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    compute = optional("pyarrow.compute", extra="arrow")
+    count = compute.binary_length if is_bytes(array.type) else compute.list_value_length
+    lengths: Indices = count(array).to_numpy().astype(np.int64)
+    return lengths
 
 
 def _bytes_of(array: Any) -> Rows:
     """Return the bytes of all strings of an Arrow array, in its own memory."""
-    offsets, buffer = _offsets_in(array), array.buffers()[2]
-    first, last = int(offsets[0]), int(offsets[-1])
-    values = np.frombuffer(b"" if buffer is None else buffer, np.uint8)[first:last]
+    _, index, content = array.buffers()
+    first = last = 0
+    if len(array):
+        wide = str(array.type).startswith("large")
+        ends = np.frombuffer(index, np.int64 if wide else np.int32)[array.offset :]
+        first, last = int(ends[0]), int(ends[len(array)])
+    values = np.frombuffer(content or b"", np.uint8)[first:last]
     values.flags.writeable = False
     return values
 

@@ -15,7 +15,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
-from penstock.sources.cache import Index, remembered, stamp
+from penstock.sources.cache import Index, remembered
 from penstock.sources.storage import RangeFile, StoredFile, new_memory, read_exactly
 
 MOST_SAMPLED_BYTES = 1 << 20
@@ -51,8 +51,8 @@ class MemoryRows:
         """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
 
-    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
-        """Return what ``build`` returns for these columns, from an earlier run if possible."""
+    def remembered(self, column: str, build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for a column, from an earlier run if possible."""
         return build()  # the lengths of lists are stored: they need not be computed
 
 
@@ -176,17 +176,12 @@ class ParquetRows(MemoryRows):
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)
         return tables.slice(start - begin, stop - start)
 
-    def remembered(self, columns: Sequence[str], build: Callable[[], Index]) -> Index:
-        """Return what ``build`` returns for these columns, from an earlier run if possible."""
-        facts, times = [], [0]
-        for file in dict.fromkeys(group.file for group in self._groups):
-            if isinstance(file, Path):
-                size, time = stamp(file)
-                facts.append([str(file.absolute()), size, time])
-                times.append(time)
-            else:
-                facts.append([file.name, file.version])
-        return remembered("parquet-1", [list(columns), facts], build, times=times)
+    def remembered(self, column: str, build: Callable[[], Index]) -> Index:
+        """Return what ``build`` returns for a column, from an earlier run if possible."""
+        files = dict.fromkeys(group.file for group in self._groups)
+        local = [file for file in files if isinstance(file, Path)]
+        remote = [[file.name, file.version] for file in files if isinstance(file, StoredFile)]
+        return remembered("parquet-2", local, [column, remote], build)
 
     def stored_bytes(self) -> Iterator[bytes]:
         """Return the first bytes of a few row groups, as they are in the file."""

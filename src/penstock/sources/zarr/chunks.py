@@ -6,7 +6,7 @@ arithmetic), and `ChunkLocator` finds the file and the bytes of each chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.sources.array_source import Box
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.zarr.codecs import BadChunk, CodecChain, verify_checksum
 
 Position: TypeAlias = tuple[int, ...]
 Slices: TypeAlias = tuple[slice, ...]
-Crop: TypeAlias = tuple[tuple[int, int], ...]
+Crop: TypeAlias = Box
 ShardIndex: TypeAlias = npt.NDArray[np.uint64]
 Value = TypeVar("Value")
 
@@ -106,25 +107,6 @@ class ChunkRead(NamedTuple):
     inside: Slices
     target: Slices
     whole: bool
-
-
-def sample_shape(shape: tuple[int, ...], axis: int, crop: Crop | None) -> tuple[int, ...]:
-    """Return the shape of one sample, within the crop.
-
-    >>> sample_shape((10, 6, 4), 0, ((0, 10), (0, 2), (0, 4)))
-    (2, 4)
-    """
-    sizes = shape if crop is None else tuple(last - first for first, last in crop)
-    return sizes[:axis] + sizes[axis + 1 :]
-
-
-def samples_first(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return sizes of all axes with that of samples in front.
-
-    >>> samples_first((4, 5, 6), 1)
-    (5, 4, 6)
-    """
-    return (sizes[axis], *sizes[:axis], *sizes[axis + 1 :])
 
 
 class Grid:
@@ -255,6 +237,25 @@ class Location(NamedTuple):
     key: str
     offset: int = 0
     nbytes: int | None = None
+
+
+def side_by_side(places: Sequence[Location | None], most: int) -> list[range]:
+    """Return ranges of places that follow each other in one file, of ``most`` bytes or one place.
+
+    >>> side_by_side([Location("a", 0, 5), Location("a", 5, 2), Location("b", 7, 1), None], 100)
+    [range(0, 2), range(2, 3), range(3, 4)]
+    """
+    groups, begin, size = [], 0, 0
+    key, end = "", -1
+    for i, place in enumerate(places):
+        nbytes = 0 if place is None or place.nbytes is None else place.nbytes
+        follows = place is not None and nbytes and (place.key, place.offset) == (key, end)
+        size = size + nbytes if follows else nbytes
+        if i and (not follows or size > most):
+            groups.append(range(begin, i))
+            begin, size = i, nbytes
+        key, end = ("", -1) if place is None else (place.key, place.offset + nbytes)
+    return [*groups, range(begin, len(places))]
 
 
 class ChunkLocator:

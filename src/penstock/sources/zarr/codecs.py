@@ -130,7 +130,12 @@ def _decode_zstd(stored: Bytes, out: Bytes) -> None:
     if size is not None:
         _check_size(size, out)
     # a frame may leave out its size; given a destination, nothing is decoded past its end
-    _decompressed(optional("numcodecs.zstd", extra="zarr").decompress, stored, out)
+    _decompressed(_zstd(), stored, out)
+
+
+@cache
+def _zstd() -> Callable[[Bytes, Bytes], object]:
+    return optional("numcodecs.zstd", extra="zarr").decompress  # type: ignore[no-any-return]
 
 
 def zstd_content_size(head: bytes) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
+from penstock.sources.array_source import ArrayReader, sample_shape, samples_first
 from penstock.sources.base import Field, Rows
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.thread_buffers import Bytes, thread_buffer
@@ -25,13 +27,14 @@ from penstock.sources.zarr.chunks import (
     Grid,
     Location,
     Position,
-    sample_shape,
-    samples_first,
+    side_by_side,
 )
 from penstock.sources.zarr.codecs import BadChunk
 from penstock.sources.zarr.hierarchy import MissingChunks
 
 # each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
+CACHED_BOXES = 1024
+TOGETHER_BYTES = 1 << 20  # of chunks that are fetched together
 CACHED_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 
@@ -43,7 +46,7 @@ class _Mapped(NamedTuple):
     chunk: Rows
 
 
-class DirectArray:
+class DirectArray(ArrayReader):
     """An array with common codecs: decoded into the output, or viewed in place where it is raw."""
 
     how = "direct"
@@ -62,10 +65,10 @@ class DirectArray:
         self._grid = Grid(layout.shape, layout.chunks, axis, crop)
         self.samples = layout.shape[axis]
         self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
-        self.chunk_samples = self._grid.samples_per_chunk
         self.chunks = samples_first(layout.chunks, axis)
         self._locate = ChunkLocator(store, prefix, layout)
         self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
+        self._boxes: dict[Crop, Grid] = {}
 
     def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``; its first axis is that of samples.
@@ -76,16 +79,48 @@ class DirectArray:
             out: Where to.
             box: The part of each axis of a sample; all of it if None.
         """
-        grid = self._grid if box is None else self._grid.within(box)
+        grid = self._grid if box is None else self._grid_within(box)
         target = np.moveaxis(out, 0, self._axis) if self._axis else out
         reads = list(grid.reads(start, stop))
         threads = min(self._store.concurrency, len(reads))
-        if threads < 2:
+        if threads < 2 and self._layout.shards and len(reads) > 1 and not self._layout.is_raw:
+            found = self._fill_together(reads, target)
+        elif threads < 2:
             found = [self._fill(read, target) for read in reads]
         else:
             found = self._fill_all(reads, target, threads)
         if not all(found):
             self._missing.verify()
+
+    def _grid_within(self, box: Crop) -> Grid:
+        """Return the grid of a part: kept, because patches of many rows have the same parts."""
+        found = self._boxes.get(box)
+        if found is None:
+            if len(self._boxes) >= CACHED_BOXES:
+                self._boxes.clear()
+            found = self._boxes[box] = self._grid.within(box)
+        return found
+
+    def _fill_together(self, reads: list[ChunkRead], target: Rows) -> list[bool]:
+        """Fill ``target`` from chunks of shards: those that are stored side by side in one fetch.
+
+        A file is opened once for many small chunks.
+        """
+        found, places = [], [self._locate(read.position) for read in reads]
+        for group in side_by_side(places, TOGETHER_BYTES):
+            first, last, stored = places[group[0]], places[group[-1]], None
+            if len(group) > 1 and first is not None and last is not None:
+                nbytes = last.offset + (last.nbytes or 0) - first.offset
+                allocate = partial(thread_buffer, "stored")
+                stored = self._store.fetch(first.key, allocate, first.offset, nbytes)
+            at = 0
+            for i in group:
+                part, place = None, places[i]
+                if stored is not None and place is not None and place.nbytes is not None:
+                    part = stored[at : at + place.nbytes]
+                    at += place.nbytes
+                found.append(self._fill(reads[i], target, part))
+        return found
 
     def _fill_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
         with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
@@ -121,18 +156,24 @@ class DirectArray:
                 self._missing.verify()
             yield b"missing" if stored is None else stored
 
-    def _fill(self, read: ChunkRead, target: Rows) -> bool:
-        """Fill the part of ``target`` from one chunk; return False if the chunk is missing."""
+    def _fill(self, read: ChunkRead, target: Rows, stored: Bytes | None = None) -> bool:
+        """Fill the part of ``target`` from one chunk; return False if the chunk is missing.
+
+        Args:
+            read: The chunk.
+            target: Where to.
+            stored: Its bytes, if they are known.
+        """
         part = target[read.target]
         if read.whole and part.flags.c_contiguous:
-            found = self._decode(read.position, part.reshape(-1).view(np.uint8))
+            found = self._decode(read.position, part.reshape(-1).view(np.uint8), stored)
         else:
             chunk = self._mapped_chunk(read.position)
             if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
                 part[...] = chunk[read.inside]
                 return True
             decoded = self._chunk_buffer(read.position)
-            found = self._decode(read.position, decoded)
+            found = self._decode(read.position, decoded, stored)
             if found:
                 part[...] = self._shaped(decoded)[read.inside]
         if not found:
@@ -148,11 +189,12 @@ class DirectArray:
                 "more than the free memory: write the array with smaller chunks"
             ) from error
 
-    def _decode(self, position: Position, into: Bytes) -> bool:
+    def _decode(self, position: Position, into: Bytes, stored: Bytes | None) -> bool:
         """Decode the chunk into ``into``; return False if the chunk is missing."""
-        where = self._locate(position)
-        stored = None if where is None else self._fetch(where, position, into)
-        if where is None or stored is None:
+        where = None if stored is not None else self._locate(position)
+        if where is not None:
+            stored = self._fetch(where, position, into)
+        if stored is None:
             self._missing.report(self._locate.key(position))
             if where is not None and where.nbytes is not None:
                 raise self._damaged(where, position, "its shard was deleted while it was read")
@@ -161,6 +203,8 @@ class DirectArray:
             self._layout.codecs.decode(stored, into)
         except (BadChunk, MemoryError) as error:
             why = str(error) or "not enough memory to decode it"
+            where = where or self._locate(position)
+            assert where is not None
             raise self._damaged(where, position, why) from error
         return True
 

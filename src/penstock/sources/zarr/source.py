@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
-from penstock.arguments import a_path, choice, flag
+from penstock.arguments import choice, flag
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
-from penstock.sources.array_source import ArraySource, StoredArray, checked_along, chosen_axes
+from penstock.sources.array_source import (
+    ArrayReader,
+    Box,
+    StoredArray,
+    StoreSource,
+    checked_along,
+)
 from penstock.sources.base import checked_names
 from penstock.sources.cf import zarr_attributes
-from penstock.sources.storage import ByteStore, DirectoryStore
-from penstock.sources.zarr.chunks import Crop
+from penstock.sources.storage import ByteStore
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
 from penstock.sources.zarr.generic import GenericArray
@@ -27,11 +30,10 @@ from penstock.sources.zarr.hierarchy import (
     check_path,
     read_node,
 )
+from penstock.sources.zarr.stores import store_of
 
-ZarrArray: TypeAlias = DirectArray | GenericArray
 
-
-class ZarrSource(ArraySource):
+class ZarrSource(StoreSource):
     """Samples along one axis of a Zarr array (version 2 or 3), or of all arrays of a group.
 
     Arrays of subgroups are fields by their path, such as ``"images/raw"``. Scalars, and
@@ -43,7 +45,8 @@ class ZarrSource(ArraySource):
     its file.
 
     Args:
-        path: A directory, or a `ByteStore`.
+        path: A directory, a zip file, an object of zarr-python or icechunk, or a `ByteStore`; see
+            `stores.store_of`.
         fields: Paths of arrays in a group; all of them if None.
         axis: The axis of samples in every array, by number or by dimension name.
         direct: False reads every array with zarr-python.
@@ -57,7 +60,7 @@ class ZarrSource(ArraySource):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | ByteStore,
+        path: Any,
         *,
         fields: Sequence[str] | None = None,
         axis: int | str | None = None,
@@ -66,17 +69,11 @@ class ZarrSource(ArraySource):
         decode: bool = True,
         missing: str = "fill",
     ) -> None:
-        store, axis = _checked_store(path), checked_along(axis, along)
-        self._name, decode = store.name(""), flag("decode", decode)
-        settings = ReadSettings(
-            direct=flag("direct", direct),
-            missing_refused=choice("missing", missing, ("fill", "error")) == "error",
-        )
-        arrays = stored_arrays(store, checked_names("fields", fields), settings)
-        axes = chosen_axes(arrays, self._name, fields=fields, along=axis)
-        opened = {name: arrays[name].reader(axis, decode=decode) for name, axis in axes.items()}
-        dims = {name: arrays[name].sample_dims(axis) for name, axis in axes.items()}
-        super().__init__(opened, self._name, dims)
+        store, axis = store_of(path), checked_along(axis, along)
+        names, decode = checked_names("fields", fields), flag("decode", decode)
+        refused = choice("missing", missing, ("fill", "error")) == "error"
+        arrays = stored_arrays(store, names, flag("direct", direct), refused)
+        super().__init__(store.name(""), arrays, fields=names, along=axis, decode=decode)
         self.in_flight = store.concurrency
 
     @property
@@ -90,32 +87,20 @@ class ZarrSource(ArraySource):
         return f"ZarrSource({self._name!r}, {len(self)} samples, {{{readers}}})"
 
 
-def _checked_store(path: object) -> ByteStore:
-    if isinstance(path, ByteStore):
-        return path
-    return DirectoryStore(a_path("path", path, error=SourceError))
-
-
 # -- the arrays of a store, each with its reader
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSettings:
-    """How arrays are read.
-
-    Attributes:
-        direct: Whether chunks with common codecs are decoded without zarr-python.
-        missing_refused: Whether a chunk that is not stored is an error.
-    """
-
-    direct: bool = True
-    missing_refused: bool = False
-
-
 def stored_arrays(
-    store: ByteStore, fields: Sequence[str] | None, settings: ReadSettings
+    store: ByteStore, fields: Sequence[str] | None, direct: bool, refused: bool
 ) -> dict[str, StoredArray]:
-    """Return the one array as field ``""``, or the arrays of a group by their paths."""
+    """Return the one array as field ``""``, or the arrays of a group by their paths.
+
+    Args:
+        store: The store.
+        fields: The paths; all of them if None.
+        direct: Whether chunks with common codecs are decoded without zarr-python.
+        refused: Whether a chunk that is not stored is an error.
+    """
     root = read_node(store, "")
     if root is None:
         raise SourceError(
@@ -123,26 +108,24 @@ def stored_arrays(
             "neither zarr.json nor .zarray nor .zgroup was found"
         )
     if root.array is not None:
-        if fields is not None:
-            raise SourceError(f"{store.name('')} is one array without fields: leave out fields=")
-        return {"": _stored_array(store, root, None, settings)}
+        return {"": _stored_array(store, root, None, direct, refused)}
     levels = ImageLevels(store)
     if fields is None:
         paths = levels.first_only(array_paths(store))
     else:
         paths = [check_path(path) for path in fields]
-    nodes = [_named(store, path) for path in paths]
     return {
-        node.path: _stored_array(store, node, levels.axes(node.path), settings) for node in nodes
+        path: _stored_array(store, _named(store, path), levels.axes(path), direct, refused)
+        for path in paths
     }
 
 
-def open_cropped(store: ByteStore, *, axis: int, crop: Crop) -> ZarrArray:
+def open_cropped(store: ByteStore, *, axis: int, crop: Box) -> ArrayReader:
     """Return the one array of a store, with only the part ``crop`` of its other axes."""
     node = read_node(store, "")
     if node is None or node.array is None:
         raise SourceError(f"there is no Zarr array {store.name('')}")
-    return _open_array(store, node, ReadSettings(), axis, crop)
+    return _open_array(store, node, True, False, axis, crop)
 
 
 def _named(store: ByteStore, path: str) -> Node:
@@ -155,7 +138,7 @@ def _named(store: ByteStore, path: str) -> Node:
 
 
 def _stored_array(
-    store: ByteStore, node: Node, axes: tuple[str, ...] | None, settings: ReadSettings
+    store: ByteStore, node: Node, axes: tuple[str, ...] | None, direct: bool, refused: bool
 ) -> StoredArray:
     metadata = node.array
     assert metadata is not None
@@ -165,18 +148,17 @@ def _stored_array(
     attributes = zarr_attributes(
         metadata.attributes, fill_value=metadata.fill_value, version=metadata.version
     )
-    opened = partial(_open_array, store, node, settings)
+    opened = partial(_open_array, store, node, direct, refused)
     return StoredArray(store.name(node.path), metadata.shape, dims, attributes, opened)
 
 
 def _open_array(
-    store: ByteStore, node: Node, settings: ReadSettings, axis: int, crop: Crop | None = None
-) -> ZarrArray:
-    metadata = node.array
-    assert metadata is not None
-    prefix = f"{node.path}/" if node.path else ""
-    missing = MissingChunks(store, node.metadata_key, settings.missing_refused)
-    if settings.direct and not isinstance(metadata.layout, NotDirect):
-        return DirectArray(store, prefix, metadata.layout, axis, missing, crop)
-    why = str(metadata.layout) if isinstance(metadata.layout, NotDirect) else "direct=False"
+    store: ByteStore, node: Node, direct: bool, refused: bool, axis: int, crop: Box | None = None
+) -> ArrayReader:
+    assert node.array is not None
+    layout, prefix = node.array.layout, f"{node.path}/" if node.path else ""
+    missing = MissingChunks(store, node.metadata_key, refused)
+    if direct and not isinstance(layout, NotDirect):
+        return DirectArray(store, prefix, layout, axis, missing, crop)
+    why = str(layout) if isinstance(layout, NotDirect) else "direct=False"
     return GenericArray(store, prefix, axis, missing, why, crop)

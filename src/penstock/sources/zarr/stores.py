@@ -2,87 +2,70 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.storage import (
     UNREADABLE,
     Allocate,
+    ByteStore,
     DirectoryStore,
+    byte_range,
     one_line,
     read_exactly,
 )
 from penstock.sources.thread_buffers import Bytes
-from penstock.sources.zarr.hierarchy import is_zarr
-from penstock.sources.zarr.source import ZarrSource
 
 LOCAL_HEADER = 30  # bytes before the file name of an entry, which ends with the two lengths below
 REMOTE_CONCURRENCY = 8  # requests of one read to stores that are usually far away
 NEAR = ("MemoryStore", "LocalStore", "ZipStore")
 
 
-def open_zip(
-    path: str | os.PathLike[str],
-    *,
-    fields: Sequence[str] | None = None,
-    along: int | str | None = None,
-    decode: bool = True,
-    **options: Any,
-) -> ZarrSource:
-    """Return a source over a Zarr store in one zip file, such as ``data.zarr.zip``.
+def store_of(where: Any) -> ByteStore:
+    """Return the store of anything that holds Zarr.
+
+    Chunks with common codecs are decoded directly; of an object of zarr-python only their bytes
+    come from its store, or from the files if the store is a directory.
 
     Args:
-        path: The file. It is read in place; nothing is unpacked.
-        fields: As for `ZarrSource`.
-        along: As for `ZarrSource`.
-        decode: As for `ZarrSource`.
-        options: Of `ZarrSource`.
+        where: A directory, a zip file (nothing is unpacked), a `ByteStore`, an array, a group or a
+            store of zarr-python, or a session or a store of icechunk. What is in the store is read,
+            also if that changed since it was opened.
     """
-    store = ZipByteStore(path)
-    if not is_zarr(store):
+    if isinstance(where, ByteStore):
+        return where
+    if package_of(where) not in ("zarr", "icechunk"):
+        path = a_path("path", where, error=SourceError)
+        return ZipByteStore(path) if path.suffix.lower() == ".zip" else DirectoryStore(path)
+    store, inside = getattr(where, "store", where), getattr(where, "path", "")
+    if not hasattr(store, "list_dir"):
         raise SourceError(
-            f"{path} holds no Zarr store at its top level: unpack it, and open what is inside"
+            f"a {type(where).__name__} of {package_of(where)} is no array, group or store: of a "
+            'repository of icechunk pass open_source(repository.readonly_session("main").store)'
         )
-    return ZarrSource(store, fields=fields, along=along, decode=decode, **options)
+    if type(store).__name__ == "LocalStore":
+        return DirectoryStore(Path(store.root) / inside)
+    return ZarrPythonStore(store, inside)
 
 
-def open_zarr(
-    where: Any,
-    *,
-    fields: Sequence[str] | None = None,
-    along: int | str | None = None,
-    decode: bool = True,
-    **options: Any,
-) -> ZarrSource:
-    """Return a source over an open ``zarr.Array`` or ``zarr.Group``, in any store of zarr-python.
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of ``value``.
 
-    Chunks with common codecs are decoded directly; only their bytes come from zarr-python, or
-    from the files if the store is a directory.
-
-    Args:
-        where: The array or group. What is in its store is read, also if that changed since.
-        fields: As for `ZarrSource`.
-        along: As for `ZarrSource`.
-        decode: As for `ZarrSource`.
-        options: Of `ZarrSource`.
+    >>> package_of(np.zeros(3))
+    'numpy'
     """
-    if not hasattr(where, "store") or not hasattr(where, "path"):
-        raise SourceError(f"a {type(where).__name__} of zarr is neither an array nor a group")
-    store: ZarrPythonStore | DirectoryStore = ZarrPythonStore(where.store, where.path)
-    if type(where.store).__name__ == "LocalStore":
-        store = DirectoryStore(Path(where.store.root) / where.path)
-    return ZarrSource(store, fields=fields, along=along, decode=decode, **options)
+    return type(value).__module__.partition(".")[0]
 
 
-class ZarrPythonStore:
+class ZarrPythonStore(ByteStore):
     """The bytes of any store of zarr-python, also of icechunk, as a `ByteStore`.
 
     Args:
@@ -120,10 +103,6 @@ class ZarrPythonStore:
             raise SourceError(f"{self.name(key)} is truncated: write or copy the store again")
         return content
 
-    def mapped(self, key: str) -> mmap.mmap | None:
-        """Return None: zarr-python copies."""
-        return None
-
     def children(self, key: str) -> list[str]:
         """Return the names one level below ``key``."""
 
@@ -148,14 +127,12 @@ class ZarrPythonStore:
             ) from error
 
 
-class ZipByteStore:
+class ZipByteStore(ByteStore):
     """The files in a zip file, as a `ByteStore`. Entries that are not compressed are read in place.
 
     Args:
         path: The zip file.
     """
-
-    concurrency = 1
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -167,12 +144,6 @@ class ZipByteStore:
                 f"cannot open {self.path}: {one_line(error)}; if it is truncated or damaged, write "
                 "or copy it again"
             ) from error
-        self._folders: dict[str, set[str]] = {}
-        for name in self._entries:
-            parts = name.split("/")
-            for depth in range(len(parts) - 1):
-                folder = "/".join(parts[:depth])
-                self._folders.setdefault(folder, set()).add(parts[depth])
 
     def name(self, key: str) -> str:
         """Return the path of the file and of the entry in it."""
@@ -185,10 +156,7 @@ class ZipByteStore:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        first = max(0, entry.file_size + offset) if offset < 0 else offset
-        wanted = max(0, entry.file_size - first) if nbytes is None else nbytes
-        if first + wanted > entry.file_size:
-            raise SourceError(f"{self.name(key)} ends too early: write or copy the file again")
+        first, wanted = byte_range(self.name(key), entry.file_size, offset, nbytes)
         stored = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1
         into = allocate(wanted if stored else entry.file_size)
         if stored:
@@ -204,15 +172,11 @@ class ZipByteStore:
         into[...] = np.frombuffer(whole, np.uint8)
         return into[first : first + wanted]
 
-    def mapped(self, key: str) -> mmap.mmap | None:
-        """Return None: an entry does not begin at a page."""
-        return None
-
     def children(self, key: str) -> list[str]:
         """Return the names of the folders one level below ``key``."""
         prefix = f"{key}/" if key else ""
-        names = self._folders.get(key, set())
-        return sorted(name for name in names if prefix + name in self._folders)
+        below = (name[len(prefix) :] for name in self._entries if name.startswith(prefix))
+        return sorted({name.partition("/")[0] for name in below if "/" in name})
 
     def zarr_store(self) -> tuple[Any, str]:
         """Return a read-only zip store of zarr-python."""
