@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import monotonic
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -49,8 +50,8 @@ def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
 def gathered_texts(text: str) -> list[str]:
     """Return the texts of all ranks, by rank; of this one alone without a process group.
 
-    Every rank must call it equally often. Ranks that do not answer within `GATHER_SECONDS` are left
-    out.
+    Every rank must call it equally often. Ranks that have not answered after `GATHER_SECONDS`, one
+    limit for all of them, are left out.
 
     Args:
         text: Of this rank.
@@ -61,13 +62,17 @@ def gathered_texts(text: str) -> list[str]:
     store = shared_store("texts")
     number = store.add(f"calls/{here.rank}", 1)
     store.set(f"{number}/{here.rank}", text)
-    found = []
-    for rank in range(here.world):
+    found, deadline = [], monotonic() + GATHER_SECONDS
+    for key in (f"{number}/{rank}" for rank in range(here.world)):
+        left = deadline - monotonic()
         try:
-            store.wait([f"{number}/{rank}"], timedelta(seconds=GATHER_SECONDS))
+            if left > 0:
+                store.wait([key], timedelta(seconds=max(left, 0.001)))
+            elif not store.check([key]):
+                continue
         except (dist.DistStoreError, RuntimeError):  # the rank is gone
             continue
-        found.append(store.get(f"{number}/{rank}").decode())
+        found.append(store.get(key).decode())
     return found
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from penstock import ChunkedDataLoader, RandomChunkLoader, StreamLoader, create_loader
 from penstock.loaders import ReplayLoader
+from tests.campaigns.orders import ORDERS, tokens
 from tests.campaigns.storages import CHUNK, COLUMNS, ROWS, STORAGES, Rows, Storages, numbers
 
 LOCAL = tuple(storage for storage in STORAGES if storage != "s3")
@@ -161,4 +162,14 @@ KINDS = {
     "create_loader, workers": Kind(
         lambda *args: steering(*args, workers=2), ("steering files",), relevance, elastic=False
     ),
+    **{
+        name: Kind(
+            make,
+            ("memory", "zarr blosc") if "stream" in name else ("memory",),
+            tokens if "packing" in name else numbers,
+            ranks=(1, 2, 3, 4),
+            elastic=False,  # an epoch does not have every row once
+        )
+        for name, make in ORDERS.items()
+    },
 }

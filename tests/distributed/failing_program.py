@@ -12,11 +12,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.data import Dataset
 
-from penstock import ChunkedDataLoader
+from penstock import ChunkedDataLoader, ReplacingDataset, SourceError, StreamLoader
 from penstock.distributed import together
+from penstock.testing import WatchedSource
 from tests.distributed.process_groups import run_ranks
 
 WORLD, FAILS_AT = 3, 3
@@ -45,6 +48,41 @@ def fails(rank, world, folder, name, failing, fail):
     ended(rank, folder, name, lambda: train(rank, failing, fail))
 
 
+def damaged(start, stop):
+    if start <= 40 < stop:
+        raise SourceError("sample 40 is damaged")
+
+
+def reads_a_bad_block(rank, world, folder):
+    """The rank whose block is damaged raises, as `on_error="raise"` does."""
+
+    def run():
+        source = WatchedSource(np.arange(90), damaged, block_samples=5)
+        with StreamLoader(source, 3, lanes=world, seed=1) as loader:
+            for batch in loader:
+                dist.all_reduce(batch)
+
+    ended(rank, folder, "block", run)
+
+
+def reads_a_bad_sample(rank, world, folder):
+    """The same of a map-style dataset."""
+
+    class Damaged(Dataset):
+        def __len__(self):
+            return 90
+
+        def __getitem__(self, index):
+            damaged(index, index + 1)
+            return torch.tensor(index)
+
+    def run():
+        for batch in ChunkedDataLoader(ReplacingDataset(Damaged(), on_error="raise"), 3):
+            dist.all_reduce(batch)
+
+    ended(rank, folder, "sample", run)
+
+
 def stuck(rank, world, folder):
     """Rank 1 fails and lives on; rank 2 waits for what no closed connection can end."""
 
@@ -66,7 +104,7 @@ def ended(rank, folder, name, run, then=lambda: None, **options):
     try:
         with together(**options):
             run()
-    except (RuntimeError, NoMoreError) as error:
+    except (RuntimeError, NoMoreError, SourceError) as error:
         found = [type(error).__name__, str(error), time.monotonic() - begin]
         (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
         then()
@@ -96,6 +134,8 @@ if __name__ == "__main__":
         "raises": run_ranks(WORLD, fails, room, "raises", 1, raises),
         "keeper": run_ranks(WORLD, fails, room, "keeper", 0, raises),
         "killed": run_ranks(WORLD, fails, room, "killed", 2, is_killed),
+        "block": run_ranks(WORLD, reads_a_bad_block, room),
+        "sample": run_ranks(WORLD, reads_a_bad_sample, room),
         "stuck": run_ranks(WORLD, stuck, room),
         "early": run_ranks(WORLD, done_early, room),
         "well": run_ranks(WORLD, all_is_well, room),

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import zarr  # noqa: F401 - before the ranks are forked
@@ -18,6 +19,8 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, ReplacingDataset, StreamLoader, create_loader
 from penstock.distributed import agreed, topology_from_mesh
+from penstock.errors import SourceError
+from penstock.testing import WatchedSource
 from tests.distributed.process_groups import run_ranks
 
 GLOBAL_BATCH, SAMPLES, EPOCHS, BAD = 12, 101, 2, (7, 64)
@@ -140,6 +143,20 @@ def skipping(folder, world, workers):
     return delivered(ChunkedDataLoader(dataset, batch, shuffle=True, num_workers=workers))
 
 
+def damaged(start, stop):
+    for bad in BAD:
+        if start <= bad < stop:
+            raise SourceError(f"sample {bad} is damaged")
+
+
+def skipping_blocks(folder, world):
+    """Blocks that cannot be read: replaced, written down, and no rank waits for another."""
+    source = WatchedSource(np.arange(SAMPLES), damaged, block_samples=4)
+    options = {"window_blocks": 3, "lanes": GLOBAL_BATCH, "drop_last": False, "seed": 7}
+    options |= {"on_error": "replace", "quarantine": folder / f"quarantine-{world}-stream.jsonl"}
+    return delivered(StreamLoader(source, GLOBAL_BATCH // world, **options))
+
+
 def in_a_mesh():
     """What a rank of a 2 x 2 mesh gets, data parallel over one dimension of it."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -164,6 +181,7 @@ def rank_of_world(rank, world, folder):
         for name, loader in evaluation(folder, batch, workers):
             found["val"][f"{name}, {workers} workers"] = evaluated(loader)
         found["skip"][f"{workers} workers"] = skipping(folder, world, workers)
+    found["skip"]["stream"] = skipping_blocks(folder, world)
     if world > 1:
         found["refused"] = refusals(folder, odd=rank == world - 1)
     if world == 4:

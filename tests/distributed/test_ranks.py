@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
+from penstock.quarantine import read_entries
 from tests.distributed.ranks_program import BAD, EPOCHS, GLOBAL_BATCH, SAMPLES
 
 ROOT = Path(__file__).parents[2]
@@ -161,27 +162,28 @@ def test_mixed_ranks_are_refused_on_all_of_them_within_seconds(worlds, what, mes
             assert seconds < 10
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_sample_on_one_rank_is_replaced_and_every_rank_keeps_its_steps(
-    worlds, folder, workers
-):
-    case = f"{workers} workers"
+@pytest.mark.parametrize("case", ["0 workers", "2 workers", "stream"])
+def test_what_one_rank_cannot_read_is_replaced_and_every_rank_keeps_its_steps(worlds, folder, case):
+    if case == "stream":  # a block is replaced as a whole, and listed by the first who reads it
+        bad = {number for each in BAD for number in range(each // 4 * 4, each // 4 * 4 + 4)}
+        listed = {(None, each // 4 * 4): f"SourceError: sample {each} is damaged" for each in BAD}
+    else:
+        bad = set(BAD)
+        every = [(epoch, each) for epoch in range(EPOCHS) for each in BAD]
+        listed = {(epoch, each): f"OSError: sample {each} is damaged" for epoch, each in every}
     control = [steps_of(worlds, 1, "skip", case, epoch) for epoch in range(EPOCHS)]
     for world in WORLDS:
         batches = [rank["skip"][case] for rank in worlds[world]]
         for epoch in range(EPOCHS):
             assert len({len(mine[epoch]) for mine in batches}) == 1
             ids = list(chain(*steps_of(worlds, world, "skip", case, epoch)))
-            assert len(ids) == SAMPLES and not set(BAD) & set(ids)
+            assert len(ids) == SAMPLES and not bad & set(ids)
             assert Counter(ids) == Counter(chain(*control[epoch]))  # replaced alike
-        lines = (folder / f"quarantine-{world}-{workers}.jsonl").read_text().splitlines()
-        entries = [json.loads(line) for line in lines]
-        named = Counter((entry["epoch"], entry["sample"]) for entry in entries)
+        entries = read_entries(folder / f"quarantine-{world}-{case.removesuffix(' workers')}.jsonl")
         # a worker that is started again reads, and lists, the same sample once more
-        assert set(named) == {(epoch, bad) for epoch in range(EPOCHS) for bad in BAD}
-        assert {entry["error"] for entry in entries} == {
-            f"OSError: sample {bad} is damaged" for bad in BAD
-        }
+        epochs = [None if case == "stream" else entry["epoch"] for entry in entries]
+        keys = zip(epochs, (entry["sample"] for entry in entries), strict=True)
+        assert dict(zip(keys, (entry["error"] for entry in entries), strict=True)) == listed
 
 
 def test_tensor_parallel_peers_of_a_mesh_get_equal_batches(worlds):

@@ -15,15 +15,28 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from penstock import ChunkedDataLoader
+from penstock import ChunkedDataLoader, StreamLoader
 from penstock.distributed import agree
+
+
+def chunked(settings):
+    numbers = torch.arange(settings["samples"])
+    return ChunkedDataLoader(numbers, 5, settings["chunk"], shuffle=True, seed=3)
+
+
+def stream(settings):
+    blocks = {"block_samples": 4, "window_blocks": 3, "lanes": 6, "drop_last": False}
+    numbers = torch.arange(settings["samples"]).numpy()
+    return StreamLoader(numbers, 5, chunk_size=settings["chunk"], seed=3, **blocks)
+
+
+LOADERS = {"chunked": chunked, "stream": stream}
 
 
 def train(folder, resume, save):
     """Train to the end: ``resume(loader)`` finds the last checkpoint, ``save(loader)`` adds one."""
     settings = json.loads((folder / "settings.json").read_text())
-    numbers = torch.arange(settings["samples"])
-    loader = ChunkedDataLoader(numbers, 5, settings["chunk"], shuffle=True, seed=3)
+    loader = LOADERS[settings.get("loader", "chunked")](settings)
     resume(loader)
     agree(loader)
     attempt = [len(list(folder.glob("attempt-*")))]

@@ -23,6 +23,8 @@ from penstock import (
 )
 from penstock.datasets import AugmentedDataset
 from penstock.errors import PlanError, SourceError, StateError
+from penstock.order.subset import Bitmap, RaggedBlockOrder, SubsetOrder
+from penstock.order.weighted import WeightedBlocks, WeightedOrder
 from penstock.sources import MemorySource
 
 few = settings(max_examples=10)
@@ -49,6 +51,12 @@ def documents():
     return [np.arange(i * 100, i * 100 + n) for i, n in enumerate(LENGTHS)]
 
 
+def every_third():
+    """Blocks over storage: each is read once."""
+    bitmap = Bitmap(np.arange(N) % 3 == 0)
+    return SubsetOrder(bitmap, RaggedBlockOrder(bitmap.block_counts(5), 42, 2, lanes=2))
+
+
 # by name: a loader of one rank; all take 12 samples (or one batch per rank) in a step
 LOADERS = {
     "mixture": lambda **o: ChunkedDataLoader(mixed(), **o),
@@ -56,6 +64,10 @@ LOADERS = {
     "nested": lambda **o: ChunkedDataLoader(nested(), **o),
     "balanced": lambda **o: ChunkedDataLoader(balanced(rows(), np.arange(N) ** 2 % 7), **o),
     "weights": lambda **o: ChunkedDataLoader(rows(), weights=WEIGHTS, epoch_samples=50, **o),
+    "weighted blocks": lambda **o: ChunkedDataLoader(
+        rows(), order=WeightedBlocks(WeightedOrder(WEIGHTS, 50, 42), 5, 3, lanes=2), **o
+    ),
+    "subset": lambda **o: ChunkedDataLoader(rows(), order=every_third(), **o),
     "parts": lambda **o: ChunkedDataLoader(rows(), epoch_samples=25, **o),
     "packed": lambda **o: ChunkedDataLoader(pack(documents(), 16), shuffle=True, **o),
     "whole": lambda **o: ChunkedDataLoader(pack(documents(), 32, split=False), shuffle=True, **o),

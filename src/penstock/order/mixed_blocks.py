@@ -11,7 +11,7 @@ from penstock.arguments import whole_number
 from penstock.order.blocks import Span
 from penstock.order.keys import derive_key
 from penstock.order.mixture import MixtureOrder
-from penstock.order.orders import at_epochs, check_positions
+from penstock.order.orders import at_epochs, check_positions, first_positions
 from penstock.order.permutation import Indices, Permutation
 from penstock.order.subset import RaggedBlockOrder
 from penstock.order.windows import Recent
@@ -156,10 +156,7 @@ class MixedBlocks:
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
         """Return the first position of each sample in this epoch."""
-        found = [self.positions_of(epoch, sample) for sample in np.ravel(samples).tolist()]
-        if not all(map(len, found)):
-            raise IndexError(f"some of these samples do not come in epoch {epoch}")
-        return np.array([positions[0] for positions in found], np.int64)
+        return first_positions(self, epoch, samples)
 
     # -- what a reader needs: one lane's window
 

@@ -21,12 +21,13 @@ from penstock.order.orders import (
     at_epochs,
     check_positions,
     check_seed,
+    first_positions,
     passes_of,
     position_at_epochs,
     positions_of,
     samples_of,
 )
-from penstock.order.permutation import LARGEST, Indices, Permutation
+from penstock.order.permutation import LARGEST, SMALLEST_DOMAIN, Indices, all_values
 
 AT_ONCE: Final = 1 << 20  # slots of cycles that are computed together
 LONGEST_CYCLE: Final = 10_000
@@ -317,10 +318,7 @@ class MixtureOrder:
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
         """Return the first position of each sample in this epoch."""
-        found = [self.positions_of(epoch, sample) for sample in np.ravel(samples).tolist()]
-        if not all(map(len, found)):
-            raise IndexError(f"some of these samples do not come in epoch {epoch}")
-        return np.array([positions[0] for positions in found], np.int64)
+        return first_positions(self, epoch, samples)
 
     def place_of_draw(self, i: int, draw: Indices) -> Indices:
         """Return the place of each draw of a member; -1 for never."""
@@ -334,10 +332,9 @@ class MixtureOrder:
                 continue  # the last stage leaves this member out
             here = stage == j
             cycle, offset = np.divmod(nth[here] - self._drawn[j, i], count)
-            keys = np.repeat(self._cycle_keys(j, cycle, lane[here]), count)
-            own = self._starts[j, i] + np.tile(np.arange(count), len(cycle))
-            slots = Permutation(length, keys).inverse(own).reshape(len(cycle), count)
-            slot = np.sort(slots, axis=1)[np.arange(len(cycle)), offset]
+            owners = self._whole_cycles(j, cycle, lane[here])
+            slots = np.nonzero(owners == i)[1].reshape(len(cycle), count)
+            slot = slots[np.arange(len(cycle)), offset]
             place[here] = (self._rows[j] + cycle * length + slot) * self.lanes + lane[here]
         return place
 
@@ -356,7 +353,7 @@ class MixtureOrder:
         cycles, which = np.unique(cycle * self.lanes + lane, return_inverse=True)
         member, nth = np.empty_like(slot), np.empty_like(slot)
         rank = np.arange(length) - self._starts[j][self._owner[j]]
-        many = max(1, AT_ONCE // length)
+        many = max(1, AT_ONCE // max(length, SMALLEST_DOMAIN))
         for begin in range(0, len(cycles), many):
             owner = self._whole_cycles(j, *np.divmod(cycles[begin : begin + many], self.lanes))
             ordered = np.argsort(owner, axis=1, kind="stable")
@@ -369,7 +366,5 @@ class MixtureOrder:
 
     def _whole_cycles(self, j: int, cycle: Indices, lane: Indices) -> npt.NDArray[Any]:
         """Return the member at every slot of these cycles."""
-        length = len(self._owner[j])
-        keys = np.repeat(self._cycle_keys(j, cycle, lane), length)
-        slots = Permutation(length, keys)(np.tile(np.arange(length), len(cycle)))
-        return self._owner[j][slots].reshape(len(cycle), length)
+        keys = self._cycle_keys(j, cycle, lane)
+        return self._owner[j][all_values(len(self._owner[j]), keys)]

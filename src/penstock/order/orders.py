@@ -76,6 +76,14 @@ def positions_of(order: Order, epoch: int, sample: int) -> list[int]:
     return found.tolist() if order.at(epoch, found)[0] == sample else []
 
 
+def first_positions(order: Order, epoch: int, samples: Indices) -> Indices:
+    """Return the first position of each sample in an epoch, by `positions_of`."""
+    found = [positions_of(order, epoch, sample) for sample in np.ravel(samples).tolist()]
+    if not all(found):
+        raise IndexError(f"some of these samples do not come in epoch {epoch}")
+    return np.array([positions[0] for positions in found], np.int64)
+
+
 def passes_of(order: Order, epoch: int, positions: Indices) -> Indices | None:
     """Return the pass of the sample at each position; None if all are in pass ``epoch``."""
     passes = getattr(order, "passes", None)

@@ -16,6 +16,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 LARGEST: Final = 1 << 62
 ROUNDS: Final = 8
+SMALLEST_DOMAIN: Final = 1 << 6  # smaller ones are biased at any number of rounds
 MANY: Final = 2048  # from this many indices on, tables of a round's values are faster
 STRIDE: Final = 1 << 14  # elements per pass: temporaries stay in the first two cache levels
 FORWARD: Final = range(ROUNDS)
@@ -47,7 +48,7 @@ class Permutation:
 
     def __init__(self, length: int, key: int | Keys) -> None:
         self.length = whole_number("length", length, minimum=1, maximum=LARGEST)
-        bits = max(6, (self.length - 1).bit_length())  # fewer are biased at any number of rounds
+        bits = max(SMALLEST_DOMAIN.bit_length() - 1, (self.length - 1).bit_length())
         self._low = bits // 2
         self._high = bits - self._low
         steps = [GAMMA * (i + 1) & MASK for i in FORWARD]
@@ -111,6 +112,8 @@ class Permutation:
         if x.size and x.max() >= self.length:  # a negative index wrapped around to a large one
             raise IndexError(f"index out of range({self.length})")
         keys = [k if isinstance(k, np.ndarray) else np.array(k, np.uint64) for k in self._keys]
+        if self.length < SMALLEST_DOMAIN and not keys[0].ndim:
+            return self._small_table(keys, rounds)[index.astype(np.int64)]
         self._scramble(x, keys, rounds)
         length = np.uint64(self.length)
         outside = np.flatnonzero(x >= length)
@@ -122,6 +125,17 @@ class Permutation:
             outside, y = outside[still], y[still]
             keys = [k[still] if k.ndim else k for k in keys]
         return x.view(np.int64).reshape(index.shape)
+
+    def _small_table(self, keys: list[Keys], rounds: range) -> Indices:
+        """Return all values: a short length would be walked to up to 64 times."""
+        table = np.arange(SMALLEST_DOMAIN, dtype=np.uint64)
+        self._scramble_stride(table, keys, rounds)
+        after, found = table.tolist(), []
+        for value in after[: self.length]:
+            while value >= self.length:
+                value = after[value]
+            found.append(value)
+        return np.array(found, np.int64)
 
     def _scramble(self, x: Keys, keys: list[Keys], rounds: range) -> None:
         if self._high <= 8 and x.size >= MANY and not keys[0].ndim:
@@ -177,3 +191,22 @@ def _mix_half(f: Keys, spare: Keys) -> None:
 def permutation(length: int, key: int) -> Permutation:
     """Return a cached permutation: orders ask for the same few again and again."""
     return Permutation(length, key)
+
+
+def all_values(length: int, keys: Keys) -> Indices:
+    """Return all values of one permutation per key: an array of keys by ``length``.
+
+    >>> all_values(3, np.array([5, 9], np.uint64)).tolist()
+    [[2, 1, 0], [1, 0, 2]]
+    """
+    if length == 1:
+        return np.zeros((len(keys), 1), np.int64)
+    domain = max(length, SMALLEST_DOMAIN)  # walked in a table: a short length takes up to 64 steps
+    each = Permutation(domain, np.repeat(keys, domain))
+    table = each(np.tile(np.arange(domain), len(keys)))
+    found = table.reshape(len(keys), domain)[:, :length].ravel()
+    outside = np.flatnonzero(found >= length)
+    while outside.size:
+        found[outside] = table[outside // length * domain + found[outside]]
+        outside = outside[found[outside] >= length]
+    return found.reshape(len(keys), length)

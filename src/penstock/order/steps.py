@@ -277,6 +277,8 @@ class Steps:
         longer += np.minimum(lane, wrap)
         return lane * q + longer + (positions - p) // self.lanes
 
+    places = indices_in_step  # its name in the specification
+
     def lanes_of(self, rank: int) -> range:
         """Return the lanes that a rank reads.
 
