@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -88,6 +89,24 @@ def test_a_stage_inside_of_another_counts_once(clock):
     assert [span[0] for span in found.spans] == ["decode", "read"]
 
 
+def test_of_short_reads_some_are_noted_with_what_follows_and_every_long_one(clock):
+    made = Recorder()
+    with made.work("thread"):
+        for seconds in [0.0002] * 50 + [1.0]:
+            with Probe("read", (0, 8)):
+                clock.now += seconds
+                with Probe("decode"):
+                    clock.now += seconds
+            with Probe("collate"):
+                clock.now += 2 * seconds
+    found = made.snapshot()
+    counts = [found.of(stage).count for stage in ("read", "decode", "collate")]
+    assert len(set(counts)) == 1 and 2 <= counts[0] < 20
+    assert found.of("read").longest == 1.0
+    assert found.of("decode").total == pytest.approx(found.of("read").total)
+    assert found.of("collate").total == pytest.approx(2 * found.of("read").total)
+
+
 def test_a_pause_is_no_step_and_a_long_wait_is_a_stall(clock):
     made = Recorder()
     for wait in (1.0, 0.001, 5.0):
@@ -166,6 +185,7 @@ def test_a_copy_of_a_loader_has_its_own_figures():
 
 def test_chunks_of_a_recording_are_measured():
     def load(start, stop):
+        time.sleep(0.012)  # longer than reads of which only some are noted
         return np.zeros((stop - start, 2), np.float32), np.zeros((stop - start, 1), np.float32)
 
     loader = RandomChunkLoader(load, 100, 20, device="cpu")

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from penstock import ChunkedDataLoader, MemorySource, StreamLoader
+from penstock import ChunkedDataLoader, MemorySource, ReplayLoader, StreamLoader
 from penstock.metrics import Histogram, Snapshot, merge, verdict_of
 from penstock.metrics.recorder import COLUMNS, STEP, WAIT
 
@@ -154,6 +154,10 @@ def slow_collate(samples):
     return torch.stack(samples)
 
 
+def slow_numbers(samples):
+    return slow_collate([torch.tensor(each) for each in samples])
+
+
 def slow_transform(batch, rng):
     time.sleep(0.02)
     return batch
@@ -186,6 +190,26 @@ def test_a_stream_measures_reading_and_transforming():
     assert (found.bound, found.cause) == ("data", "transform")
     found = figures(StreamLoader(rows, 100), step=0.02)
     assert found.bound in ("compute", "start-up")
+
+
+class Streamed(IterableDataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __iter__(self):
+        for index in range(160):
+            time.sleep(self.seconds)
+            yield index
+
+
+def test_a_dataset_without_an_index_is_measured_too():
+    options = {"batch_size": 8, "num_workers": 0, "seed": 1}
+    loader = ReplayLoader(Streamed(0.003), collate=torch.tensor, **options)
+    assert len(list(loader)) == 20 and loader.snapshot().samples == 160
+    assert (loader.verdict().figures.bound, loader.verdict().figures.cause) == ("data", "read")
+    loader = ReplayLoader(Streamed(0.0), collate=slow_numbers, **options)
+    list(loader)
+    assert (loader.verdict().figures.bound, loader.verdict().figures.cause) == ("data", "collate")
 
 
 def test_one_slow_worker_is_named():

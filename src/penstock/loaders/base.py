@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Protocol, Self
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
+from penstock.loaders.online import OnlineTuner
 from penstock.loaders.position import Position
 from penstock.metrics import Recorder, Snapshot, Verdict, verdict_of
 from penstock.order import Cursor, Indices, Occurrence, Plan
@@ -23,7 +24,9 @@ log = logging.getLogger("penstock")
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
 # attributes that exist only in this process and are made again when needed: not copied
-_NOT_COPIED: Final = ("_stream", "_slots", "_held", "_workers", "_iterator", "_seen", "_metrics")
+_NOT_COPIED: Final = (
+    *("_stream", "_slots", "_held", "_workers", "_iterator", "_seen", "_metrics", "_tuner"),
+)
 
 # settings that a verdict refers to
 _SETTINGS: Final = (
@@ -36,7 +39,47 @@ class StaleIteratorError(PenstockError, RuntimeError):
     """An iterator was used after its loader was moved, or iterated again."""
 
 
-class Loader(Generic[Batch]):
+class Measured:
+    """A loader that measures where the time goes."""
+
+    _metrics: Recorder | None = None
+    _online = False  # ``tune="online"``
+    _tuner: OnlineTuner | None = None
+
+    @property
+    def metrics(self) -> Recorder:
+        """Where the time goes: waiting, steps, and the stages of loading."""
+        if self._metrics is None:
+            self._metrics = Recorder()
+        return self._metrics
+
+    @metrics.setter
+    def metrics(self, recorder: Recorder) -> None:
+        self._metrics = recorder
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the caller has waited for batches, since the loader was made."""
+        return self.metrics.waited
+
+    def snapshot(self) -> Snapshot:
+        """Return the figures of `metrics` so far, with the settings of this loader."""
+        here = current_topology(None, None)
+        found: dict[str, Any] = {"loader": type(self).__name__}
+        for name in _SETTINGS:
+            value = getattr(self, name, None)
+            if isinstance(value, int | str) and not isinstance(value, bool):
+                found[name] = value
+        if self._tuner is not None:
+            found["threads"] = self._tuner.readers
+        return self.metrics.snapshot(rank=here.rank, world=here.world, settings=found)
+
+    def verdict(self) -> Verdict:
+        """Return one line: whether training waits for data, for which stage, and what to change."""
+        return verdict_of(self.snapshot())
+
+
+class Loader(Measured, Generic[Batch]):
     """Base class of all loaders.
 
     A loader combines a *plan* (which samples make up which batch), a *position* in it, and an
@@ -64,37 +107,6 @@ class Loader(Generic[Batch]):
         return self.position.chunk
 
     _stream: Stream | None = None
-    _metrics: Recorder | None = None
-
-    @property
-    def metrics(self) -> Recorder:
-        """Where the time goes: waiting, steps, and the stages of loading."""
-        if self._metrics is None:
-            self._metrics = Recorder()
-        return self._metrics
-
-    @metrics.setter
-    def metrics(self, recorder: Recorder) -> None:
-        self._metrics = recorder
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that the caller has waited for batches, since the loader was made."""
-        return self.metrics.waited
-
-    def snapshot(self) -> Snapshot:
-        """Return the figures of `metrics` so far, with the settings of this loader."""
-        here = current_topology(None, None)
-        found: dict[str, Any] = {"loader": type(self).__name__}
-        for name in _SETTINGS:
-            value = getattr(self, name, None)
-            if isinstance(value, int | str) and not isinstance(value, bool):
-                found[name] = value
-        return self.metrics.snapshot(rank=here.rank, world=here.world, settings=found)
-
-    def verdict(self) -> Verdict:
-        """Return one line: whether training waits for data, for which stage, and what to change."""
-        return verdict_of(self.snapshot())
 
     @property
     def _keeps_stream(self) -> bool:
@@ -151,9 +163,23 @@ class Loader(Generic[Batch]):
             else:
                 fetched = self._take(plan, position)
             samples = plan.steps.batch
-            return fetched
         finally:
-            metrics.receive(samples, (cursor.epoch, cursor.position))
+            waited = metrics.receive(samples, (cursor.epoch, cursor.position))
+        if self._online:
+            self._tune(waited, samples, fetched[1])
+        return fetched
+
+    def _tune(self, waited: float, samples: int, batch: Any) -> None:
+        """Use another number of readers if batches come faster with it."""
+        if self._tuner is None:
+            self._tuner = OnlineTuner(*self._reader_limits(batch))
+        if self._tuner.note(waited, self.metrics.last_step, samples):
+            stream: Any = self._stream  # of threads: others cannot be tuned
+            stream.use_readers(self._tuner.readers)
+
+    def _reader_limits(self, batch: Any) -> tuple[int, int]:
+        """Return the number of reader threads to begin with, and the largest that memory allows."""
+        raise NotImplementedError
 
     def _take(self, plan: Plan, position: Position) -> tuple[Cursor, Any]:
         """Return the next of the stream, which is opened if it is another one."""

@@ -20,6 +20,7 @@ from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
 from penstock.loaders.machine import this_machine
+from penstock.loaders.online import MOST_READERS, check_budget, check_tune
 from penstock.loaders.options import (
     check_batch_size,
     check_dataset,
@@ -42,6 +43,7 @@ from penstock.loaders.sampler import RankSampler, make_order
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.loaders.worker_errors import safe_context
 from penstock.loaders.workers import end_workers
+from penstock.metrics import bytes_of
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -93,6 +95,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
             ``"threads"``, for datasets whose reading releases the interpreter's lock.
         threads: Threads of that executor; None for one per core. Use more for slow storage.
+        tune: ``"online"`` finds the fastest number of threads on the way; it changes no batch.
+        memory_budget: Limit of what ``tune`` lets threads read ahead: bytes, or ``"1GB"``.
         **dataloader_kwargs: Arguments of torch's loader. Workers are persistent unless you pass
             ``persistent_workers=False``.
 
@@ -125,6 +129,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         world_size: int | None = None,
         executor: str | None = None,
         threads: int | None = None,
+        tune: str | None = None,
+        memory_budget: int | str = "1GB",
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
@@ -135,6 +141,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
         self.threads = check_threads(threads, self.executor)
+        self._online = check_tune(tune, self.executor)
+        self._budget = check_budget(memory_budget)
         self._workers: Workers | None = None
         self._seen: tuple[list[int], Any] | None = None  # ids of the settings, and the settings
         if shuffle is None:
@@ -351,14 +359,17 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             steps = plan.steps.of(cursor.epoch)
             left = steps.left_in_chunk if self._position.evaluation else steps.steps_from
             batches = islice(self._batches(plan, cursor), left(cursor.position))
-            threads = self.threads or max(2, this_machine().cores)
-            options: dict[str, Any] = {"threads": threads, "timeout": self.timeout}
-            return ThreadStream(plan, cursor, batches, self._read, **options)
+            n = self._tuner.readers if self._tuner else self._reader_limits(None)[0]
+            return ThreadStream(plan, cursor, batches, self._read, threads=n, timeout=self.timeout)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:
             self._workers = self._start_workers(plan.order.seed)
         return self._workers.open(plan, cursor, self._batches(plan, cursor))
+
+    def _reader_limits(self, batch: Any) -> tuple[int, int]:
+        most = self._budget // (2 * max(1, bytes_of(batch)))  # two batches ahead for each
+        return self.threads or max(2, this_machine().cores), min(MOST_READERS, most)
 
     def _open_inline(self, plan: Plan, cursor: Cursor) -> Stream:
         return InlineStream(plan, cursor, self._batches(plan, cursor), self._read)

@@ -13,9 +13,10 @@ import torch
 
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
-from penstock.loaders.base import Loader, Stream
+from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
 from penstock.loaders.composed import use_new_stages
+from penstock.loaders.online import MOST_READERS, check_tune
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
@@ -56,7 +57,7 @@ from penstock.streaming.transfer import check_device, transfer_to
 log = logging.getLogger("penstock")
 
 
-class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
+class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
     """Shuffled batches straight from storage, at storage speed.
 
     Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
@@ -93,6 +94,8 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             largest windows: what a step is worth at least, as a share of one of a shuffle of
             everything. See `ShuffleQuality`.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
+        tune: ``"online"`` changes the number of reader threads while the loader is used, as far as
+            ``memory_budget`` allows and batches come faster; it changes no batch.
         timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
             for no limit.
         collate: Another name for ``collate_fn``.
@@ -130,6 +133,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         lanes: int | None = None,
         mixing: float | None = None,
         threads: int | None = None,
+        tune: str | None = None,
         timeout: float = 0,
         collate: Callable[[Any], Any] | None = None,
         on_error: str = "raise",
@@ -149,6 +153,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
         self.drop_last = flag("drop_last", drop_last) and not evaluation
         self._bad_blocks = bad_blocks(on_error, quarantine)
         threads = optional_number("threads", threads, minimum=1)
+        self._online = check_tune(tune)
         asked = Geometry(block_samples, window_blocks, lanes)
         mixing = checked_mixing(mixing, asked)
         rank = optional_number("rank", rank, minimum=0)
@@ -344,7 +349,7 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             plan_parts(plan, order, segments()),
             memory,
             reader,
-            threads=self.threads,
+            threads=self.threads if self._tuner is None else self._tuner.readers,
             name="read",
             what=brief(self.source),
             timeout=self.timeout,
@@ -354,6 +359,14 @@ class StreamLoader(Loader, TorchLoader):  # type: ignore[misc]
             transform=self.transform,
             collate=self.collate_fn,
         )
+
+    def _reader_limits(self, batch: Any) -> tuple[int, int]:
+        resolver, geometry = self._resolver, self.geometry
+        for most in range(MOST_READERS, self.threads, -1):
+            demand = replace(resolver.demand, threads=most)
+            if replace(resolver, demand=demand).needed(geometry) <= self.memory_budget:
+                return self.threads, most
+        return self.threads, self.threads
 
     def _memory(
         self, plan: Plan, block: int, replacement: BlockReplacement | None, *, pin: bool

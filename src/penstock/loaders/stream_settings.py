@@ -72,7 +72,7 @@ NOT_OURS: Final[Mapping[str, str]] = {
 }
 OURS: Final = (
     *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
-    *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform"),
+    *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform", "tune"),
     *("collate_fn", "evaluation", "rank", "world_size", "lanes", "mixing", "threads", "timeout"),
     *("collate", "on_error", "quarantine"),
 )
@@ -201,7 +201,7 @@ def brief(source: Source) -> str:
     """Return a source in at most 80 characters, for messages.
 
     >>> brief(open_source(np.arange(3)))
-    "MemorySource(3 samples of [''])"
+    'MemorySource(3 samples)'
     """
     text = repr(source)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -325,6 +325,7 @@ class StreamOrders:
             self.source.block_samples,
             self.source.whole_rows,
             self.source.decodes,
+            self.source.rows is not None and self.source.rows.is_cut,
             self.memory_budget,
             again,
             in_order=not self.shuffle,

@@ -49,6 +49,8 @@ class _Thread(threading.local):
     recorder: Recorder | None = None
     who: str = ""
     inner: float = 0.0  # seconds of the stages that ended inside of the current one
+    skips: bool = False  # the read, and what follows it up to the next one, is not measured
+    next_read: float = 0.0  # when a read is measured again
 
 
 _thread = _Thread()
@@ -58,7 +60,8 @@ class Probe:
     """A context whose time counts as a stage of the loader that this thread works for.
 
     A stage inside of another one counts only for itself. Where nothing is recorded, nothing is
-    measured.
+    measured. Of the short reads of a thread, one in `PROBED_SECONDS` is noted, with everything up
+    to the next one, so that shares are right and probes cost less than a percent.
 
     Args:
         stage: One of `STAGES`.
@@ -78,27 +81,34 @@ class Probe:
 
     def __enter__(self) -> Self:
         recorder = self._recorder = _thread.recorder
-        if recorder is not None:
-            self._outer, _thread.inner = _thread.inner, 0.0
-            self._profiled: Any = None
-            if recorder.profile:
-                from torch.profiler import record_function  # sources have probes, but no torch
+        if recorder is None:
+            return self
+        self._begin = perf_counter()
+        if self._stage == "read" and _thread.who:
+            _thread.skips = self._begin < _thread.next_read
+            if not _thread.skips:
+                _thread.next_read = self._begin + PROBED_SECONDS
+        self._outer, _thread.inner = _thread.inner, 0.0
+        self._profiled: Any = None
+        if recorder.profile:
+            from torch.profiler import record_function  # sources have probes, but no torch
 
-                self._profiled = record_function(f"penstock.{self._stage}")
-                self._profiled.__enter__()
-            self._begin = perf_counter()
+            self._profiled = record_function(f"penstock.{self._stage}")
+            self._profiled.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         recorder = self._recorder
-        if recorder is not None:
-            seconds = perf_counter() - self._begin
-            own, _thread.inner = seconds - _thread.inner, self._outer + seconds
+        if recorder is None:
+            return
+        seconds = perf_counter() - self._begin
+        own, _thread.inner = seconds - _thread.inner, self._outer + seconds
+        if not _thread.skips or seconds > PROBED_SECONDS:
             recorder.arrivals.append(
                 Span(self._stage, self._begin, seconds, own, _thread.who, self._what)
             )
-            if self._profiled is not None:
-                self._profiled.__exit__(None, None, None)
+        if self._profiled is not None:
+            self._profiled.__exit__(None, None, None)
 
 
 class Work:
@@ -108,11 +118,12 @@ class Work:
         self._recorder, self._who = recorder, who
 
     def __enter__(self) -> None:
-        self._outer = _thread.recorder, _thread.who, _thread.inner
+        self._outer = _thread.recorder, _thread.who, _thread.inner, _thread.skips
         _thread.recorder, _thread.who, _thread.inner = self._recorder, self._who, 0.0
+        _thread.skips = False
 
     def __exit__(self, *error: object) -> None:
-        _thread.recorder, _thread.who, _thread.inner = self._outer
+        _thread.recorder, _thread.who, _thread.inner, _thread.skips = self._outer
 
 
 def current_recorder() -> Recorder | None:
@@ -124,9 +135,9 @@ class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
     Waiting and steps are always measured. The probes of the other stages can be switched off.
-    Batches that follow each other within half a millisecond are added up and noted together,
-    without the stages in the caller's thread: a probe takes a microsecond. Threads and processes
-    only append to ``arrivals``, which needs no lock; the caller's thread adds them up.
+    Batches that follow each other within `PROBED_SECONDS` are added up and noted together, without
+    the stages in the caller's thread: a probe takes microseconds. Threads and processes only append
+    to ``arrivals``, which needs no lock; the caller's thread adds them up.
 
     Args:
         on: Whether the probes are on.
@@ -147,7 +158,7 @@ class Recorder:
         self._delivered = 0.0  # when the last batch was; 0 after a pause
         self._asked = self._next_probe = 0.0
         self._due = True  # the batch is noted on its own
-        self._last_step: float | None = None
+        self.last_step: float | None = None  # seconds of the step before the last request
         self._quick: list[float] = [0, 0.0, 0, 0, 0.0]  # waits and steps: numbers and seconds
         self._width = 1.0  # seconds of a slot
         self._slots: list[list[float]] = []
@@ -182,37 +193,39 @@ class Recorder:
         They are inside of ``with recorder.work(""):``.
         """
         self._asked = now = perf_counter()
-        self._last_step = now - self._delivered if self._delivered else None
+        self.last_step = now - self._delivered if self._delivered else None
         self._due = now >= self._next_probe
         if self._due:
-            self._next_probe = now + PROBED_SECONDS
+            self._next_probe = now + (PROBED_SECONDS if self.on else 10 * PROBED_SECONDS)
         return self.on and self._due
 
-    def receive(self, samples: int, cursor: tuple[int, int] = (0, 0)) -> None:
-        """Note that the batch has arrived, or has failed.
+    def receive(self, samples: int, cursor: tuple[int, int] = (0, 0)) -> float:
+        """Note that the batch has arrived, or has failed; return the seconds it was waited for.
 
         Args:
             samples: Samples of the batch; 0 if it failed.
             cursor: Its epoch and position, for the list of stalls.
         """
         now = perf_counter()
+        waited = now - self._asked
         self._delivered = now if samples else 0.0
-        if self._due or now >= self._next_probe:
+        if self._due or waited > STALL_SECONDS:
             self._settle(now, samples, cursor)
-            return
+            return waited
         quick = self._quick  # batches in quick succession are added up, and noted together
         quick[0] += 1
-        quick[1] += now - self._asked
+        quick[1] += waited
         quick[2] += samples
-        if self._last_step is not None:
+        if self.last_step is not None:
             quick[3] += 1
-            quick[4] += self._last_step
+            quick[4] += self.last_step
+        return waited
 
     def _settle(self, now: float, samples: int, cursor: tuple[int, int]) -> None:
         """Note the batches that came in quick succession, and this one."""
         waits, waited, some, steps, stepped = self._quick
         self._quick = [0, 0.0, 0, 0, 0.0]
-        asked, seconds, step = self._asked, now - self._asked, self._last_step
+        asked, seconds, step = self._asked, now - self._asked, self.last_step
         self._drain()
         if waits:
             self._wait.add(waited / waits, int(waits))

@@ -20,7 +20,7 @@ SLOTS: Final = 240  # of time, over the whole run: two neighbours are merged whe
 SPANS: Final = 2000  # kept one by one: the first and the last of a run
 STALLS: Final = 20  # the longest
 STALL_SECONDS: Final = 0.02
-PROBED_SECONDS: Final = 0.0005  # between two requests with probes: they take microseconds
+PROBED_SECONDS: Final = 0.01  # between two requests or reads with probes: microseconds each
 
 
 class Histogram:

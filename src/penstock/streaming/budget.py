@@ -28,6 +28,7 @@ TARGET_BYTES = 8  # destination of one row of a block
 UNCOUNTED = 64  # bookkeeping below 1/64 of the buffers is within the tolerance of the budget
 
 MOST_DECODED = 1.27  # bytes decoded per byte needed; above it blocks become larger if possible
+FEW_BYTES = 1_500_000  # a block of patches of fewer bytes takes longer to plan than to copy
 RESIDENT_SHARE = 16  # fields that take this part of the budget may be kept in memory whole
 MIXED_BLOCKS = 16  # a window should mix this many blocks before blocks may become larger
 FEWEST_BLOCKS = 32  # a lane should have this many blocks in an epoch, for the same reason
@@ -260,6 +261,7 @@ class Resolver:
         whole_rows: Samples that whole rows of the storage have: more than a chunk if samples are
             parts of rows.
         decodes: Whether chunks of the storage are decoded; else it is memory-mapped.
+        cut: Whether samples are patches, which takes time to plan for each block.
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
@@ -270,6 +272,7 @@ class Resolver:
     natural: int
     whole_rows: int
     decodes: bool
+    cut: bool
     budget: int
     again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
@@ -358,31 +361,40 @@ class Resolver:
         return None if adopted is None else ExplainedValue(adopted, "adopted from a state")
 
     def _block(self, lanes: int) -> ExplainedValue:
-        """Return the block size: a storage chunk, or several if parts of them are needed again."""
+        """Return the block size: a storage chunk, or several.
+
+        Several if parts of chunks are needed again, or if patches of one chunk have few bytes:
+        finding what to read takes as long for a few patches as for many.
+        """
         natural = block = min(self.natural, self.samples)
         if self.decodes:
-            for larger in self._larger(lanes):
-                if self.decoded_per_byte(block) <= MOST_DECODED:
+            why = "to decode fewer of them twice"
+            for larger in self._larger():
+                again = self.decoded_per_byte(block)
+                if again <= MOST_DECODED and not self._is_small(block):
                     break
-                if self.decoded_per_byte(larger) < self.decoded_per_byte(block):
+                if self.samples // larger < FEWEST_BLOCKS * lanes or not self._mixes(larger, lanes):
+                    break
+                after = self.decoded_per_byte(larger)
+                if again <= MOST_DECODED and after <= again:
+                    block, why = larger, "which are small"
+                elif after < again:
                     block = larger
             if block == natural:
                 return ExplainedValue(natural, "the storage's chunking")
-            chunks = f"{block / natural:.3g} storage chunks, to decode fewer of them twice"
-            return ExplainedValue(block, chunks)
+            return ExplainedValue(block, f"{block / natural:.3g} storage chunks, {why}")
         while block > 1 and not self._mixes(block, lanes):
             block = -(-block // 2)  # memory-mapped: no chunk would be decoded twice
         why = "the storage's chunking" if block == natural else "the budget allows several a window"
         return ExplainedValue(block, why)
 
-    def _larger(self, lanes: int) -> Iterator[int]:
-        """Yield larger blocks, ascending, as long as enough of them are mixed."""
-        sizes = {first << i for first in (self.natural, self.whole_rows) for i in range(1, 32)}
-        for block in sorted(sizes | {self.whole_rows}):
-            if self.samples // block < FEWEST_BLOCKS * lanes or not self._mixes(block, lanes):
-                return
-            if block > self.natural:
-                yield block
+    def _is_small(self, block: int) -> bool:
+        return self.cut and self.demand.cost(block).own_bytes < FEW_BYTES
+
+    def _larger(self) -> list[int]:
+        """Return larger blocks, ascending."""
+        sizes = {first << i for first in (self.natural, self.whole_rows) for i in range(32)}
+        return sorted(size for size in sizes if size > self.natural)
 
     def decoded_per_byte(self, block: int) -> float:
         """Return the bytes that are decoded per byte of the rows that a block adds."""

@@ -87,6 +87,13 @@ class BatchBuffers:
             for name, shape, dtype, memory, nbytes in self._parts
         }
 
+    def sample(self, row: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Return one row of the slots as arrays to write to."""
+        return {
+            name: np.ndarray((1, *field.shape), field.dtype, self.rows[name], row * field.nbytes)
+            for name, field in self.fields.items()
+        }
+
     def release_pages(self) -> None:
         """Return the memory that no batch refers to to the system; nothing may write any more."""
         lent = sorted({lease.slot for lease in list(self.leases)})

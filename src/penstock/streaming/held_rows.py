@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.order import Indices
 from penstock.sizes import format_bytes
 from penstock.sources.assembly import read_span
 from penstock.sources.base import ComposedSource, Rows, Source
-from penstock.sources.boxes import Leaf, Located, Places, Span
+from penstock.sources.boxes import Leaf, Places, Span
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import gather, gather_boxes
 from penstock.streaming.held import fill_place
@@ -27,7 +26,7 @@ log = logging.getLogger("penstock")
 
 Spans: TypeAlias = Mapping[int, Sequence[Span]]
 
-MEASURED_BLOCKS = 256  # blocks whose memory is computed before anything is read
+MEASURED_BLOCKS = 64  # blocks whose memory is computed before anything is read
 EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
 EXAMINED_SAMPLES = 64
 PIECE = 1 << 14  # seams whose rows are computed at a time
@@ -77,6 +76,8 @@ class StoredRows:
         )
         if len({output.store for output in outputs.values()}) < len(outputs):
             self._is_regular = False
+        self.is_cut = any(output.cut for output in outputs.values())
+        self._is_random = self.is_cut and source.widest_needs(some) != source.needs(some)
         self._needs: dict[int, BlockNeeds] = {}
 
     @property
@@ -120,7 +121,7 @@ class StoredRows:
 
         Capacities are bounds for windows of regular rows. For other samples they are those of some
         blocks (all if few): the ones with most seams and others, with patches drawn at their
-        widest.
+        widest. The samples of a block that needs more are read one by one, see `HeldRows`.
         """
         if block not in self._needs:
             self._needs[block] = self._measure(block)
@@ -131,7 +132,6 @@ class StoredRows:
         chosen = np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64)
         seams, often = np.unique(self.source.layout.runs[1:-1] // block, return_counts=True)
         most_seams = seams[np.argsort(-often, kind="stable")[:EXAMINED_BLOCKS]]
-        cut = any(output.cut for output in self.source.outputs.values())
         stores = {output.store for output in self.source.outputs.values()}
         capacity = {store: self._most_rows(store, block) for store in stores}
         measured = [store for store, nbytes in capacity.items() if not nbytes]
@@ -146,9 +146,8 @@ class StoredRows:
             examine = number % -(-len(blocks) // EXAMINED_BLOCKS) == 0
             if not (measured or examine):
                 continue
-            spans = spans_of(first, block)
-            widest = spans
-            if cut:
+            spans = widest = spans_of(first, block)
+            if self._is_random:
                 widest = self.source.widest_needs(np.arange(first, min(size, first + block)))
             for store in measured:
                 nbytes = max(self.nbytes(spans[store]), self.nbytes(widest[store]))
@@ -229,6 +228,10 @@ class StoredRows:
 class HeldRows:
     """Memory for the rows that blocks need, each row once; see `held.HeldBlocks`.
 
+    A block that does not fit into its place is not held: each of its samples is read from storage
+    when it is copied. That is slow, and rare: only if it needs more than any block that was
+    measured.
+
     Args:
         stored: The samples, and where their rows are.
         buffers: Memory of the batches.
@@ -249,12 +252,13 @@ class HeldRows:
         self.block, self.places, self.buffers = block, places, buffers
         self.made_for = (buffers, block, places, seed)
         self._filled: set[int] = set()  # places that are read or held
+        self._warned = False
         self._stored, self._source, self._leaves = stored, stored.source, stored.leaves
         self._capacity = stored.needs(block).capacity
         self._memory = {
             store: allocate(places * nbytes) for store, nbytes in self._capacity.items()
         }
-        self._extra: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by (store, place)
+        self._not_held: dict[int, tuple[ComposedSource, Indices]] = {}  # by place: its samples
         self._tables = {
             name: allocate(places * block * 8 * columns).view(np.int64).reshape(-1, columns)
             for name, columns in stored.columns.items()
@@ -268,7 +272,15 @@ class HeldRows:
         self._filled.add(place)
         source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
         located = None if simple else source.locate(samples)
-        spans = simple or self._spans(source, samples, located)
+        spans = simple or source.needs(samples, located)
+        if not self._fits(spans):
+            # canvases of some patches can be larger together than those of the whole block
+            first = int(samples[0]) // self.block * self.block
+            spans = source.widest_needs(np.arange(first, min(first + self.block, len(source))))
+        if not self._fits(spans):
+            self._warn(spans)
+            self._not_held[place] = source, samples
+            return
         bases = self._read(spans, place)
         places = None if simple else source.places(samples, spans, located)
         first, outputs = place * self.block, source.outputs
@@ -286,55 +298,37 @@ class HeldRows:
                 index = places[name].index.reshape(len(samples), -1)
                 table[:] = index[:, : table.shape[1]] + first_row
 
-    def _spans(
-        self, source: ComposedSource, samples: Indices, located: Mapping[str, Located] | None
-    ) -> Spans:
-        """Return what to read.
+    def _fits(self, spans: Spans) -> bool:
+        return all(self._stored.nbytes(each) <= self._capacity[of] for of, each in spans.items())
 
-        Canvases of some patches of a block can be larger together than those of all of them, for
-        whatever corners, which is what was measured: then these are read.
-        """
-        spans = source.needs(samples, located)
-        if any(self._stored.nbytes(each) > self._capacity[of] for of, each in spans.items()):
-            first = int(samples[0]) // self.block * self.block
-            spans = source.widest_needs(np.arange(first, min(first + self.block, len(source))))
-        return spans
+    def _warn(self, spans: Spans) -> None:
+        if not self._warned:
+            self._warned = True
+            needed = sum(map(self._stored.nbytes, spans.values()))
+            log.warning(
+                "a block of this stream needs %s, more than the %s that were measured: its samples "
+                "are read one by one, which is slow; pass a smaller block_samples",
+                *(format_bytes(needed), format_bytes(sum(self._capacity.values()))),
+            )
 
     def _read(self, spans: Spans, place: int) -> dict[int, int]:
         """Read spans to a place; return the byte of each store's memory where they begin."""
         reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
-        bases: dict[int, int] = {}
+        bases = {store: place * self._capacity[store] for store in spans}
         for store, each in spans.items():
-            memory, bases[store] = self._room(store, place, each)
-            at = 0
+            at = bases[store]
             for span in each:
-                leaf, nbytes = self._leaves[span.leaf], self._stored.nbytes([span])
-                out = memory[at : at + nbytes].view(leaf.dtype).reshape(span.shape)
-                at += nbytes
+                leaf, shape = self._leaves[span.leaf], span.shape
+                out = np.ndarray(shape, leaf.dtype, self._memory[store], at)
+                at += out.nbytes
                 key = id(leaf.source), span.start, span.stop
-                if span.shape[1:] == leaf.shape and leaf.field not in reads.get(key, (0, {}))[1]:
+                if shape[1:] == leaf.shape and leaf.field not in reads.get(key, (0, {}))[1]:
                     reads.setdefault(key, (leaf.source, {}))[1][leaf.field] = out
                 else:
                     read_span(leaf, span, out)
         for (_, start, stop), (stored, fields) in reads.items():  # fields of one file together
             stored.read(start, stop, fields)
         return bases
-
-    def _room(
-        self, store: int, place: int, spans: Sequence[Span]
-    ) -> tuple[npt.NDArray[np.uint8], int]:
-        """Return memory for spans, and the byte of the store's memory where it begins."""
-        capacity, needed = self._capacity[store], self._stored.nbytes(spans)
-        if needed > capacity:  # more than in any block that was measured
-            if not self._extra:
-                log.warning(
-                    "a block of this stream needs %s, more than the %s that were measured: it "
-                    "gets memory beyond memory_budget; pass a smaller block_samples",
-                    *(format_bytes(needed), format_bytes(capacity)),
-                )
-            extra = self._extra[store, place] = np.empty(needed, np.uint8)
-            return extra, 0
-        return self._memory[store][place * capacity : (place + 1) * capacity], place * capacity
 
     def _note_boxes(
         self, table: Indices, name: str, found: Places, spans: Sequence[Span], base: int
@@ -357,9 +351,8 @@ class HeldRows:
         table[:, steps:] = (strides[which] * item).reshape(len(table), -1)
 
     def free(self, place: int) -> None:
-        """Free memory that a place needed beyond its own."""
-        for key in [key for key in list(self._extra) if key[1] == place]:
-            del self._extra[key]
+        """Note that the samples of a place are not needed any more."""
+        self._not_held.pop(place, None)
         self._filled.discard(place)
 
     @property
@@ -380,36 +373,37 @@ class HeldRows:
             numbers: ``place * block + i`` for sample i of a place.
             targets: The row of each.
         """
+        if self._not_held:
+            of = numbers // self.block
+            for place in set(of.tolist()) & self._not_held.keys():
+                source, samples = self._not_held[place]
+                here = np.flatnonzero(of == place)
+                self._copy_stored(source, samples[numbers[here] % self.block], targets[here])
+            held = ~np.isin(of, list(self._not_held))
+            numbers, targets = numbers[held], targets[held]
         for name, rows in self.buffers.rows.items():
-            output = self._source.outputs[name]
-            for memory, here in self._memories(output.store, numbers):
-                table, chosen = self._tables[name][numbers[here]], targets[here]
-                if output.cut:
-                    steps = prod(output.steps)
-                    shape = (len(rows), steps, *output.inner)
-                    gather_boxes(memory, table, np.ndarray(shape, output.dtype, rows), chosen)
-                    continue
-                row_bytes, columns = self._leaves[output.store].row_bytes, table.shape[1]
-                size = rows.itemsize // columns
-                item = np.dtype((np.void, size))
-                count = (memory.nbytes - size) // row_bytes + 1
-                items = np.ndarray((count,), item, memory, 0, (row_bytes,))
-                if columns > 1:
-                    chosen = (chosen[:, None] * columns + np.arange(columns)).reshape(-1)
-                gather(items, table.reshape(-1), rows.view(item), chosen)
+            output, memory = (
+                self._source.outputs[name],
+                self._memory[self._source.outputs[name].store],
+            )
+            table, chosen = self._tables[name][numbers], targets
+            if output.cut:
+                shape = (len(rows), prod(output.steps), *output.inner)
+                gather_boxes(memory, table, np.ndarray(shape, output.dtype, rows), chosen)
+                continue
+            row_bytes, columns = self._leaves[output.store].row_bytes, table.shape[1]
+            size = rows.itemsize // columns
+            item = np.dtype((np.void, size))
+            count = (memory.nbytes - size) // row_bytes + 1
+            items = np.ndarray((count,), item, memory, 0, (row_bytes,))
+            if columns > 1:
+                chosen = (chosen[:, None] * columns + np.arange(columns)).reshape(-1)
+            gather(items, table.reshape(-1), rows.view(item), chosen)
 
-    def _memories(
-        self, store: int, numbers: Indices
-    ) -> Iterator[tuple[npt.NDArray[np.uint8], Any]]:
-        """Yield the memories of a store, and which of these samples are in each."""
-        extra = [place for which, place in list(self._extra) if which == store]
-        if not extra:
-            yield self._memory[store], slice(None)
-            return
-        of = numbers // self.block
-        yield self._memory[store], np.flatnonzero(~np.isin(of, extra))
-        for place in extra:
-            yield self._extra[store, place], np.flatnonzero(of == place)
+    def _copy_stored(self, source: ComposedSource, samples: Indices, targets: Indices) -> None:
+        """Read samples one by one to rows of the buffers."""
+        for i, target in enumerate(targets.tolist()):
+            source.take(samples[i : i + 1], self.buffers.sample(target))
 
 
 class _SlotBatch:

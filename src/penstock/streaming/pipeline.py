@@ -71,6 +71,10 @@ class Pipeline:
         if self._readers.close(self._close_seconds):
             self._memory.release_all()
 
+    def use_readers(self, readers: int) -> None:
+        """Read with another number of threads from now on."""
+        self._readers.resize(readers)
+
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return without waiting."""
         return self._taken < self._ready
@@ -129,6 +133,10 @@ class BatchStream:
         self._cursor = next(self._cursors)  # of the next batch
         batches = _batches(plan, segments(), pipeline)
         self._batches = batches if transfer is None else transfer.ahead(batches, pipeline.is_ready)
+
+    def use_readers(self, readers: int) -> None:
+        """Read with another number of threads from now on."""
+        self._pipeline.use_readers(readers)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Return whether the next batch is the one at ``cursor`` of ``plan``."""

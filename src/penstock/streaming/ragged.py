@@ -23,10 +23,9 @@ from penstock.ragged import Ragged, csr_tensor, dense_tensor
 from penstock.sizes import format_bytes, size_text
 from penstock.sources.base import Field, Rows, Source
 from penstock.sources.contract import view_of
-from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields, ragged_index
+from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields
 from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
-    ROUNDS_HELD,
     BlockCost,
     HeldDemand,
     Pace,
@@ -121,7 +120,7 @@ class RaggedDemand(HeldDemand):
 
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of the largest blocks held together, and of the largest batches."""
-        blocks = ROUNDS_HELD * (-(-round_samples * self.batch // self.whole // block) + 1)
+        blocks = self.places(block, round_samples, lanes)
         held = int(SPARE_ROOM * self.sizes.largest(block, blocks))
         batches = BATCHES * min(held, self.sizes.longest(self.batch))
         return held + batches + blocks * block * 8 * self.numbers + self._fixed()
@@ -213,27 +212,27 @@ class RaggedBlocks:
 
     def fill(self, place: int, samples: Indices, epoch: int) -> None:
         """Read samples to a place."""
+        start, stop = int(samples[0]), int(samples[-1]) + 1
         first, count = place * self.block, len(samples)
-        here = slice(first, first + count)
-        out = {name: rows[here] for name, rows in self.fixed.items()}
+        # all samples between them, too: they are stored together
+        out = {name: rows[first : first + stop - start] for name, rows in self.fixed.items()}
         for name in self.ragged:
             offsets = offsets_of(self.source, name)
-            lengths = self.lengths[self.group[name]][here]
-            np.subtract(offsets[samples + 1], offsets[samples], out=lengths)
-            out[name] = self._memory(name, int(lengths.sum()))
-        start, stop = int(samples[0]), int(samples[-1]) + 1
-        if stop - start == count:
-            self.source.read(start, stop, out)
-        else:
-            self.source.take(samples, out)
+            out[name] = self._memory(name, int(offsets[stop] - offsets[start]))
+        self.source.read(start, stop, out)
         check_columns(self.fields, out, start, stop)
         self._items[place] = {name: out[name] for name in self.ragged}
+        here = slice(first, first + count)
         for name in self.ragged:
-            lengths, begins = self.lengths[self.group[name]][here], self.begins[name][here]
-            np.cumsum(lengths[:-1], out=begins[1:])
-            begins[:1] = 0
+            offsets, begins = offsets_of(self.source, name), self.begins[name][here]
+            lengths = self.lengths[self.group[name]][here]
+            np.subtract(offsets[samples + 1], offsets[samples], out=lengths)
+            np.subtract(offsets[samples], offsets[start], out=begins)
             begins *= self.fields[name].nbytes
             begins += out[name].ctypes.data
+        if count < stop - start:
+            for rows in self.fixed.values():
+                rows[here] = rows[first + samples - start]
 
     def _memory(self, name: str, items: int) -> Rows:
         """Return memory for the items of a block: that of an earlier one, if it has about the size.
@@ -345,18 +344,17 @@ class RaggedBatch:
 def _joined(parts: list[_Part], held: RaggedBlocks) -> _Part:
     """Return several parts as one, with the samples in the order of their rows."""
     order = np.argsort(np.concatenate([part.rows for part in parts if part.rows is not None]))
-    lengths, values = {}, {}
-    index: dict[int | None, npt.NDArray[np.intp] | Indices] = {None: order}
-    for group in held.lengths:
-        each = np.concatenate([part.lengths[group] for part in parts])
-        begins = np.cumsum(each) - each
-        lengths[group] = each[order]
-        index[group] = ragged_index(begins[order], lengths[group])
-    for name in held.fields:
-        joined = torch.cat([part.values[name] for part in parts])
-        chosen = index[held.group.get(name)]
-        values[name] = held.empty(name, len(joined))
-        np.take(joined.numpy(), chosen, axis=0, out=values[name].numpy(), mode="clip")
+    lengths = {n: np.concatenate([part.lengths[n] for part in parts])[order] for n in held.lengths}
+    values = {}
+    for name, each in held.fields.items():
+        begins, sizes = [], []
+        for part in parts:
+            items = part.lengths[held.group[name]] if each.ragged else np.ones_like(part.rows)
+            sizes.append(items * each.nbytes)
+            begins.append(part.values[name].data_ptr() + np.cumsum(sizes[-1]) - sizes[-1])
+        size = np.concatenate(sizes)[order]
+        values[name] = held.empty(name, int(size.sum()) // each.nbytes)
+        copy_bytes(np.concatenate(begins)[order], size, values[name])
     return _Part(None, lengths, values)
 
 

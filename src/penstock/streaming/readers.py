@@ -91,15 +91,28 @@ class ReaderPool:
         name: str,
         what: str,
     ) -> None:
-        self._queue = queue
-        self.threads = [
-            BackgroundThread(
-                f"{name}-{i}", partial(_run, queue, reader(), what, current_recorder()), queue.close
-            )
-            for i in range(threads)
-        ]
-        start_all(self.threads)
+        self._queue, self._reader, self._name = queue, reader, name
+        self._work = partial(_run, queue, what, current_recorder())
+        self._count = 0
+        self.threads: list[BackgroundThread] = []
         weakref.finalize(self, request_stop_all, self.threads).atexit = False
+        self.resize(threads)
+
+    def resize(self, count: int) -> None:
+        """Use another number of threads; those that are too many end after their read."""
+        new = self._queue.need(count - self._count)
+        self.threads[:] = [thread for thread in self.threads if thread.is_running]
+        added = [
+            BackgroundThread(
+                f"{self._name}-{self._count + i}",
+                partial(self._work, self._reader()),
+                self._queue.close,
+            )
+            for i in range(new)
+        ]
+        self.threads += added
+        self._count = count
+        start_all(added)
 
     def wait_for_round(self, timeout: float) -> int:
         """Wait until the next round is finished; return the number of complete batches."""
@@ -162,6 +175,7 @@ class ReadQueue:
         self._tasks: deque[_Task] = deque()
         self._rounds: deque[_OpenRound] = deque()
         self._error: BaseException | None = None  # of a reader, outside of a read
+        self._surplus = 0  # readers that should end
         self._closed = False
 
     # -- called by readers
@@ -170,6 +184,9 @@ class ReadQueue:
         """Return the next block to read, in plan order; None when there is no more."""
         with self._lock:
             while not self._closed:
+                if self._surplus:
+                    self._surplus -= 1
+                    break
                 if self._tasks:
                     return self._tasks.popleft()
                 if not self._open_part():
@@ -220,6 +237,14 @@ class ReadQueue:
 
     # -- called by the consumer
 
+    def need(self, more: int) -> int:
+        """Let readers end if ``more`` is negative; return how many have to be started."""
+        with self._lock:
+            self._surplus -= more
+            new, self._surplus = max(0, -self._surplus), max(0, self._surplus)
+            self._work.notify_all()
+            return new
+
     def finish_round(self) -> int | None:
         """Remove the first round if it is finished; return the number of complete batches.
 
@@ -252,9 +277,7 @@ class ReadQueue:
             self.news.put(None)
 
 
-def _run(
-    queue: ReadQueue, reader: BlockReader, what: str, recorder: Recorder | None = None
-) -> None:
+def _run(queue: ReadQueue, what: str, recorder: Recorder | None, reader: BlockReader) -> None:
     thread = threading.current_thread()
     assert isinstance(thread, BackgroundThread)
     try:

@@ -1,0 +1,153 @@
+"""``tune="online"``: the number of reader threads with which batches come fastest.
+
+Threads change nothing but the time at which a batch is ready: which samples it has is planned.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from penstock.arguments import choice
+from penstock.errors import PlanError
+from penstock.sizes import parse_bytes
+
+log = logging.getLogger("penstock")
+
+MOST_READERS: Final = 16
+WAITED_SECONDS: Final = 0.001  # for a batch: none was ready
+SECONDS: Final = 0.5  # of a measurement, at least
+BATCHES: Final = 8  # of a measurement, at least
+BETTER: Final = 1.05  # times the speed that is worth more readers
+WORSE: Final = 0.7  # of the speed at which the search begins again
+
+
+class ReaderClimb:
+    """A search for the number of readers with the highest speed; the fewest among equals.
+
+    It measures neighbours on a scale of numbers, as far as each is better than the one before.
+
+    Args:
+        readers: The number to begin with.
+        most: The largest number.
+
+    >>> climb = ReaderClimb(2, most=8)
+    >>> while not climb.settled:
+    ...     climb.add(min(climb.readers, 4) * 100.0)  # storage that serves four at a time
+    >>> climb.readers
+    4
+    """
+
+    def __init__(self, readers: int, most: int) -> None:
+        scale = {1, 2, 3, 4, 6, 8, 12, 16, readers, most}
+        self.scale = sorted(each for each in scale if each <= max(readers, most))
+        self._at = self.scale.index(readers)
+        self._speeds: dict[int, float] = {}
+        self.settled = len(self.scale) == 1
+
+    @property
+    def readers(self) -> int:
+        """The number to use now."""
+        return self.scale[self._at]
+
+    def add(self, speed: float) -> None:
+        """Note the speed with `readers`, and choose the next number to measure.
+
+        Args:
+            speed: Samples per second.
+        """
+        if self.settled:
+            if speed < WORSE * self._speeds[self._at]:  # storage or the step has changed
+                self._speeds, self.settled = {self._at: speed}, False
+            else:
+                return
+        self._speeds[self._at] = speed
+        best = self._best()
+        # two numbers further: each of several small steps may be worth little
+        unknown = [at for at in (best + 1, best + 2, best - 1) if 0 <= at < len(self.scale)]
+        unknown = [at for at in unknown if at not in self._speeds]
+        self.settled, self._at = not unknown, unknown[0] if unknown else best
+
+    def _best(self) -> int:
+        fastest = max(self._speeds.values())
+        return min(at for at, speed in self._speeds.items() if speed * BETTER >= fastest)
+
+
+class OnlineTuner:
+    """Chooses the number of readers of a loader from the times of the batches it delivers.
+
+    A measurement runs from one batch that was waited for to another: at both moments none was
+    ready, so what came in between is what was read. Where training never waits, nothing is
+    measured, and nothing changes.
+
+    Args:
+        readers: The number to begin with.
+        most: The largest number that the memory allows.
+    """
+
+    def __init__(self, readers: int, most: int) -> None:
+        self._climb = ReaderClimb(readers, max(readers, most))
+        self._begin()
+
+    @property
+    def readers(self) -> int:
+        """The number to use now."""
+        return self._climb.readers
+
+    @property
+    def settled(self) -> bool:
+        """Whether the number stays, unless the speed falls."""
+        return self._climb.settled
+
+    def _begin(self, settles: float = 0.0) -> None:
+        self._waits = True  # for a moment at which no batch is ready
+        self._seconds = -settles  # batches of the number before may come until 0
+        self._samples = self._batches = 0
+
+    def note(self, waited: float, step: float | None, samples: int) -> bool:
+        """Note a batch that has arrived; return whether `readers` has changed.
+
+        Args:
+            waited: Seconds that it was waited for.
+            step: Seconds since the batch before; None after a pause.
+            samples: Its samples.
+        """
+        if step is None:
+            self._begin()
+            return False
+        self._seconds += waited + step
+        self._samples, self._batches = self._samples + samples, self._batches + 1
+        if waited < WAITED_SECONDS or self._seconds < 0:
+            return False
+        if self._waits:
+            self._waits, self._seconds, self._samples, self._batches = False, 0.0, 0, 0
+            return False
+        if self._seconds < SECONDS or self._batches < BATCHES:
+            return False
+        before, was_settled = self.readers, self.settled
+        self._climb.add(self._samples / self._seconds)
+        self._begin(SECONDS / 4 if self.readers != before else 0.0)
+        if self.settled and not was_settled:
+            log.info("tune='online': %d reader threads are fastest", self.readers)
+        return self.readers != before
+
+
+def check_budget(memory_budget: int | str) -> int:
+    """Return a limit in bytes; raise `PlanError` for one that leaves no memory for a batch."""
+    size = parse_bytes(memory_budget, "memory_budget")
+    if not size:
+        raise PlanError("memory_budget=0 leaves no memory for a batch: pass at least 1 byte")
+    return size
+
+
+def check_tune(tune: Any, executor: str = "threads") -> bool:
+    """Return whether a loader is tuned while it is used; refuse it where there are no threads."""
+    if tune is None:
+        return False
+    choice("tune", tune, ("online",))
+    if executor != "threads":
+        raise PlanError(
+            f"tune={tune!r} changes the number of threads, and executor is {executor!r}: pass "
+            "executor='threads', or find the number of workers before with penstock.tune"
+        )
+    return True
