@@ -1,6 +1,7 @@
 """Every argument is checked where it enters: a wrong one is refused in one sentence."""
 
 import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,7 @@ def test_every_argument_of_the_constructors_is_in_a_table():
     known = {name.rsplit(" ", 1)[-1] for name in (*INTEGERS, *FLAGS)}
     known |= {"limit_batches", "order", "executor", "dataset", "self", "dataloader_kwargs"}
     known |= {"weights", "epoch_samples", "lengths", "max_tokens", "window", "group"}  # swept
+    known |= {"tune", "memory_budget"}  # in tests/loaders/test_online.py
     for kind in (ChunkedDataLoader, ChunkedSampler):
         assert set(inspect.signature(kind.__init__).parameters) <= known
     theirs = set(inspect.signature(DataLoader.__init__).parameters)
@@ -282,8 +284,13 @@ def test_a_dataset_without_a_length_needs_a_sampler():
     assert len(list(ChunkedDataLoader(Endless(), 2, sampler=range(6)))) == 3
 
 
-def test_a_configuration_is_one():
-    with pytest.raises(ConfigError, match="config must be a DataLoaderConfig, got"):
-        DataLoaderFactory.create_dataloader(DATA, {"batch_size": 4})
-    config = DataLoaderConfig(batch_size=4, num_workers=0)
-    assert len(list(DataLoaderFactory.create_dataloader(DATA, config))) == 10
+@pytest.mark.parametrize("given", [32, {"batch_size": 32, "num_workers": 0}])
+def test_a_configuration_is_one_and_the_advice_leads_to_one(given):
+    with pytest.raises(ConfigError, match="config must be a DataLoaderConfig, got") as refused:
+        DataLoaderFactory.create_dataloader(DATA, given)
+    advised = r"pass (DataLoaderConfig\(batch_size=32\)), or (DataLoaderConfig\(\*\*settings\))"
+    by_number, by_dict = re.search(advised, str(refused.value)).groups()
+    settings = given if isinstance(given, dict) else {}
+    config = eval(by_dict if settings else by_number, {**globals(), "settings": settings})  # noqa: S307
+    assert config.batch_size == 32
+    assert len(list(DataLoaderFactory.create_dataloader(DATA, config))) == 2

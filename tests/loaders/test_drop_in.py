@@ -26,7 +26,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from penstock import ChunkedDataLoader
+from penstock import ChunkedDataLoader, StreamLoader
 from penstock.testing import same_batch
 
 Pair = namedtuple("Pair", "left right")
@@ -452,5 +452,5 @@ def test_a_loader_that_was_used_can_be_copied(copied):
 
 
 def test_it_is_subscripted_as_torchs_is():
-    for kind in (DataLoader, ChunkedDataLoader):
+    for kind in (DataLoader, ChunkedDataLoader, StreamLoader):
         assert len(list(kind[torch.Tensor](torch.arange(6), 2))) == 3

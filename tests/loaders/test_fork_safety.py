@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -142,22 +143,39 @@ def test_workers_that_always_stand_still_are_given_up_with_what_to_do(standstill
         assert next(iter(loader)).tolist() == [i * i for i in range(8)]
 
 
-def test_loaders_that_begin_at_once_wait_for_their_own_workers_only(impatient, caplog):
-    """Processes of another thread's loader are not its own."""
+class OneAtATime:
+    """Counts the threads inside of ``fork``, and lets others run meanwhile."""
+
+    def __init__(self):
+        self.inside, self.most, self.counts = 0, 0, True
+        os.register_at_fork(before=self.enter, after_in_parent=self.leave)
+
+    def enter(self):
+        if self.counts:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            time.sleep(0.01)  # without the interpreter's lock
+
+    def leave(self):
+        self.inside -= 1
+
+
+@pytest.fixture
+def forks():
+    counted = OneAtATime()
+    yield counted
+    counted.counts = False
+
+
+def test_loaders_that_begin_at_once_wait_for_their_own_workers_only(impatient, caplog, forks):
+    """Processes of another thread's loader are not its own, and one thread forks at a time."""
     loaders = [ChunkedDataLoader(Squares(), 8, num_workers=2) for _ in range(3)]
-    batches = [None] * len(loaders)
-
-    def begin(i):
-        batches[i] = next(iter(loaders[i]))
-
-    threads = [threading.Thread(target=begin, args=(i,)) for i in range(len(loaders))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    workers = [{p.pid for p in loader._workers.processes} for loader in loaders]
-    for loader in loaders:
-        loader.close()
+    with ExitStack() as closing, ThreadPoolExecutor(len(loaders)) as threads:
+        for loader in loaders:
+            closing.enter_context(loader)
+        batches = list(threads.map(lambda loader: next(iter(loader)), loaders))
+        workers = [{p.pid for p in loader._workers.processes} for loader in loaders]
     assert [len(each) for each in workers] == [2, 2, 2] and len(set.union(*workers)) == 6
     assert all(torch.equal(batch, batches[0]) for batch in batches)
     assert "stuck" not in caplog.text
+    assert forks.most == 1

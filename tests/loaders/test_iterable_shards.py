@@ -183,6 +183,7 @@ MADE = {
     "whole, replayed": lambda: replayed(Whole()),
     "hugging face": lambda: ChunkedDataLoader(hugging_face(), 4),
     "hugging face, replayed": lambda: replayed(hugging_face()),
+    "hugging face, resumed": lambda: resumed(hugging_face),
     "declared": lambda: ChunkedDataLoader(ByRank(), 4),
     "declared, 2 workers": lambda: ChunkedDataLoader(ByRank(), 4, num_workers=2),
     "map-style": lambda: ChunkedDataLoader(range(SAMPLES), 4),
@@ -191,6 +192,16 @@ MADE = {
 
 def replayed(dataset):
     return ReplayLoader(dataset, batch_size=4, num_workers=0, collate=None, seed=1)
+
+
+def resumed(make):
+    """Yield a batch of a loader, and the rest from another one that loads its state."""
+    first, second = replayed(make()), replayed(make())
+    yield next(iter(first))
+    state = first.state_dict()
+    assert state["dataset"]["rank"] == torch.distributed.get_rank()
+    second.load_state_dict(state)
+    yield from second
 
 
 def rank_of_two(rank, world, folder, early):

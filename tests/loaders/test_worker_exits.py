@@ -94,6 +94,12 @@ def test_a_program_that_is_killed_as_workers_start_leaves_nothing(run, method, s
     program.communicate()
 
 
+def test_a_program_that_is_killed_while_a_stream_is_read_leaves_nothing(run):
+    with run("replay", "fork") as program:
+        assert program.wait(START_SECONDS) == -signal.SIGKILL
+    check_nothing_stays(run.mark, [])
+
+
 @pytest.mark.parametrize(
     ("how", "method", "behaviours"),
     [

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from penstock import ChunkedDataLoader
+from penstock import ChunkedDataLoader, ReplayLoader
 
 BEHAVIOURS = ["idle", "busy", "locked", "holds the interpreter", "stopped"]
 
@@ -98,6 +98,21 @@ def starting(method):
     while True:
         loader, *_ = misbehaving(method, ["idle"] * 2)
         loader.close()
+
+
+class Killer(IterableDataset):
+    """Kills the process that iterates, and reads for a minute."""
+
+    def __iter__(self):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+        return iter(range(10))
+
+
+def replay(method):
+    """Be killed by a worker."""
+    print(json.dumps([]), flush=True)
+    next(iter(ReplayLoader(Killer(), batch_size=2, num_workers=1, collate=None, seed=0)))
 
 
 def leaves(how, method, *behaviours):

@@ -105,7 +105,9 @@ class TimedChunks:
 
     def size(self, chunks: int, seconds: float | None) -> int:
         """Return the batches of the next chunk, if a batch takes ``seconds``."""
-        return FIRST_BATCHES if seconds is None else max(1, round(self.seconds / seconds))
+        return (
+            FIRST_BATCHES if seconds is None else max(1, round(self.seconds / max(seconds, 1e-9)))
+        )
 
     def __str__(self) -> str:
         return f"about {self.seconds:,g} s each"
@@ -188,7 +190,7 @@ class ChunkProgress:
         self.chunks, self.done, self._first = self.chunks + 1, 0, None
         if not isinstance(self.schedule, TimedChunks):
             self.size = self.schedule.size(self.chunks, None)
-        elif seconds:  # else it was too short to tell
+        elif seconds is not None:  # else it was too short to tell, on every rank
             self.size = _of_rank_zero(self.schedule.size(self.chunks, seconds), world)
 
     def to_state(self) -> dict[str, int]:

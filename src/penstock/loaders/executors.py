@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import signal
 import threading
 import warnings
 import weakref
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
@@ -32,7 +31,7 @@ from penstock.loaders.worker_errors import (
     explain_worker_death,
     unpicklable,
 )
-from penstock.loaders.workers import END_SECONDS, WorkerContext, deferred_signals, reseed
+from penstock.loaders.workers import END_SECONDS, WorkerContext, reseed, starting_workers
 from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
 from penstock.streaming.threads import (
@@ -220,8 +219,7 @@ class Workers:
                 warnings.filterwarnings(
                     "ignore", "Got pickle error"
                 )  # reported below, with its name
-                # an iterator that is interrupted as it is made is lost, with what it started
-                with deferred_signals(signal.SIGINT, signal.SIGTERM):
+                with starting_workers():
                     self._batches = context.batches = iter(self._loader)
                     look = min(self._timeout / 4 or LOOK_SECONDS, LOOK_SECONDS)
                     self._watch = context.watch = WorkerWatch(context, look)
@@ -362,15 +360,26 @@ class ThreadStream:
     ) -> None:
         self._plan, self._cursor, self._batches, self._timeout = plan, cursor, batches, timeout
         self._coming: deque[_Task] = deque()
-        self._tasks = _TaskQueue(threads)
-        work = partial(_work, self._tasks, read, current_recorder())
-        self._threads = [
-            BackgroundThread(f"batches-{i}", work, self._tasks.close) for i in range(threads)
-        ]
-        for _ in range(2 * threads):
-            self._send()
-        start_all(self._threads)
+        self._tasks, self._count = _TaskQueue(), 0
+        self._work = partial(_work, self._tasks, read, current_recorder())
+        self._threads: list[BackgroundThread] = []
         weakref.finalize(self, request_stop_all, self._threads).atexit = False
+        self.use_readers(threads)
+
+    def use_readers(self, readers: int) -> None:
+        """Read with another number of threads; those that are too many end after their batch."""
+        for _ in range(self._count - readers):
+            self._tasks.queue.put(None)
+        self._threads[:] = [thread for thread in self._threads if thread.is_running]
+        added = [
+            BackgroundThread(f"batches-{i}", self._work, self._tasks.close)
+            for i in range(self._count, readers)
+        ]
+        self._threads += added
+        self._tasks.threads = len(self._threads)
+        self._count = readers
+        self._fill()
+        start_all(added)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
@@ -387,7 +396,7 @@ class ThreadStream:
             self._coming.clear()
             raise
         finally:
-            self._send()
+            self._fill()
         return task.planned.after, batch[0]
 
     def close(self) -> None:
@@ -395,13 +404,12 @@ class ThreadStream:
         self._coming.clear()
         stop_or_warn(self._threads)
 
-    def _send(self) -> None:
-        planned = next(self._batches, None)
-        if planned is None:
-            return
-        task = _Task(planned, reading_of(self._plan.order.seed, planned))
-        self._coming.append(task)
-        self._tasks.queue.put(task)
+    def _fill(self) -> None:
+        """Send as many batches as are read ahead: two for each thread."""
+        for planned in islice(self._batches, max(0, 2 * self._count - len(self._coming))):
+            task = _Task(planned, reading_of(self._plan.order.seed, planned))
+            self._coming.append(task)
+            self._tasks.queue.put(task)
 
 
 @dataclass(slots=True, eq=False)
@@ -440,12 +448,12 @@ class _Task:
 class _TaskQueue:
     """Batches to read. Threads hold this and not the stream, so that it can be dropped."""
 
-    threads: int
-    queue: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)  # None wakes a thread
+    queue: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)  # None ends a thread
+    threads: int = 0
     closed: bool = False
 
     def take(self) -> _Task | None:
-        """Return the next task; None after `close`."""
+        """Return the next task; None if the thread should end."""
         task = self.queue.get()
         return None if self.closed else task
 

@@ -43,9 +43,12 @@ class PassThrough:
 
     def position(self, loader: ChunkedDataLoader) -> NoReturn:
         """Refuse: an order that torch decides has no position."""
+        advice = "leave it out, and use seed= and order= instead"
+        if isinstance(self._dataset, IterableDataset):
+            advice = f"use ReplayLoader(dataset, batch_size={loader.batch_size}) instead"
         raise StateError(
             f"this loader has no state: {self.reason} is torch's own, and its order "
-            "cannot be known in advance; leave it out, and use seed= and order= instead"
+            f"cannot be known in advance; {advice}"
         )
 
     def split_iterable(self, loader: ChunkedDataLoader) -> None:

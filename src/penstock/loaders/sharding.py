@@ -72,6 +72,25 @@ def splits_over_workers(dataset: Any, worker_init_fn: Any = None) -> bool:
     return any("get_worker_info" in names for names in map(_names_in, [*methods, init]))
 
 
+def restores_itself(dataset: Any) -> bool:
+    """Return whether a dataset's own state is exact: not where a shuffle buffer is left out."""
+    names = ("state_dict", "load_state_dict")
+    if not all(callable(getattr(dataset, name, None)) for name in names):
+        return False
+    return not (_is_hugging_face(dataset) and _buffers(getattr(dataset, "_ex_iterable", None)))
+
+
+def _buffers(examples: Any) -> bool:
+    """Return whether a part of a Hugging Face stream has a buffer, or is of an unknown kind."""
+    if examples is None:
+        return True
+    inner = [getattr(examples, "ex_iterable", ()), *getattr(examples, "ex_iterables", ())]
+    kinds = {kind.__name__ for kind in type(examples).__mro__}
+    if "BufferShuffledExamplesIterable" in kinds or "_BaseExamplesIterable" not in kinds:
+        return True
+    return any(_buffers(each) for each in inner if each != ())
+
+
 def _is_hugging_face(dataset: Any) -> bool:
     return any(
         (kind.__module__, kind.__name__) == ("datasets.iterable_dataset", "IterableDataset")

@@ -128,25 +128,6 @@ class PlannedBatches(BatchSampler):
         )
 
 
-def refuse_torchs(loader: str, options: dict[str, Any]) -> None:
-    """Refuse arguments of torch's loader that have another name or no meaning here."""
-    for name in options:
-        hint = _INSTEAD.get(name, "")
-        raise TypeError(f"{loader} takes no argument {name!r}{hint and f': {hint}'}")
-
-
-_INSTEAD = {
-    "num_workers": "it reads by threads; leave it out",
-    "persistent_workers": "it reads by threads; leave it out",
-    "prefetch_factor": "it reads ahead as far as memory_budget allows; leave it out",
-    "pin_memory": "pass device=, and batches are copied there from pinned memory",
-    "collate_fn": "pass collate=, a function of the whole batch",
-    "sampler": "pass shuffle= and seed=; only ChunkedDataLoader takes a sampler",
-    "batch_sampler": "pass shuffle= and seed=; only ChunkedDataLoader takes a batch_sampler",
-    "generator": "pass seed=",
-}
-
-
 class View:
     """A loader for Lightning to iterate; not a ``DataLoader``, so it is not rebuilt again."""
 

@@ -320,6 +320,28 @@ def deferred_signals(*numbers: int) -> Iterator[dict[int, FrameType | None]]:
             handlers[number](number, came.pop(number))
 
 
+_starts = threading.RLock()
+
+
+def _renew_starts() -> None:
+    global _starts  # noqa: PLW0603 - renewed in a forked child
+    _starts = threading.RLock()  # the thread that held it may not exist in a forked child
+
+
+os.register_at_fork(after_in_child=_renew_starts)
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Return a context for torch's iterator as it is made: no interrupts, one thread at a time.
+
+    An iterator that is interrupted as it is made is lost, with what it started. Two threads that
+    fork at once are refused by filelock, which torch requires, from Python 3.12 on.
+    """
+    with deferred_signals(signal.SIGINT, signal.SIGTERM), _starts:
+        yield
+
+
 def end_workers(batches: Any) -> None:
     """End the processes behind an iterator of torch's own loader; ignore other iterators.
 
