@@ -39,8 +39,9 @@ def has_snapshot(run):
 
 
 @pytest.mark.proof
-def test_a_killed_worker_a_killed_driver_and_another_number_of_workers(tmp_path):
-    (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
+@pytest.mark.parametrize("loader", ["chunked", "stream"])
+def test_a_killed_worker_a_killed_driver_and_another_number_of_workers(tmp_path, loader):
+    (tmp_path / "settings.json").write_text(json.dumps(SETTINGS | {"loader": loader}))
     driver = start(tmp_path, 2)
     try:
         run = SimpleNamespace(folder=tmp_path, agents=[driver])

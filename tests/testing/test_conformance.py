@@ -1,6 +1,7 @@
 """The conformance kit: every trainer resumes exactly, and the kit notices one that does not."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -38,8 +39,7 @@ def test_every_trainer_on_two_ranks_killed_and_resumed_on_other_numbers_of_ranks
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_trainer_through_every_event(commands, tmp_path, name):
-    loaders = ["chunked", "stream"] if name == "ray" else EXACT
-    done, found = results(commands, tmp_path, name, "--loaders", *loaders)
+    done, found = results(commands, tmp_path, name)
     assert done.code == 0, done.err[-3000:]
     for (_, loader, _), events in found.items():
         exact = {event for event, text in events.items() if text == "exact"}
@@ -51,12 +51,28 @@ def test_every_trainer_through_every_event(commands, tmp_path, name):
             assert exact == EXACT[loader]
 
 
-def test_a_trainer_of_ones_own_that_loses_its_place_is_found(commands, tmp_path):
-    done, found = results(commands, tmp_path, program=Path(__file__).with_name("forgetful.py"))
+def test_a_trainer_of_ones_own_that_loses_its_place_or_a_step_is_found(commands, tmp_path):
+    page, program = tmp_path / "page.md", Path(__file__).with_name("forgetful.py")
+    page.write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
+    done, found = results(commands, tmp_path, "--write", page, program=program)
     assert done.code == 1
-    assert found["forgetful", "chunked", 1]["uninterrupted"] == "exact"
-    assert found["forgetful", "chunked", 1]["end"].startswith("wrong: batch 9 is ")
-    assert "validated samples [1, 1, 0, 0, 0, 0, 0]" in found["careless", "chunked", 1]["end"]
+    found = {engine: events for (engine, _, _), events in found.items()}
+    assert found["forgetful"]["uninterrupted"] == found["hasty"]["uninterrupted"] == "exact"
+    assert found["forgetful"]["end"].startswith("wrong: batch 9 is ")
+    assert found["hasty"]["end"].startswith("wrong: batch 9 is ")
+    assert "validated samples [1, 1, 0, 0, 0, 0, 0]" in found["careless"]["end"]
+    written = page.read_text()
+    assert written.startswith(f"before\n{command.BEGIN}\n\n| trainer | loader | ranks |")
+    assert written.endswith(f"{command.END}\nafter\n") and "old" not in written
+    assert "| hasty | chunked | 1 | exact | wrong (2) |" in written
+    assert re.search(r"6 results: 2 exact, 0 refused, 4 wrong\. Run on 20\d\d-\d\d-\d\d", written)
+
+
+def test_a_page_without_a_place_for_the_table_is_refused_before_the_run(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("no table")
+    with pytest.raises(ConfigError, match=r"page\.md has no place for the table: add two lines"):
+        command.main(["plain", "--write", str(page)])
 
 
 # -- what is compared
@@ -88,10 +104,25 @@ def test_a_result_says_what_is_wrong(found, sentence):
     assert judge(found, range(100)).startswith(sentence)
 
 
+def test_a_launch_that_failed_shows_the_end_of_its_log(tmp_path):
+    (tmp_path / "rank-0.log").write_text("")
+    (tmp_path / "rank-1.log").write_text("word " * 100 + "\nValueError: no such file\n")
+    task = Launch(tmp_path, "chunked", 2, 2)
+    found = judge([Record.read(task, True)], range(100))
+    assert found.startswith("wrong: launch 0 failed: word ")
+    assert found.endswith("word ValueError: no such file") and len(found.split()) == 64
+    (tmp_path / "rank-1.log").unlink()
+    assert judge([Record.read(task, True)], range(100)) == "wrong: launch 0 failed: no log"
+
+
 def test_the_table_joins_equal_rows_and_numbers_the_reasons():
     found = {("one", "chunked", world): {"end": "exact"} for world in (1, 2)}
     found |= {("two", "stream", 1): {"end": "refused: because"}}
-    lines = command.table(found, ["torch 2"]).splitlines()
+    text = command.table(found, ["torch 2"])
+    assert re.search(
+        r"3 results: 2 exact, 1 refused, 0 wrong. Run on 20\d\d-\d\d-\d\d with torch 2", text
+    )
+    lines = text.splitlines()
     assert lines[2:6] == [
         "| one | chunked | 1, 2 | exact |",
         "| two | stream | 1 | refused (1) |",

@@ -37,10 +37,9 @@ class RayTraining:
 
     def __init__(self, loader: Any) -> None:
         if not all(hasattr(loader, name) for name in ("state_dict", "load_state_dict")):
-            kind = type(loader).__name__
             raise ConfigError(
-                f"a {kind} has no position to save: pass a Penstock loader, such as "
-                "ChunkedDataLoader or StreamLoader"
+                f"loader must be a Penstock loader, such as ChunkedDataLoader or StreamLoader: a "
+                f"{type(loader).__name__} has no position to save"
             )
         loader.state_dict()  # a loader whose order torch decides is refused here
         self.loader, self._train = loader, optional("ray.train", extra="ray")

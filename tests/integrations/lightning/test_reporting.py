@@ -80,9 +80,9 @@ def test_every_chunk_is_logged_with_its_place_and_its_waiting(said):
 
 def test_without_sizes_only_a_position_that_is_not_saved_is_said(said):
     fit(ChunkedTraining(), ChunkedDataLoader(ids(22), 2, shuffle=True))
-    assert said() == []
+    assert [each for each in said() if not each.startswith("start-up:")] == []  # of a short run
     fit(ChunkedTraining(), limit_train_batches=2)
-    (warning,) = said()
+    (warning,) = (each for each in said() if not each.startswith("start-up:"))
     assert warning.startswith("cannot save the data position: the trainer's train_dataloader")
 
 

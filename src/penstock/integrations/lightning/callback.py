@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import compat, reporting
 from penstock.integrations.lightning.fit_loaders import FitLoaders
 from penstock.integrations.lightning.resume import KEY as KEY
-from penstock.integrations.lightning.resume import ExactResume
+from penstock.integrations.lightning.resume import ExactResume, Progress
 from penstock.loaders import Loader
 from penstock.loaders.chunk_report import ChunkSummary, describe_position, samples_between
 from penstock.loaders.chunk_settings import ChunkSettings
@@ -91,8 +91,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         given |= {"validate_every": validate_every, "skip": skip}
         self.settings = read_settings(train_chunk_size, given, start_chunk)
         self._loaders = FitLoaders(self.settings)
-        self._tracker = reporting.ProgressTracker()
-        self._resume = ExactResume(self._loaders, self._tracker)
+        self._resume = ExactResume(self._loaders)
         self._history: reporting.RunHistory | None = None
         self._verdict: Verdict | None = None
         self._rotation, self._waits = reporting.Rotation(), reporting.BatchWaits()
@@ -142,8 +141,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Prepare a fit."""
         if stage == "fit":
             self._loaders.attach(trainer)
-            self._tracker = reporting.ProgressTracker()
-            self._resume = ExactResume(self._loaders, self._tracker)
+            self._resume = ExactResume(self._loaders)
             self._history = self._verdict = None
             interval = self.settings.validate_every
             self._timing = None if interval is None else reporting.ValidationTiming(interval)
@@ -166,19 +164,17 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from the start of the run, in this session or an earlier one."""
         loader, restored = self.loader, self._resume.restored
-        self._tracker.start(trainer, loader)
         if loader is None:
             return
-        self._resume.start(trainer)
+        progress = self._resume.start(trainer, loader)
         loader.metrics.pause()
         if self._timing is not None and restored.get("timing"):
             self._timing.load(restored["timing"])
             self._validate_if_due()
-        assert self._tracker.progress is not None
         agree(loader)
         self._history = reporting.RunHistory(
             restored,
-            reporting.cursor_of(self._tracker.progress.loader),
+            reporting.cursor_of(progress.loader),
             elsewhere=self._loaders.starts_at_chunk,
             limit=None if self.chunked_training_enabled else trainer.num_training_batches,
         )
@@ -204,12 +200,11 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         """Note the progress if the optimizer stepped."""
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         # batches since the last optimizer step are not in the weights, and come again
-        before = self._tracker.progress
-        self._tracker.note(trainer, self.loader)
+        stepped = self._resume.note(trainer)
         if self._timing is None:
             return
         self._timing.add(self._loss)
-        if self._tracker.progress is not before:
+        if stepped:
             self._timing.note()
         if trainer.is_last_batch:
             self._timing.decide(trainer)
@@ -221,9 +216,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Complete a chunk, unless training stopped inside it."""
-        if self._tracker.progress is not None:
-            self._resume.end_chunk(trainer)
-            self._tracker.end_chunk(trainer)
+        self._resume.end_chunk(trainer)
         self._first_batch = True
         if self.loader is None or not trainer.is_last_batch:
             return
@@ -294,8 +287,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
                 self._add_to_rotation(trainer, rotating, states[0])
             compat.read_validation_lengths_again(trainer)
         if not trainer.sanity_checking:
-            self._tracker.note_validation(trainer)
-            self._resume.validation_states = None
+            self._resume.end_validation(trainer)
 
     def _add_to_rotation(self, trainer: Any, loader: Loader, before: dict[str, Any]) -> None:
         begin, end = reporting.cursor_of(before), loader.position.cursor
@@ -314,16 +306,15 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save what is in the weights, whatever was delivered since."""
-        if self._tracker.progress is None:
+        found = self._resume.save(trainer)
+        if found is None:
             return
-        self._tracker.note(trainer, self.loader)
-        checkpoint[KEY] = self._resume.save(trainer)
         if self._timing is not None:
-            checkpoint[KEY]["timing"] = self._timing.to_state()
+            found["timing"] = self._timing.to_state()
         if self._history is not None:
-            checkpoint[KEY] |= self._history.to_state() | {"rotation": self._rotation.to_state()}
-        else:  # training has not started: keep what an earlier session saved
-            checkpoint[KEY] = self._resume.restored | checkpoint[KEY]
+            found |= self._history.to_state() | {"rotation": self._rotation.to_state()}
+        # before training has started, also what an earlier session saved
+        checkpoint[KEY] = self._resume.restored | found
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the loaders together with Lightning's counters."""
@@ -343,16 +334,19 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
     def coverage(self) -> dict[str, Any]:
         """Return what is in the weights over all sessions, as numbers for a picture."""
-        if self.loader is None or self._tracker.progress is None or self._history is None:
-            raise StateError(NO_POSITION)
-        return self._history.coverage(self.loader, self._tracker.progress)
+        history, loader, progress = self._trained()
+        return history.coverage(loader, progress)
 
     def summary(self) -> ChunkSummary:
         """Return what is in the weights over all sessions, and how long this one waited."""
-        progress, history = self._tracker.progress, self._history
-        if self.loader is None or progress is None or history is None:
+        history, loader, progress = self._trained()
+        return history.summary(loader, progress, self._waits)
+
+    def _trained(self) -> tuple[reporting.RunHistory, Loader, Progress]:
+        history, loader, progress = self._history, self.loader, self._resume.progress
+        if history is None or loader is None or progress is None:
             raise StateError(NO_POSITION)
-        return history.summary(self.loader, progress, self._waits)
+        return history, loader, progress
 
 
 def read_settings(first: Any, given: dict[str, Any], start_chunk: int | None) -> ChunkSettings:

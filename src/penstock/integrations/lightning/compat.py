@@ -111,16 +111,7 @@ def remove_loader_states(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def set_fit_counters(
-    checkpoint: Mapping[str, Any],
-    *,
-    chunks: int,
-    batches: int,
-    done: int,
-    ended: bool,
-    logged: int,
-    validated: bool,
-) -> None:
+def set_fit_counters(checkpoint: Mapping[str, Any], progress: Any, *, validated: bool) -> None:
     """Replace the counters in a checkpoint so that Lightning resumes at a given batch.
 
     Lightning can be interrupted at many points. Here they are reduced to two: between chunks (an
@@ -128,15 +119,12 @@ def set_fit_counters(
 
     Args:
         checkpoint: Lightning's checkpoint.
-        chunks: Completed chunks.
-        batches: Trained batches over all chunks.
-        done: Trained batches of the current chunk.
-        ended: Whether the current chunk has no more batches.
-        logged: The step for loggers.
+        progress: The `Progress` to resume at.
         validated: Whether these weights were validated. If not, the validation is run when due.
     """
+    chunks = progress.chunks
     epochs, validation = _equal_counters(chunks), _equal_counters(0)
-    if done:
+    if progress.done:
         epochs |= {"ready": chunks + 1, "started": chunks + 1}
         if not validated:
             validation |= {"ready": 1, "started": 1}
@@ -144,16 +132,16 @@ def set_fit_counters(
         {
             "epoch_progress": {"total": epochs, "current": dict(epochs)},
             "epoch_loop.batch_progress": {
-                "total": _equal_counters(batches),
-                "current": _equal_counters(done),
-                "is_last_batch": ended,
+                "total": _equal_counters(progress.batches),
+                "current": _equal_counters(progress.done),
+                "is_last_batch": progress.ended,
             },
             "epoch_loop.val_loop.batch_progress": {
                 "total": validation,
                 "current": _equal_counters(0),
                 "is_last_batch": False,
             },
-            "epoch_loop.state_dict": {_LOGGED_STEPS: logged},
+            "epoch_loop.state_dict": {_LOGGED_STEPS: progress.logged},
         }
     )
 

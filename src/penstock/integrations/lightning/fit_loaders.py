@@ -18,8 +18,8 @@ from penstock.integrations.lightning.loaders import (
     why_no_position,
     why_not_chunked,
 )
-from penstock.integrations.lightning.reporting import describe_fit
 from penstock.loaders import ChunkedDataLoader, Loader
+from penstock.loaders.chunk_report import describe_chunks, describe_length, describe_validation
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.torch_loader import TorchLoader
 
@@ -170,20 +170,30 @@ class FitLoaders:
         log.warning("%s, or remove ChunkedTraining from callbacks", problem)
 
     def _announce(self, trainer: Any) -> None:
-        validation, ignored = self.validation.all, self.trainer_settings.remove_limits()
-        text = describe_fit(
-            self.sizes,
-            None if self.loader is None else self.loader.plan,
-            schedule=None if self.loader is None else self.loader.position.progress,
-            validation_batches=[compat.sized_len(each) for each in validation],
-            whole_validation=largest(map(whole_batches, validation)),
-            rotates=any(has_position(x) and not x.position.evaluation for x in validation),
-            ignored=ignored,
-            epochs=trainer.max_epochs,
-            passes=self.settings.passes,
-        )
+        """Log what a chunk is, what a validation is, and how long training is."""
+        sizes, loader, validation = self.sizes, self.loader, self.validation.all
+        ignored, lines = self.trainer_settings.remove_limits(), list[str | None]()
+        if loader is None:
+            size = sizes.train if sizes.train is not None else "an unknown number of"
+            lines.append(f"chunked: training is left to its own loader, {size} batches an epoch")
+        else:
+            order, schedule = loader.plan.order, loader.position.progress
+            limit = ignored.get("limit_train_batches")
+            chunks = describe_chunks(loader.plan.steps, limit)
+            lines.append(chunks if schedule is None else f"chunked: {schedule.schedule}")
+            lines.append(f"order: {order.kind}, seed {order.seed}")
+        if any(compat.sized_len(each) != 0 for each in validation):
+            moving = any(has_position(x) and not x.position.evaluation for x in validation)
+            which = "others each time, all of them in turn" if moving else "the same ones each time"
+            whole, limit = largest(map(whole_batches, validation)), ignored.get("limit_val_batches")
+            lines.append(describe_validation(sizes.val, whole, which, limit))
+        else:
+            lines.append("validation: none")
+        if loader is None or loader.position.progress is None:
+            steps = None if loader is None else loader.plan.steps
+            lines.append(describe_length(trainer.max_epochs, self.settings.passes, steps))
         if trainer.is_global_zero:
-            log.info("%s", text)
+            log.info("%s", "\n".join(filter(None, lines)))
 
     def _seek_start(self) -> None:
         """Go to ``start_chunk`` in the first of several fits."""

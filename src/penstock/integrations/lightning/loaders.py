@@ -57,6 +57,15 @@ class RestOfChunk:
     def __iter__(self) -> Iterator[Any]:
         return iter(()) if self._ended else iter(self._loader)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loader."""
+        # from Python 3.12 on, a protocol does not find methods that only __getattr__ knows
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state into the loader."""
+        self._loader.load_state_dict(state_dict)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 

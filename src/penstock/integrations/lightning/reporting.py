@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Final, Self
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, Final
 
 import torch
 
 from penstock.integrations.lightning import compat
+from penstock.integrations.lightning.resume import Progress
 from penstock.loaders import Loader, chunk_report
-from penstock.loaders.chunk_schedule import ChunkProgress
-from penstock.loaders.chunk_settings import ChunkSizes, ValidationInterval
-from penstock.order import Cursor, Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The batches that are in the weights, as of an optimizer step.
-
-    A batch that was delivered but not yet used in a step (gradient accumulation) is not included.
-
-    Args:
-        loader: The state of the loader after the last of these batches.
-        chunks: Completed chunks, their end hooks included.
-        batches: Batches in the weights, over all chunks.
-        done: Batches in the weights of the current chunk.
-        length: Batches of the current chunk.
-        ended: All batches of the chunk are done; its validation and end hooks may not be.
-        logged: Lightning's step for loggers.
-    """
-
-    loader: dict[str, Any]
-    chunks: int = 0
-    batches: int = 0
-    done: int = 0
-    length: int = 0
-    ended: bool = False
-    logged: int = 0
-
-    def finished(self, chunks: int) -> Self:
-        """Return the same batches after the end hooks of the chunk."""
-        return replace(self, chunks=chunks, done=0, length=0, ended=False)
-
-    def moved(self, loader: dict[str, Any]) -> Self:
-        """Return the same batches between chunks; the next chunk starts at the state ``loader``."""
-        return replace(self.finished(self.chunks + bool(self.done)), loader=loader)
+from penstock.loaders.chunk_settings import ValidationInterval
+from penstock.order import Cursor
 
 
 class ValidationTiming:
@@ -95,115 +62,7 @@ class ValidationTiming:
         self.note()
 
 
-class ProgressTracker:
-    """Follows a fit and notes the progress whenever the optimizer steps."""
-
-    def __init__(self) -> None:
-        self.progress: Progress | None = None
-        self._chunks = 0  # completed
-        self._optimizer_steps = 0  # when the progress was last noted
-        self._validated_batches = -1  # batches trained at the last validation
-
-    def start(self, trainer: Any, loader: Loader | None) -> None:
-        """Count from where Lightning's counters are."""
-        self._chunks, self._optimizer_steps = trainer.current_epoch, trainer.global_step
-        if loader is not None and self.progress is None:
-            self.progress = Progress(
-                loader.state_dict(),
-                chunks=self._chunks,
-                batches=trainer.fit_loop.total_batch_idx + 1,
-                logged=compat.logged_steps(trainer),
-            )
-
-    def note(self, trainer: Any, loader: Loader | None) -> None:
-        """Note the progress if the optimizer stepped since the last time."""
-        if loader is None or trainer.global_step == self._optimizer_steps:
-            return
-        self._optimizer_steps = trainer.global_step
-        loop, state, ended = trainer.fit_loop, loader.state_dict(), trainer.is_last_batch
-        if ended and state["position"] and loader.position.chunk is None:
-            # limit_train_batches ended the epoch early: the next one starts at its beginning
-            state |= {"epoch": state["epoch"] + 1, "position": 0}
-        self.progress = Progress(
-            state,
-            chunks=self._chunks,
-            batches=loop.total_batch_idx + 1,
-            done=loop.batch_idx + 1,
-            length=trainer.num_training_batches,
-            ended=ended,
-            logged=compat.logged_steps(trainer) + 1,
-        )
-
-    def end_chunk(self, trainer: Any) -> None:
-        """Count a chunk, unless training stopped inside it."""
-        if trainer.is_last_batch:
-            self._chunks += 1
-            if self.progress is not None and self.progress.ended:
-                self.progress = self.progress.finished(self._chunks)
-
-    def note_validation(self, trainer: Any) -> None:
-        """Note that the current weights are validated."""
-        self._validated_batches = trainer.fit_loop.total_batch_idx + 1
-
-    @property
-    def validated(self) -> bool:
-        """Whether the weights of the noted progress were validated."""
-        return self.progress is not None and self._validated_batches == self.progress.batches
-
-    def restore(self, progress: Progress, *, validated: bool) -> None:
-        """Continue from the progress of a checkpoint."""
-        self.progress = progress
-        self._validated_batches = progress.batches if validated else -1
-
-
 ROTATION_SUFFIX: Final = "_rotation"
-
-
-def describe_fit(
-    sizes: ChunkSizes,
-    plan: Plan | None,
-    *,
-    validation_batches: Sequence[int | None],
-    whole_validation: int | None,
-    rotates: bool,
-    ignored: Mapping[str, str],
-    epochs: int | None,
-    passes: int | None,
-    schedule: ChunkProgress | None = None,
-) -> str:
-    """Return a few lines for the log: what a chunk is, what a validation is, how long training is.
-
-    Args:
-        sizes: The chunk sizes.
-        plan: The plan of the training loader; None if it is not of Penstock.
-        validation_batches: The length of every validation loader; None if unknown.
-        whole_validation: Batches of the whole validation partition; None if unknown.
-        rotates: Whether every validation uses other samples.
-        ignored: Settings of the Trainer that have no effect, as text by their names.
-        epochs: ``max_epochs`` of the Trainer.
-        passes: Passes after which training ends.
-        schedule: Chunk sizes that change; None if all are equal.
-    """
-    lines: list[str | None] = []
-    if plan is not None:
-        chunks = chunk_report.describe_chunks(plan.steps, ignored.get("limit_train_batches"))
-        lines += [
-            chunks if schedule is None else f"chunked: {schedule.schedule}",
-            f"order: {plan.order.kind}, seed {plan.order.seed}",
-        ]
-    else:
-        size = sizes.train if sizes.train is not None else "an unknown number of"
-        lines.append(f"chunked: training is left to its own loader, {size} batches an epoch")
-    if any(batches != 0 for batches in validation_batches):
-        which = "others each time, all of them in turn" if rotates else "the same ones each time"
-        limit = ignored.get("limit_val_batches")
-        lines.append(chunk_report.describe_validation(sizes.val, whole_validation, which, limit))
-    else:
-        lines.append("validation: none")
-    if schedule is None:
-        steps = None if plan is None else plan.steps
-        lines.append(chunk_report.describe_length(epochs, passes, steps))
-    return "\n".join(line for line in lines if line)
 
 
 class ProgressBar:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from platform import python_version
+from typing import Final
 
+from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError
 from penstock.testing.conformance.engines import ENGINES
-from penstock.testing.conformance.launches import LOADERS, Engine, read_launch, run_rank
+from penstock.testing.conformance.launches import LOADERS, Engine, read_launch, run_process
 from penstock.testing.conformance.script import EVENTS, check
+
+BEGIN: Final = "<!-- written by python -m penstock.testing.conformance -->"
+END: Final = "<!-- end -->"
 
 
 def table(results: dict[tuple[str, str, int], dict[str, str]], versions: Sequence[str]) -> str:
-    """Return the results as Markdown, with the reasons of refusals below.
+    """Return the results as Markdown, with the reasons of refusals, the date and versions below.
 
     Args:
         results: The results by engine, loader and number of ranks.
@@ -44,8 +52,22 @@ def table(results: dict[tuple[str, str, int], dict[str, str]], versions: Sequenc
     for row, worlds in rows.items():
         lines.append([row[0], row[1], ", ".join(map(str, worlds)), *row[2:]])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    text += "\n" + "".join(f"\n{n}. {why}" for n, why in enumerate(reasons, start=1))
-    return f"{text}\n\nRun with {', '.join(versions)}.\n"
+    text += "\n" * bool(reasons) + "".join(f"\n{n}. {why}" for n, why in enumerate(reasons, 1))
+    texts = [text for found in results.values() for text in found.values()]
+    kinds = [sum(text.startswith(kind) for text in texts) for kind in ("exact", "refused", "wrong")]
+    return (
+        f"{text}\n\n{len(texts)} results: {kinds[0]} exact, {kinds[1]} refused, {kinds[2]} wrong. "
+        f"Run on {datetime.now(UTC):%Y-%m-%d} with {', '.join(versions)}.\n"
+    )
+
+
+def around_table(page: Path) -> tuple[str, str]:
+    """Return a page up to the comment `BEGIN`, and from the comment `END` on."""
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ConfigError(f"{page} has no place for the table: add two lines, {BEGIN} and {END}")
+    return before + BEGIN, END + after
 
 
 def find_engine(name: str) -> Engine:
@@ -69,14 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loaders", nargs="+", default=LOADERS, choices=LOADERS)
     parser.add_argument("--events", nargs="+", default=EVENTS, choices=EVENTS)
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
+    parser.add_argument("--write", type=Path, help=f"replace the table in this page, after {BEGIN}")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # one rank of it
     options = parser.parse_args(arguments)
     engines = [find_engine(name) for name in options.engines]
     if options.launch:
-        return run_rank(engines[0], read_launch(options.launch))
+        run_process(engines[0], read_launch(options.launch), int(os.environ["RANK"]))
     packages = dict.fromkeys(chain(("torch",), *(engine.packages for engine in engines)))
     for name in packages:
         importlib.import_module(name)  # once, before the ranks are forked
+    roots = dict.fromkeys(name.partition(".")[0] for name in packages)
+    versions = [f"Python {python_version()}", *(f"{name} {version(name)}" for name in roots)]
+    if options.write:
+        around_table(options.write)  # a page without a place for the table is refused at once
     results: dict[tuple[str, str, int], dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for engine in engines:
@@ -89,10 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if options.json:
                         rows = [[*key, found] for key, found in results.items()]
                         options.json.write_text(json.dumps(rows, indent=1))
-    versions = [f"{name.split('.')[0]} {version(name.split('.')[0])}" for name in packages]
-    print(table(results, versions))
-    texts = [text for found in results.values() for text in found.values()]
-    return int(any(text.startswith("wrong") for text in texts))
+    text = table(results, versions)
+    print(text)
+    if options.write:
+        replace_text(options.write, f"\n\n{text}\n".join(around_table(options.write)))
+    return int(any("wrong" in {each[:5] for each in row.values()} for row in results.values()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -245,6 +245,17 @@ def _rank_main(engine: Engine, task: Launch, rank: int, port: int) -> None:
     if task.world > 1:
         os.environ.update({name: str(number) for name, number in numbers.items()})
         os.environ["MASTER_ADDR"] = "127.0.0.1"
+    run_process(engine, task, rank)
+
+
+def run_process(engine: Engine, task: Launch, rank: int) -> NoReturn:
+    """Run a launch on a rank, with what it prints in its log, and end the process.
+
+    Args:
+        engine: The trainer.
+        task: The launch.
+        rank: The number of this rank.
+    """
     code = 1
     with (task.folder / f"rank-{rank}.log").open("w") as log:
         os.dup2(log.fileno(), 1)

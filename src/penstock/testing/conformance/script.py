@@ -21,6 +21,8 @@ from penstock.testing.conformance.launches import (
     make_loader,
 )
 
+TAIL_WORDS: Final = 60  # of a failed launch's log, in a result
+
 
 def script(task: Launch) -> dict[str, list[list[Launch]]]:
     """Return the launches of every event, in groups: each launch of a group resumes the one before.
@@ -71,6 +73,7 @@ class Record:
     steps: list[list[int]]  # the samples of every batch that all ranks recorded
     scores: Counter[int]
     refusal: str | None
+    error: str = ""  # the end of the logs of a launch that failed
 
     @classmethod
     def read(cls, task: Launch, failed: bool) -> Record:
@@ -84,7 +87,10 @@ class Record:
         scored = [ids for event, ids, _ in chain(*lines) if event == "score"]
         refusals = [text for event, _, text in chain(*lines) if event == "refuse"]
         steps = [[*chain(*parts)] for parts in zip(*ranks, strict=False)]
-        return cls(task, failed, steps, Counter(chain(*scored)), next(iter(refusals), None))
+        logs = [file.read_text(errors="replace") for file in sorted(task.folder.glob("*.log"))]
+        ends = [" ".join(log.split()[-TAIL_WORDS:]) for log in logs if log.strip()]
+        refusal, error = next(iter(refusals), None), " / ".join(ends) if failed else ""
+        return cls(task, failed, steps, Counter(chain(*scored)), refusal, error)
 
 
 def judge(records: Sequence[Record], reference: Sequence[int]) -> str:
@@ -100,7 +106,8 @@ def judge(records: Sequence[Record], reference: Sequence[int]) -> str:
         if record.refusal is not None:
             return f"refused: {record.refusal}"
         if record.failed != (task.killed_at is not None):
-            return f"wrong: launch {number} {'failed' if record.failed else 'survived'}"
+            how = f"failed: {record.error or 'no log'}" if record.failed else "survived"
+            return f"wrong: launch {number} {how}"
         last = records[number + 1].task.first if number + 1 < len(records) else task.until
         steps = record.steps[: last - task.first]
         if len(steps) != last - task.first:
