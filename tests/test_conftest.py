@@ -1,6 +1,8 @@
 """The fixture that fails what leaves something running, shown to fail."""
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,3 +55,15 @@ def test_a_test_that_cleans_up_passes(pytester: pytest.Pytester) -> None:
         """
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_a_rank_that_fails_ends_the_others(commands: Any, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    raise SystemExit('rank 1 failed')\n"
+        "time.sleep(600)\n"
+    )
+    done = commands.ranks(2, tmp_path, program)
+    assert done.code == -signal.SIGKILL

@@ -57,11 +57,14 @@ class Commands:
         for rank in reversed(range(count)):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             done = self._run(cwd, args, env | own, program=True, wait=rank == 0)
-        return done
+        others = "".join(error.read_text() for error in sorted(cwd.glob(".err.*")))
+        return Done(done.code, done.out, done.err + others)
 
     def _run(self, cwd, args, env, *, program, wait=True):
         name = "" if wait else f".{env['RANK']}"
         out, err = cwd / f".out{name}", cwd / f".err{name}"
+        for output in (out, err):
+            output.write_text("")  # it may be killed before it begins
         job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": wait}
         job |= {"out": str(out), "err": str(err), "program": program, "rank": not wait}
         print(json.dumps(job), file=self._server.stdin)

@@ -30,11 +30,24 @@ def serve():
             become(job)
         print(pid, flush=True)
         if job["wait"]:
-            _, status = os.waitpid(pid, 0)
+            code = wait(pid, ranks)
             end_all(ranks)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            print(code, flush=True)
         elif job["rank"]:
             ranks.append(pid)
+
+
+def wait(pid, ranks):
+    """Return the exit code of a process; kill it when another rank has failed, as torchrun does."""
+    while ranks:
+        done, status = os.waitpid(-1, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if done == pid:
+            return code
+        ranks.remove(done)
+        if code:
+            os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def end_all(pids, seconds=20.0):

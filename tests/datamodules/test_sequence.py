@@ -379,7 +379,7 @@ def test_training_has_one_resolution_and_evaluation_several():
     assert data.val_dataloader(eval_resolutions=2)["2"].batch_size == 2
     with pytest.raises(ConfigError, match="train_resolution must be one resolution"):
         data.train_dataloader(train_resolution=[1, 2])
-    with pytest.raises(ConfigError, match=r"whole number of 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="resolution must be at least 1, got 0"):
         list(data.train_dataloader(train_resolution=0))
 
 

@@ -274,3 +274,13 @@ def test_an_unknown_setting_is_refused_with_what_was_meant():
         AugmentedDataset(BASES["tensors"], {"time_mask_parm": 4})
     with pytest.raises(ConfigError, match="unknown setting of GaussianNoise 'sdt'"):
         AugmentedDataset(BASES["tensors"], {"gaussian_noise_params": {"sdt": 4}})
+
+
+@pytest.mark.parametrize("index", [-6, -11, 5])
+def test_an_index_out_of_range_is_refused_in_every_transformed_dataset(index):
+    raw = torch.ones(5, 1, 8, 8)
+    standardized = StandardizedDataset(raw, range(5), 0.0, 1.0)
+    for dataset in (AugmentedDataset(raw, {"p": 1.0}), standardized):
+        assert torch.equal(dataset[-1], dataset[4])
+        with pytest.raises(IndexError):
+            dataset[index]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from penstock.arguments import whole_number
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.errors import ConfigError
@@ -126,20 +127,14 @@ def strided(x: torch.Tensor, resolution: Any) -> torch.Tensor:
     >>> strided(torch.arange(32).reshape(1, 4, 8, 1), 4)[..., 0]
     tensor([[[0, 4]]])
     """
+    check = partial(whole_number, "resolution", minimum=1, error=ConfigError)
     if isinstance(resolution, Sequence) and not isinstance(resolution, str):
-        return _resampled(x, [check_resolution(each) for each in resolution])
-    step = 1 if resolution is None else check_resolution(resolution)
+        return _resampled(x, [check(value=each) for each in resolution])
+    step = 1 if resolution is None else check(value=resolution)
     if x.ndim < 2:
         raise ConfigError(f"resolution {resolution!r} needs sequences, got shape {tuple(x.shape)}")
     lengths = max(1, x.ndim - 2)
     return x[(slice(None), *[slice(None, None, step)] * lengths)] if step > 1 else x
-
-
-def check_resolution(resolution: Any) -> int:
-    """Return ``resolution``; raises `ConfigError` unless it is a whole number of 1 or more."""
-    if not isinstance(resolution, int) or isinstance(resolution, bool) or resolution < 1:
-        raise ConfigError(f"a resolution must be a whole number of 1 or more, got {resolution!r}")
-    return resolution
 
 
 def _resampled(x: torch.Tensor, resolutions: list[int]) -> torch.Tensor:

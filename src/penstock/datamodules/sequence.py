@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 import torch
 from torch.utils.data import random_split
 
-from penstock.arguments import real_number
+from penstock.arguments import real_number, whole_number
 from penstock.datamodules.protocol import ClosableModule, lightning_class
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
@@ -448,19 +448,7 @@ def check_undeclared(dataset: object, keys: Iterable[str], declared: Iterable[st
 
 
 def check_whole(dataset: Any, least: int, *names: str) -> None:
-    """Raise `ConfigError` for settings that are not whole numbers of at least ``least``.
-
-    None is accepted.
-
-    >>> from types import SimpleNamespace
-    >>> check_whole(SimpleNamespace(sample_len="abc"), 1, "sample_len")
-    Traceback (most recent call last):
-    ...
-    penstock.errors.ConfigError: sample_len must be a whole number, at least 1, got 'abc'
-    """
+    """Raise `ConfigError` for settings that are not None or integers of at least ``least``."""
     for name in names:
-        value = getattr(dataset, name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} must be a whole number, at least {least}, got {value!r}")
+        if (value := getattr(dataset, name)) is not None:
+            whole_number(name, value, minimum=least, error=ConfigError)

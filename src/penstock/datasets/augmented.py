@@ -9,20 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from penstock.arguments import LARGEST_SEED, flag, map_style, mapping, shown, whole_number
-from penstock.datasets.gather import (
-    Reader,
-    fingerprint_of,
-    first_field,
-    transform_batch,
-    transform_samples,
-)
+from penstock.datasets.gather import TransformedDataset, first_field
 from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError
 from penstock.keyed import current_passes
-from penstock.metrics import Probe
 from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
 from penstock.registry import unknown_name
@@ -34,7 +27,7 @@ _PARTS: Final = {"spec_augment_params": SpecAugment, "gaussian_noise_params": Ga
 _EPOCH, _TRAINING = 0, 1
 
 
-class AugmentedDataset(Dataset[Any]):
+class AugmentedDataset(TransformedDataset):
     """The samples of a dataset with `SpecAugment` and `GaussianNoise`, while training.
 
     Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
@@ -67,7 +60,7 @@ class AugmentedDataset(Dataset[Any]):
         *,
         seed: int = 42,
     ) -> None:
-        self.base_dataset = map_style("base_dataset", base_dataset)
+        super().__init__(base_dataset)
         self.augment_params = deepcopy(mapping("augment_params", augment_params, error=ConfigError))
         self.seed = whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
         self.transform = build_augmentation(self.augment_params)
@@ -76,7 +69,6 @@ class AugmentedDataset(Dataset[Any]):
             inner = inner.dataset
         if isinstance(inner, StandardizedDataset):
             refuse_clamp(self.transform)
-        self._reader = Reader(base_dataset)
         self._switches = SharedIntegers(0, flag("training", training))
 
     @property
@@ -109,48 +101,9 @@ class AugmentedDataset(Dataset[Any]):
         """
         self._switches[_EPOCH] = whole_number("epoch", epoch, minimum=0)
 
-    def __len__(self) -> int:
-        return len(self.base_dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        if not self.training:
-            return self.base_dataset[index]
-        sample, keys = (
-            self.base_dataset[index],
-            self._keys(index + len(self) if index < 0 else index),
-        )
-        with Probe("transform"):
-            return transform_samples([sample], self.transform, keys)[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples of these indices, augmented together."""
-        samples = self._reader.samples(indices)
-        if not self.training or not samples:
-            return samples
-        with Probe("transform"):
-            return transform_samples(samples, self.transform, self._keys(indices))
-
-    @property
-    def gathers(self) -> bool:
-        """Whether a batch is one operation: not if the base dataset reads sample by sample."""
-        return self._reader.gathers
-
-    def __getbatch__(self, indices: Indices) -> Any:
-        """Return the collated batch of these indices."""
-        batch = self._reader.batch(indices)
-        if not self.training:
-            return batch
-        with Probe("transform"):
-            return transform_batch(batch, self.transform, self._keys(indices))
-
-    def fingerprint(self) -> str | None:
-        """Identity of the base dataset's data."""
-        return fingerprint_of(self.base_dataset)
-
-    def _keys(self, indices: int | list[int] | Indices) -> Keys:
-        positions = np.atleast_1d(np.asarray(indices, np.int64))
-        passes = current_passes(positions, default=self.epoch)
-        return np.asarray(derive_key(self.seed, "augment", passes, positions))
+    def _keys(self, indices: Indices) -> Keys:
+        passes = current_passes(indices, default=self.epoch)
+        return np.asarray(derive_key(self.seed, "augment", passes, indices))
 
 
 def build_augmentation(params: Mapping[str, Any]) -> Compose:

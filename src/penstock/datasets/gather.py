@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from penstock.arguments import map_style
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.keyed import current_reading
+from penstock.metrics import Probe
 from penstock.order import Indices
 from penstock.order.keys import Keys
 from penstock.sources import ComposedSource, Source
@@ -227,6 +229,71 @@ def by_index(dataset: Any) -> Any:
     if isinstance(dataset, Source) and not hasattr(dataset, "__getitem__"):
         return SourceDataset(dataset)
     return dataset
+
+
+class TransformedDataset(Dataset[Any]):
+    """The samples of a dataset with their first field transformed.
+
+    A subclass sets `transform` and overrides `_keys` where it draws random numbers, and `_members`
+    where it has other indices than the base dataset.
+    """
+
+    transform: Transform
+
+    def __init__(self, base_dataset: Any) -> None:
+        self.base_dataset = map_style("base_dataset", base_dataset)
+        self._reader = Reader(base_dataset)
+
+    @property
+    def training(self) -> bool:
+        """Whether samples are transformed."""
+        return True
+
+    def _members(self, indices: Indices) -> Indices:
+        """Return the indices in the base dataset."""
+        return indices
+
+    def _keys(self, indices: Indices) -> Keys:
+        """Return the key of each sample's random draws."""
+        return np.zeros(len(indices), np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.base_dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range({len(self)})")
+        place = np.array([index % len(self)])
+        sample = self.base_dataset[int(self._members(place)[0])]
+        return self._changed([sample], place)[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of these indices, transformed together."""
+        places = np.asarray(indices, np.int64)
+        return self._changed(self._reader.samples(self._members(places).tolist()), places)
+
+    def _changed(self, samples: list[Any], places: Indices) -> list[Any]:
+        if not self.training or not samples:
+            return samples
+        with Probe("transform"):
+            return transform_samples(samples, self.transform, self._keys(places))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a batch is one operation: not if the base dataset reads sample by sample."""
+        return self._reader.gathers
+
+    def __getbatch__(self, indices: Indices) -> Any:
+        """Return the collated batch of these indices."""
+        batch = self._reader.batch(self._members(indices))
+        if not self.training:
+            return batch
+        with Probe("transform"):
+            return transform_batch(batch, self.transform, self._keys(indices))
+
+    def fingerprint(self) -> str | None:
+        """Identity of the base dataset's data."""
+        return fingerprint_of(self.base_dataset)
 
 
 def transform_batch(batch: Any, transform: Transform, keys: Keys) -> Any:

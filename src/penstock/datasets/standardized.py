@@ -8,16 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
 
 from penstock.arguments import flag, map_style, shown
-from penstock.datasets.gather import (
-    Reader,
-    fingerprint_of,
-    first_field,
-    transform_batch,
-    transform_samples,
-)
+from penstock.datasets.gather import Reader, TransformedDataset, first_field
 from penstock.errors import BatchError, PlanError
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
@@ -26,7 +19,7 @@ from penstock.sources.statistics import Moments
 from penstock.transforms.standardize import Standardize, Statistic
 
 
-class StandardizedDataset(Dataset[Any]):
+class StandardizedDataset(TransformedDataset):
     """The samples ``indices`` of a dataset, each with ``(x - mean) / (std + 1e-8)``.
 
     ``x`` is the first field of a sample, or the sample itself; the other fields stay. Compute the
@@ -49,47 +42,31 @@ class StandardizedDataset(Dataset[Any]):
     def __init__(
         self, base_dataset: Any, indices: Iterable[int], mean: npt.ArrayLike, std: npt.ArrayLike
     ) -> None:
-        self.base_dataset = map_style("base_dataset", base_dataset)
-        self._members = as_indices(indices, len(base_dataset))
-        self._standardize = Standardize(mean, std)
-        self._reader = Reader(base_dataset)
+        super().__init__(base_dataset)
+        self._indices = as_indices(indices, len(base_dataset))
+        self.transform: Standardize = Standardize(mean, std)
 
     @property
     def indices(self) -> list[int]:
         """The samples of the base dataset, in order."""
-        return [int(member) for member in self._members]
+        return list(self._indices.tolist())
 
     @property
     def mean(self) -> Statistic:
         """The value subtracted: a float, or one value for each channel."""
-        return self._standardize.mean
+        return self.transform.mean
 
     @property
     def std(self) -> Statistic:
         """The divisor: the standard deviation plus 1e-8."""
-        return self._standardize.std
+        return self.transform.std
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._indices)
 
-    def __getitem__(self, index: int) -> Any:
-        sample = self.base_dataset[int(self._members[index])]
-        return transform_samples([sample], self._standardize, _NO_KEYS)[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples of these indices, standardised in one operation."""
-        samples = self._reader.samples(self._members[indices].tolist())
-        return transform_samples(samples, self._standardize, _NO_KEYS.repeat(len(samples)))
-
-    @property
-    def gathers(self) -> bool:
-        """Whether a batch is one operation: not if the base dataset reads sample by sample."""
-        return self._reader.gathers
-
-    def __getbatch__(self, indices: Indices) -> Any:
-        """Return the collated batch of these indices."""
-        batch = self._reader.batch(self._members[indices])
-        return transform_batch(batch, self._standardize, _NO_KEYS)
+    def _members(self, indices: Indices) -> Indices:
+        found: Indices = self._indices[indices]
+        return found
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the base dataset if it has one."""
@@ -97,11 +74,8 @@ class StandardizedDataset(Dataset[Any]):
 
     def fingerprint(self) -> str:
         """Identity of the base dataset's data and of the part taken."""
-        part = short_digest([self._members.tobytes()])
-        return f"{fingerprint_of(self.base_dataset)}/{part}"
-
-
-_NO_KEYS = np.zeros(1, np.uint64)  # standardising draws nothing
+        part = short_digest([self._indices.tobytes()])
+        return f"{super().fingerprint()}/{part}"
 
 
 def as_indices(indices: Iterable[int], size: int) -> Indices:

@@ -221,7 +221,8 @@ class DataLoaderFactory:
                 shape or type.
         """
         check_dataset(dataset)
-        instance("config", config, DataLoaderConfig, error=ConfigError)
+        advice = "pass DataLoaderConfig(batch_size=32), or DataLoaderConfig(**settings) for a dict"
+        instance("config", config, DataLoaderConfig, advice=advice, error=ConfigError)
         instance("task_spec", task_spec, TaskSpec, optional=True, error=ConfigError)
         function("data_collator", data_collator, error=ConfigError)
         collate = data_collator or config.collate_fn

@@ -211,7 +211,7 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
         (
             "{_name_: qautoaudio, sample_len: abc}",
             ConfigError,
-            "dataset.sample_len (run.yaml, line 2) must be a whole number, at least 1, got 'abc'",
+            "dataset.sample_len (run.yaml, line 2) must be an integer, got 'abc' (str)",
         ),
         (
             "{_name_: qautoaudio, path: nowhere}",

@@ -1,5 +1,7 @@
 """A configuration tree as S4's codebases have them builds and trains as it is."""
 
+import sys
+
 import numpy as np
 import pytest
 import soundfile
@@ -12,7 +14,7 @@ from penstock.training.run import train
 from tests.training.build.jobs import fit
 from tests.training.config.trees import S4
 
-MODELS = "imports=[small_sashimi]"  # beside the tree
+MODELS = "imports=[sashimi_of_s4]"  # beside the tree
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,9 @@ def corpora(tmp_path, monkeypatch):
         for number in range(25):
             wave = np.sin(np.arange(8192 + number) / (5 + number), dtype=np.float32)
             soundfile.write(tmp_path / corpus / f"{number}.wav", wave, 16000)
+    yield
+    # the audio example registers a model of the same name: each test imports its own again
+    sys.modules.pop("sashimi_of_s4", None)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")

@@ -65,8 +65,6 @@ class AudioWindows:
         target_sr: int | None,
         drop_last: bool,
     ) -> None:
-        if sample_len is not None and sample_len < 1:
-            raise PlanError(f"sample_len must be at least 1 sample, got {sample_len!r}")
         self.files, self.sample_len, self.target_sr = files, sample_len, target_sr
         self.drop_last = drop_last
         self._ends = list(accumulate(self._count(file) for file in files))
@@ -94,15 +92,13 @@ class AudioWindows:
         """Return the frames of a full window at the rate of the file."""
         if self.sample_len is None:
             return file.frames
-        if self.target_sr is None or self.target_sr == file.sample_rate:
-            return self.sample_len
-        return max(1, int(self.sample_len * file.sample_rate / self.target_sr))
+        rate = self.target_sr or file.sample_rate
+        return max(1, int(self.sample_len * file.sample_rate / rate))
 
     def _samples(self, file: AudioFile, frames: int, whole: int) -> int:
         if self.sample_len is not None and frames == whole:
             return self.sample_len
-        rate = self.target_sr or file.sample_rate
-        samples = -(-frames * rate // file.sample_rate)
+        samples = -(-frames * (self.target_sr or file.sample_rate) // file.sample_rate)
         return samples if self.sample_len is None else min(samples, self.sample_len)
 
     def _count(self, file: AudioFile) -> int:

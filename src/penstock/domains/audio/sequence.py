@@ -15,10 +15,53 @@ from penstock.domains.audio.dataset import AudioDataset, QuantizedAudioDataset
 from penstock.domains.audio.files import AudioFile, check_rates, index_files
 from penstock.errors import ConfigError, PlanError, SourceError
 
+COUNTS: Final = ("bits", "sample_len", "target_sr", "n_mixtures")
 OUTPUT_HEADS: Final = ("categorical", "dml")
 
 
-class QuantizedAutoregressiveAudio(SequenceDataset):
+class AudioSequences(SequenceDataset):
+    """What the sequence datasets of audio share: levels as tokens, in padded batches."""
+
+    bits: int
+    sample_len: int | None
+    pad_len: int | None
+    context_len: int | None = None
+    is_stereo: bool = False
+    d_input = 1  # features per step: one level
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of levels."""
+        return 1 << self.bits
+
+    @property
+    def d_output(self) -> int:
+        """Outputs per step."""
+        return self.n_tokens
+
+    @property
+    def l_output(self) -> int | None:
+        """Steps of a full window; None if each file is one window."""
+        channels = 2 if self.is_stereo else 1
+        return None if self.sample_len is None else self.sample_len * channels
+
+    L = l_output
+
+    def init(self) -> None:
+        """Check the settings."""
+        for least, names in ((1, COUNTS), (0, ("context_len", "pad_len"))):
+            check_whole(self, least, *(name for name in names if name in self.init_defaults))
+
+    def _pad_batches(self, zero: float) -> None:
+        before = self.pad_len or 0
+        self._collate_fn = PaddedCollation(  # type: ignore[method-assign, assignment]
+            zero=zero,
+            limit=None if self.l_output is None else self.l_output + before,
+            lead_steps=before + (self.context_len or 0),
+        )
+
+
+class QuantizedAutoregressiveAudio(AudioSequences):
     """A folder of audio files for next-step prediction, split into partitions by file.
 
     The first ``train_percentage`` of the files, in natural order, are the training partition; the
@@ -40,13 +83,8 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
     _name_: ClassVar[str | None] = "qautoaudio"
 
     path: str | None
-    bits: int
-    sample_len: int | None
     train_percentage: float
     drop_last: bool
-    context_len: int | None
-    pad_len: int | None
-    is_stereo: bool
     on_error: str
     output_head: str
     n_mixtures: int
@@ -75,8 +113,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
     def init(self) -> None:
         """Check the settings."""
-        check_whole(self, 1, "bits", "sample_len", "target_sr", "n_mixtures")
-        check_whole(self, 0, "context_len", "pad_len")
+        super().init()
         if self.output_head not in OUTPUT_HEADS:
             raise ConfigError(f"output_head must be one of {OUTPUT_HEADS}: {self.output_head!r}")
         share = self.train_percentage
@@ -84,27 +121,9 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             raise ConfigError(f"train_percentage must be between 0 and 1, got {share!r}")
 
     @property
-    def d_input(self) -> int:
-        """Features per step: one level."""
-        return 1
-
-    @property
     def d_output(self) -> int:
         """Outputs per step: the levels, or the parameters of the mixture."""
-        return 3 * self.n_mixtures if self.output_head == "dml" else 1 << self.bits
-
-    @property
-    def n_tokens(self) -> int:
-        """The number of levels."""
-        return 1 << self.bits
-
-    @property
-    def l_output(self) -> int | None:
-        """Steps of a full window; None if each file is one window."""
-        channels = 2 if self.is_stereo else 1
-        return None if self.sample_len is None else self.sample_len * channels
-
-    L = l_output
+        return 3 * self.n_mixtures if self.output_head == "dml" else self.n_tokens
 
     def setup(self) -> None:
         """List the files once for all three partitions, and split them."""
@@ -119,7 +138,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             for low, high in shares
         )
         if not self.drop_last:
-            self._collate_fn = self._padding()  # type: ignore[method-assign, assignment]
+            self._pad_batches(self.dataset_train.zero)
 
     def _folder(self) -> Path:
         if self.data_dir is not None:
@@ -132,14 +151,6 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
                 return folder
         tried = str(here) if here == below else f"{here} and, below the data root, {below}"
         raise SourceError(f"path={self.path!r} is not a folder: looked for {tried}")
-
-    def _padding(self) -> PaddedCollation:
-        before = self.pad_len or 0
-        return PaddedCollation(
-            zero=self.dataset_train.zero,
-            limit=None if self.l_output is None else self.l_output + before,
-            lead_steps=before + (self.context_len or 0),
-        )
 
 
 CLASSES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -199,7 +210,7 @@ class SpeechCommands09(AudioDataset):
         return wave if wave.ndim == 2 else wave.unsqueeze(1), y
 
 
-class SpeechCommands09Autoregressive(SequenceDataset):
+class SpeechCommands09Autoregressive(AudioSequences):
     """The digits of the Speech Commands corpus for next-step prediction.
 
     Args:
@@ -210,9 +221,6 @@ class SpeechCommands09Autoregressive(SequenceDataset):
 
     _name_: ClassVar[str | None] = "sc09"
 
-    bits: int
-    sample_len: int
-    pad_len: int | None
     dequantize: bool
 
     @property
@@ -228,41 +236,14 @@ class SpeechCommands09Autoregressive(SequenceDataset):
             "on_error": "raise",
         }
 
-    d_input = 1
-
-    @property
-    def d_output(self) -> int:
-        """The number of levels."""
-        return 1 << self.bits
-
-    n_tokens = d_output
-
-    @property
-    def l_output(self) -> int:
-        """Steps of a full recording."""
-        return self.sample_len
-
-    L = l_output
-
-    def init(self) -> None:
-        """Check the settings."""
-        check_whole(self, 1, "bits", "sample_len")
-        check_whole(self, 0, "pad_len")
-
     def setup(self) -> None:
         """List the files and split them by the lists of the corpus."""
         self.data_dir = self.data_dir or default_data_path() / "sc09"
         settings = {key: getattr(self, key) for key in self.init_defaults}
         self.dataset_train, self.dataset_val, self.dataset_test = (
-            SpeechCommands09(self.data_dir, split=split, **settings)
-            for split in ("train", "validation", "test")
+            SpeechCommands09(self.data_dir, split=split, **settings) for split in SPLITS
         )
-        before = self.pad_len or 0
-        self._collate_fn = PaddedCollation(  # type: ignore[method-assign, assignment]
-            zero=0 if self.dequantize else self.dataset_train.zero,
-            limit=self.sample_len + before,
-            lead_steps=before,
-        )
+        self._pad_batches(0 if self.dequantize else self.dataset_train.zero)
 
 
 def _files(root: Path, on_error: str) -> list[AudioFile]:

@@ -115,10 +115,10 @@ def _checked(name: str, value: Any) -> Any:
     if isinstance(default, bool):
         return flag(name, value, error=ConfigError)
     if isinstance(default, float):
-        number = real_number(name, value, error=ConfigError)
+        number = real_number(name, value, minimum=0, error=ConfigError)
         if name == "test_size" and not 0 < number < 1:
             raise ConfigError(f"test_size must be a share between 0 and 1, got {value!r}")
-        return real_number(name, value, minimum=0, error=ConfigError)
+        return number
     least, most = _MINIMUM.get(name, 0), _MAXIMUM.get(name, LARGEST_INTEGER)
     return whole_number(name, value, minimum=least, maximum=most, error=ConfigError)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from penstock.order import derive_key
 from penstock.progress import progress_bar
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """Loss, accuracy and macro F1."""
 
     loss: float
@@ -73,13 +72,9 @@ def balanced_weights(labels: npt.NDArray[np.int64], classes: int) -> torch.Tenso
 def summarize_folds(folds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation of the folds' scores, and the individual scores."""
     summary: dict[str, Any] = {}
-    names = (
-        ("accuracy", "accuracies", "final_val_acc"),
-        ("loss", "losses", "final_val_loss"),
-        ("f1", "f1s", "final_val_f1"),
-    )
-    for name, plural, key in names:
-        values = [fold[key] for fold in folds]
+    names = {"acc": ("accuracy", "accuracies"), "loss": ("loss", "losses"), "f1": ("f1", "f1s")}
+    for key, (name, plural) in names.items():
+        values = [fold[f"final_val_{key}"] for fold in folds]
         summary[f"mean_val_{name}"] = float(np.mean(values))
         summary[f"std_val_{name}"] = float(np.std(values))
         summary[f"individual_{plural}"] = values
@@ -139,15 +134,6 @@ log = logging.getLogger("penstock")
 CURVES = ("losses", "accuracies", "f1s")
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Scores of a whole part, and the logits and classes they were computed from, in order."""
-
-    scores: Scores
-    logits: torch.Tensor
-    targets: torch.Tensor
-
-
 @dataclass(frozen=True)
 class Fold:
     """Everything that takes part in training one fold."""
@@ -184,16 +170,15 @@ class Fold:
         return score(torch.cat(predictions), torch.cat(targets), float(torch.stack(losses).sum()))
 
     @torch.no_grad()
-    def evaluate(self) -> Evaluation:
-        """Evaluate the validation part; the loss is that of the part as one batch."""
+    def evaluate(self) -> tuple[Scores, torch.Tensor, torch.Tensor]:
+        """Return scores, logits and classes of the validation part; its loss is of one batch."""
         self.model.eval()
         found = [(self._forward(x.to(self.device)).cpu(), y) for x, y in self.val_loader]
         if not found:
             raise BatchError("the validation loader yields no batch: its part is empty")
         logits, targets = (torch.cat(each) for each in zip(*found, strict=True))
         loss = self.criterion(logits.to(self.device), targets.to(self.device)).item()
-        scores = score(logits.argmax(1), targets, loss * len(targets))
-        return Evaluation(scores, logits, targets)
+        return score(logits.argmax(1), targets, loss * len(targets)), logits, targets
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = self.config["mixed_precision"]
@@ -225,7 +210,7 @@ class Progress:
     def record(self, train: Scores, val: Scores, model: nn.Module) -> None:
         """Add the scores of an epoch, and its weights if they are the best."""
         for part, scores in (("train", train), ("val", val)):
-            for curve, value in zip(CURVES, (scores.loss, scores.accuracy, scores.f1), strict=True):
+            for curve, value in zip(CURVES, scores, strict=True):
                 self.history[f"{part}_{curve}"].append(value)
         self.waited += 1
         if val.loss < self.best_loss:
@@ -257,21 +242,16 @@ def fit(
         while progress.epoch < epochs and not progress.history["early_stopped"]:
             begin = perf_counter()
             train = fold.train_epoch(progress.epoch)
-            val = fold.evaluate().scores
+            val, *_ = fold.evaluate()
             progress.record(train, val, fold.model)
             progress.history["early_stopped"] = bool(patience) and progress.waited >= patience
             progress.seconds += perf_counter() - begin
-            save(
-                {
-                    **vars(progress),
-                    "model": fold.model.state_dict(),
-                    "optimizer": fold.optimizer.state_dict(),
-                }
-            )
+            states = {n: getattr(fold, n).state_dict() for n in ("model", "optimizer")}
+            save({**vars(progress), **states})
             advance(note=f"val loss {val.loss:.3f}, acc {val.accuracy:.3f}, f1 {val.f1:.3f}")
     if progress.best_weights is not None:
         fold.model.load_state_dict(progress.best_weights)
-    return _result(fold, progress, fold.evaluate())
+    return _result(fold, progress)
 
 
 def restore(fold: Fold, state: dict[str, Any]) -> Progress:
@@ -305,15 +285,13 @@ def _check_history(history: Any, epochs: int) -> None:
 # -- the result
 
 
-def _result(fold: Fold, progress: Progress, evaluation: Evaluation) -> dict[str, Any]:
+def _result(fold: Fold, progress: Progress) -> dict[str, Any]:
     """Return the curves, scores, predictions and weights of a trained fold."""
-    history, scores = progress.history, evaluation.scores
+    history, (scores, logits, targets) = progress.history, fold.evaluate()
     log.info(
         "fold %d: %d epochs, best after %d: loss %.4f, accuracy %.4f, f1 %.4f",
-        *(fold.number, progress.epoch, history["best_epoch"] + 1),
-        *(scores.loss, scores.accuracy, scores.f1),
+        *(fold.number, progress.epoch, history["best_epoch"] + 1, *scores),
     )
-    predictions, classes = evaluation.logits.argmax(1), evaluation.logits.shape[1]
     return {
         "history": history,
         "final_val_acc": scores.accuracy,
@@ -322,9 +300,9 @@ def _result(fold: Fold, progress: Progress, evaluation: Evaluation) -> dict[str,
         "best_val_acc": max(history["val_accuracies"]),
         "best_val_f1": max(history["val_f1s"]),
         "model_state": {k: v.cpu().clone() for k, v in fold.model.state_dict().items()},
-        "confusion_matrix": confusion(predictions, evaluation.targets, classes),
-        "val_predictions": evaluation.logits,
-        "val_targets": evaluation.targets,
+        "confusion_matrix": confusion(logits.argmax(1), targets, logits.shape[1]),
+        "val_predictions": logits,
+        "val_targets": targets,
         "training_time": progress.seconds,
     }
 

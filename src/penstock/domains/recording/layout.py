@@ -185,7 +185,7 @@ def _without_suffix(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in (".npy", ".zarr") else path
 
 
-class ZarrColumn:
+class ZarrColumn(ArrayReader):
     """One column of a Zarr array of shape (timesteps, neurons, columns).
 
     Args:
@@ -197,11 +197,11 @@ class ZarrColumn:
         self._array = open_cropped(DirectoryStore(folder), axis=0, crop=crop)
         self.samples = self._array.samples
         self.field = Field(self._array.field.shape[:1], self._array.field.dtype)
-        self.chunk_samples = self._array.chunk_samples
+        self.chunks, self.how = self._array.chunks[:2], self._array.how
 
-    def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with timesteps ``start:stop``."""
-        self._array.read(start, stop, out[..., None])
+    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+        """Fill ``out`` with timesteps ``start:stop``, of each only the part ``box``."""
+        self._array.read(start, stop, out[..., None], box and (*box, (0, 1)))
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Return timesteps ``start:stop`` without a copy, if the chunks are not compressed."""
@@ -213,7 +213,7 @@ class ZarrColumn:
         return self._array.fingerprint()
 
 
-class NpyColumn:
+class NpyColumn(ArrayReader):
     """One column of an ``.npy`` array of shape (timesteps, neurons, 9).
 
     Args:
@@ -226,16 +226,16 @@ class NpyColumn:
         self._source, self._neurons, self._column = source, neurons, column
         self.samples = len(source)
         self.field = Field((neurons,), source.fields[""].dtype)
-        self.chunk_samples = source.block_samples
+        self.chunks, self.how = (source.block_samples, neurons), "direct"
 
-    def read(self, start: int, stop: int, out: Rows) -> None:
-        """Fill ``out`` with timesteps ``start:stop``."""
+    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+        """Fill ``out`` with timesteps ``start:stop``, of each only the part ``box``."""
         rows = self.view(start, stop)
         if rows is None:  # another byte order
             whole = np.empty((stop - start, *self._source.fields[""].shape), self.field.dtype)
             self._source.read(start, stop, {"": whole})
             rows = whole[:, : self._neurons, self._column]
-        np.copyto(out, rows)
+        np.copyto(out, rows if box is None else rows[:, slice(*box[0])])
 
     def view(self, start: int, stop: int) -> Rows | None:
         """Return timesteps ``start:stop`` as a strided view of mapped pages."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.domains.recording import layout
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import ArrayReader, ArraySource
-from penstock.sources.base import Field, check_range, checked_buffers, checked_names
+from penstock.sources.base import check_range, checked_buffers, checked_names
 from penstock.sources.thread_buffers import Bytes, ReusedMemory, borrowed_buffers
 
 MOST_THREADS = 1024
@@ -109,31 +110,44 @@ class ColumnLoader:
     Args:
         readers: One for each column.
         threads: Threads that decode one range.
+
+    Attributes:
+        fields: Shape and dtype of one timestep of each array.
+        chunk_timesteps: Timesteps in a chunk of the storage.
     """
 
     def __init__(self, readers: tuple[ArrayReader, ...], threads: int) -> None:
-        self._columns, self._threads = tuple(_Column(reader) for reader in readers), threads
+        self._readers, self._threads = readers, threads
+        self._memory = [ReusedMemory() for _ in readers]
+        self._spare: list[dict[str, Bytes]] = []  # threads end with each call, their buffers do not
         self.total_timesteps = readers[0].samples
+        # ranges aligned to it decode no chunk of the storage twice
+        self.chunk_timesteps = max(reader.chunk_samples for reader in readers)
+        self.fields = tuple(reader.field for reader in readers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (tuple(column.reader for column in self._columns), self._threads)
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """Shape and dtype of one timestep of each array."""
-        return tuple(column.reader.field for column in self._columns)
-
-    @property
-    def chunk_timesteps(self) -> int:
-        """Timesteps in a chunk of the storage. Ranges aligned to it decode no chunk twice."""
-        return max(column.reader.chunk_samples for column in self._columns)
+        return type(self), (self._readers, self._threads)
 
     def __call__(self, start: int, end: int, out: Buffers | None = None) -> Buffers:
         """Return rows ``start:end`` of each column, in new memory or in ``out``."""
         check_range(self.total_timesteps, start, end)
-        rows = self._buffers(end - start, out)
-        pairs = zip(self._columns, rows, strict=True)
-        parts = [part for column, into in pairs for part in column.parts(start, end, into)]
+        if out is None:
+            rows: Buffers = tuple(
+                memory.empty((end - start, *field.shape), field.dtype)
+                for memory, field in zip(self._memory, self.fields, strict=True)
+            )
+        elif len(out) != len(self.fields):
+            raise PlanError(f"out must hold {len(self.fields)} buffers, got {len(out)}")
+        else:
+            named = {str(n): each for n, each in enumerate(out)}
+            fields = dict(zip(named, self.fields, strict=True))
+            rows = tuple(checked_buffers(fields, named, end - start).values())
+        parts = []  # one read for each chunk of the storage, so that threads share the decoding
+        for reader, into in zip(self._readers, rows, strict=True):
+            size = reader.chunk_samples
+            edges = [start, *range(start - start % size + size, end, size), end]
+            for first, last in pairwise(edges if start < end else ()):
+                parts.append(partial(self._read, reader, first, last, into[first - start :]))
         if len(parts) < 2 or self._threads < 2:
             for part in parts:
                 part()
@@ -143,40 +157,9 @@ class ColumnLoader:
                 done.result()
         return rows
 
-    def _buffers(self, timesteps: int, out: Buffers | None) -> Buffers:
-        if out is None:
-            return tuple(column.empty(timesteps) for column in self._columns)
-        if len(out) != len(self._columns):
-            raise PlanError(f"out must hold {len(self._columns)} buffers, got {len(out)}")
-        fields = {str(number): field for number, field in enumerate(self.fields)}
-        named = {str(number): buffer for number, buffer in enumerate(out)}
-        return tuple(checked_buffers(fields, named, timesteps).values())
-
-
-class _Column:
-    """The reader of a column, and memory that it can reuse."""
-
-    def __init__(self, reader: ArrayReader) -> None:
-        self.reader = reader
-        self._memory = ReusedMemory()
-        self._spare: list[dict[str, Bytes]] = []  # threads end with each call, their buffers do not
-
-    def empty(self, timesteps: int) -> Rows:
-        field = self.reader.field
-        return self._memory.empty((timesteps, *field.shape), field.dtype)
-
-    def parts(self, start: int, end: int, rows: Rows) -> Iterator[Callable[[], None]]:
-        """Yield one read for each chunk of the storage, so that threads share the decoding."""
-        first = start
-        while first < end:
-            size = self.reader.chunk_samples
-            last = min(end, (first // size + 1) * size)
-            yield partial(self._read, first, last, rows[first - start : last - start])
-            first = last
-
-    def _read(self, first: int, last: int, into: Rows) -> None:
+    def _read(self, reader: ArrayReader, first: int, last: int, into: Rows) -> None:
         with borrowed_buffers(self._spare):
-            self.reader.read(first, last, into)
+            reader.read(first, last, into[: last - first])
 
 
 def create_zarr_loader(
@@ -224,32 +207,25 @@ def write_recording(
     """
     folder = a_path("path", path, error=SourceError)
     whole_number("chunk_timesteps", chunk_timesteps, minimum=1, maximum=2**31)
-    shape = _shape(columns)
+    known = [column.name for column in layout.DYNAMIC]
+    if not isinstance(columns, dict) or not columns:
+        raise SourceError(f"columns must be a dict of arrays by name, got {columns!r}")
+    shapes = {name: np.shape(values) for name, values in columns.items()}
+    shape, *others = set(shapes.values())
+    if not shapes.keys() <= {*known} or others or len(shape) != 2:
+        raise SourceError(
+            f"columns must be some of {known}, all of one shape (timesteps, neurons), got {shapes}"
+        )
     series = np.zeros((*shape, len(layout.DYNAMIC)), np.float32)
     for name, values in columns.items():
-        series[:, :, layout.DYNAMIC.index(layout.FlyVisSim[name])] = values
+        series[:, :, known.index(name)] = values
     static = _default_metadata(shape[1]) if metadata is None else np.asarray(metadata, np.float32)
-    if static.shape != (shape[1], len(layout.STATIC)):
-        wanted = (shape[1], len(layout.STATIC))
+    if static.shape != (wanted := (shape[1], len(layout.STATIC))):
         raise SourceError(f"metadata must have shape {wanted}, got {static.shape}")
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "timeseries.zarr", series, (chunk_timesteps, max(1, shape[1]), 1))
     _write(folder / "metadata.zarr", static, static.shape)
     return folder
-
-
-def _shape(columns: dict[str, npt.ArrayLike]) -> tuple[int, int]:
-    known = [column.name for column in layout.DYNAMIC]
-    if not isinstance(columns, dict) or not columns:
-        raise SourceError(f"columns must be a dict of arrays by name, got {columns!r}")
-    shapes = {name: np.shape(values) for name, values in columns.items()}
-    unknown = sorted(set(shapes) - set(known))
-    if unknown or len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-        raise SourceError(
-            f"columns must be some of {known}, all of one shape (timesteps, neurons), got {shapes}"
-        )
-    timesteps, neurons = next(iter(shapes.values()))
-    return timesteps, neurons
 
 
 def _default_metadata(neurons: int) -> npt.NDArray[np.float32]:

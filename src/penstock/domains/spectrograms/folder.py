@@ -209,7 +209,11 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.authors = self.metadata.authors
         self.recordings = self.metadata.recordings
         self.num_classes = int(self.labels.max()) + 1
-        self._fast_reader = self._find_fast_reader()
+        arrays = (name for name in self.metadata.filenames if name.lower().endswith(".npy"))
+        first = next(arrays, None)  # most others have the same header
+        self._header = (
+            None if first is None else _plain_header(self.directory / first, tuple(self.shape))
+        )
 
     def __len__(self) -> int:
         return len(self.metadata.filenames)
@@ -223,7 +227,7 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         images = np.empty((len(indices), 1, *self.shape), np.float32)
         for row, index in zip(images, indices.tolist(), strict=True):
             path = f"{self.directory}{os.sep}{self.metadata.filenames[index]}"
-            if self._fast_reader is None or not self._fast_reader.read_into(path, row):
+            if self._header is None or not _read_into(path, self._header, row):
                 row[0] = self._read_checked(index)
         return [torch.from_numpy(images), torch.from_numpy(self.labels[indices])]
 
@@ -233,18 +237,6 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         names = (self.metadata.filenames[index] for index in sampled_blocks(len(self)))
         files = ((self.directory / name).read_bytes() for name in names)
         return short_digest([table, self.labels.tobytes(), *files])
-
-    def _find_fast_reader(self) -> _SameHeaderFiles | None:
-        arrays = (name for name in self.metadata.filenames if name.lower().endswith(".npy"))
-        first = next(arrays, None)
-        if first is None:
-            return None
-        try:
-            files = _SameHeaderFiles(self.directory / first)
-        except (OSError, ValueError, AttributeError):
-            return None  # reading the file as a sample raises the error
-        fits = files.is_plain and files.dtype == np.float32 and files.dtype.isnative
-        return files if fits and files.shape in (tuple(self.shape), (1, *self.shape)) else None
 
     def _read_checked(self, index: int) -> Image:
         image = self._read(index)
@@ -259,37 +251,35 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return _read_spectrogram(self.directory / self.metadata.filenames[index])
 
 
-class _SameHeaderFiles:
-    """Reads ``.npy`` files that have the same header as a given one.
+def _plain_header(path: Path, shape: tuple[int, ...]) -> bytes | None:
+    """Return what comes before the values of a float32 ``.npy`` file; None for another layout."""
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None  # reading the file as a sample raises the error
+    plain = values.dtype.str == np.dtype(np.float32).str and values.flags.c_contiguous
+    if not plain or values.shape not in (shape, (1, *shape)):
+        return None
+    with path.open("rb") as file:
+        return file.read(values.offset)
+
+
+def _read_into(path: str, header: bytes, row: npt.NDArray[Any]) -> bool:
+    """Fill ``row`` with the values of a file; return False if it differs or is too short.
 
     Parsing the header is most of the time that ``np.load`` takes for a small file, so it is only
     compared here.
     """
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
-            shape, fortran, dtype = read_header(file)
-            header_bytes = file.tell()
-            file.seek(0)
-            self._header = file.read(header_bytes)
-        self.shape: tuple[int, ...] = shape
-        self.dtype: np.dtype[Any] = dtype
-        self.is_plain = not (fortran or dtype.hasobject)
-
-    def read_into(self, path: str, row: npt.NDArray[Any]) -> bool:
-        """Fill ``row`` with the values of a file; return False if it differs or is too short."""
-        header = bytearray(len(self._header))
+    found = bytearray(len(header))
+    try:
+        file = os.open(path, os.O_RDONLY)
         try:
-            file = os.open(path, os.O_RDONLY)
-            try:
-                read = os.readv(file, [header, row.data])
-            finally:
-                os.close(file)
-        except OSError:
-            return False
-        return read == len(header) + row.nbytes and header == self._header
+            read = os.readv(file, [found, row.data])
+        finally:
+            os.close(file)
+    except OSError:
+        return False
+    return read == len(header) + row.nbytes and found == header
 
 
 def _read_spectrogram(path: Path) -> Image:

@@ -77,35 +77,31 @@ def build_steering_directory(
     # more sources than one question can have, so that each has a negative
     sources = max(clusters + 1, pairs * 4 // 5, pairs - questions + 2)
     centroids = _near(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
-    source_clusters, keyword_clusters = (_assign(clusters, n, rng) for n in (sources, keywords))
+    source_clusters, keyword_clusters = (np.arange(n) % clusters for n in (sources, keywords))
     source_embs = _near(centroids[source_clusters], 0.5, rng)
-    answer = _assign(sources, questions, rng)
-    further = rng.integers(questions, size=pairs - questions)
-    asked = np.concatenate([np.arange(questions), further])
-    wanted = source_clusters[answer[further]]  # a further source is of the same cluster
-    # sources by cluster, so that a random one of a cluster is one look-up
-    members = np.argsort(source_clusters, kind="stable")
-    starts = np.searchsorted(source_clusters[members], wanted)
-    chosen = rng.random(len(wanted)) * np.bincount(source_clusters)[wanted]
-    further_answers = members[starts + chosen.astype(np.int64)]
+    # every question is asked once, some again; the sources of a pair are of its cluster
+    asked = np.append(np.arange(questions), rng.integers(questions, size=pairs - questions))
+    pair_clusters = rng.permutation(np.arange(questions) % clusters)[asked]
+    of_cluster = (sources - 1 - pair_clusters) // clusters + 1
+    answers = pair_clusters + clusters * rng.integers(of_cluster)
     corpus = Corpus(
-        questions=_near(source_embs[answer], 0.5, rng),
+        questions=_near(source_embs[answers[:questions]], 0.5, rng),
         sources=source_embs,
         centroids=centroids,
-        pairs=np.stack([asked, np.concatenate([answer, further_answers])], 1),
-        pair_clusters=source_clusters[answer[asked]],
+        pairs=np.stack([asked, answers], 1),
+        pair_clusters=pair_clusters,
         source_clusters=source_clusters,
     )
     words = [np.flatnonzero(keyword_clusters == c)[:3].tolist() for c in range(clusters)]
     tables = steering_tables(
         corpus,
         keywords=_near(centroids[keyword_clusters], 0.5, rng),
-        keyword_ids=[words[c] for c in corpus.pair_clusters.tolist()],
+        keyword_ids=[words[c] for c in pair_clusters.tolist()],
         relevance=rng.random(pairs, np.float32),
         n_neg=n_neg,
         seed=seed,
     )
-    tables |= split_by_question(corpus.pairs[:, 0], shares, seed)
+    tables |= split_by_question(asked, shares, seed)
     _write(folder, tables, {"split_ratios": list(shares), "random_seed": seed} | further_config)
     return folder
 
@@ -201,12 +197,9 @@ def split_by_question(
     val = min(max(1, int(count * shares[1])), count - 2)
     test = min(max(1, int(count * shares[2])), count - 1 - val)
     position = Permutation(count, derive_key(seed, "splits"))(np.arange(count))[of_pair]
-    ends = {"train": count - val - test, "val": count - test, "test": count}
-    tables, begin = {}, 0
-    for split, end in ends.items():
-        rows = np.flatnonzero((begin <= position) & (position < end))
-        tables[f"{split}_idx"], begin = torch.from_numpy(rows), end
-    return tables
+    split = np.searchsorted([count - val - test, count - test], position, side="right")
+    rows = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
+    return {f"{name}_idx": torch.from_numpy(each) for name, each in zip(SPLITS, rows, strict=True)}
 
 
 def _write(directory: Path, tables: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -232,11 +225,6 @@ def _write(directory: Path, tables: Mapping[str, Any], config: Mapping[str, Any]
 def _near(centres: Vectors, spread: float, rng: np.random.Generator) -> Vectors:
     noise = rng.standard_normal(centres.shape, np.float32) * np.float32(spread)
     return unit_rows(centres + noise / np.float32(np.sqrt(centres.shape[1])))
-
-
-def _assign(groups: int, count: int, rng: np.random.Generator) -> Indices:
-    """Return a group for each of ``count`` members, with sizes that differ by at most one."""
-    return rng.permutation(np.arange(count) % groups)
 
 
 def unit_rows(vectors: Vectors) -> Vectors:
@@ -301,9 +289,9 @@ def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indi
             (~same, luck),
         )
         # a tier may run out of sources: then any other source stands in, as tier 4
-        spare = _largest(np.where(others, luck, -1), n_neg, least=0)
+        spare = _ranked(np.where(others, luck, -np.inf), n_neg, again=True)
         ranked = [
-            _largest(np.where(others & allowed, score, -2), number, least=-1)
+            _ranked(np.where(others & allowed, score, -np.inf), number, again=False)
             for (allowed, score), number in zip(tiers, tier_counts(n_neg), strict=True)
         ]
         found = np.concatenate(ranked, axis=1)
@@ -323,15 +311,13 @@ def _adjacent(centroids: Vectors) -> npt.NDArray[np.bool_]:
     return adjacent
 
 
-def _largest(scores: Vectors, count: int, least: float) -> Indices:
-    """Return the columns of each row's largest scores, the largest first.
+def _ranked(scores: Vectors, count: int, *, again: bool) -> Indices:
+    """Return the columns of each row's largest scores that are finite, the largest first.
 
-    Where fewer than ``count`` are ``least`` or more, the largest comes again if it is; else -1.
+    Where there are fewer, they come again from the first one; or -1, without ``again``.
     """
-    some = np.argpartition(-scores, min(count, scores.shape[1]) - 1, axis=1)[:, :count]
-    by_score = np.argsort(-np.take_along_axis(scores, some, 1), axis=1, kind="stable")
-    order = np.take_along_axis(some, by_score, 1)
-    fits = np.take_along_axis(scores, order, 1) >= least
-    again = np.where(fits[:, :1], order[:, :1], -1)
-    found = np.where(fits, order, again if least == 0 else -1)
-    return np.concatenate([found, np.repeat(again, count - found.shape[1], axis=1)], axis=1)
+    order = np.argsort(-scores, axis=1)
+    finite = np.isfinite(scores).sum(axis=1, keepdims=True)
+    places = np.arange(count)
+    found = np.take_along_axis(order, places % np.maximum(finite, 1), axis=1)
+    return found if again else np.where(places < finite, found, -1)

@@ -33,9 +33,6 @@ from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.keys import LOADER, STREAM_LOADER
 
-# chunk settings of the training loop, not of a dataset's loaders
-OF_TRAINING = ("cycle", "max_passes", "start_chunk", "validate_every", "skip")
-
 log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
@@ -57,11 +54,29 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
                 "a _target_ or a mixture: one with a _name_ makes its own loaders"
             )
         return _of_sequences(section, maker, loaders)
-    if "_target_" in section or "path" in section or "mixture" in section:
-        return _of_one(settings, _opened("dataset", section, maker), loaders)
-    if any(part in section for part in PARTS):
-        return _of_parts(settings, maker, loaders)
-    raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+    if {"_target_", "path", "mixture"} & section.keys():
+        made = _opened("dataset", section, maker)
+        if hasattr(made, "train_dataloader"):
+            return _of_module(made, loaders)
+        parts = _split(settings, made, section.get("val_split"), loaders)
+    elif any(part in section for part in PARTS):
+        parts = _parts(settings, section, maker)
+    else:
+        raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+    if (priority := settings.train.priority) is not None:
+        check_names("train.priority", priority, PRIORITY)
+        try:
+            parts["train"] = prioritized(parts["train"], **priority)
+        except (PlanError, TypeError) as error:
+            where = settings.where("train.priority")
+            raise ConfigError(f"train.priority ({where}): {error}") from error
+    ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
+    if ignored and any(is_source(data) for data in parts.values()):
+        keys = ", loader.".join(sorted(ignored))
+        log.info("a stream has its own threads: loader.%s have no effect", keys)
+    by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
+    makers = {part: partial(by_part[part], data) for part, data in parts.items()}
+    return JobData(parts["train"], makers)
 
 
 def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
@@ -86,25 +101,6 @@ def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders
     return made
 
 
-def _of_one(settings: Settings, made: Any, loaders: PartLoaders) -> Any:
-    if hasattr(made, "train_dataloader"):
-        return _of_module(made, loaders)
-    share = settings.dataset.get("val_split") if isinstance(settings.dataset, Mapping) else None
-    if share is None:
-        return loaded({"train": _prioritized(settings, made)}, loaders)
-    check_share(share)
-    if isinstance(made, Mixture):
-        raise ConfigError(
-            f"dataset.val_split ({settings.where('dataset.val_split')}) of a mixture: give "
-            "dataset.train a mixture, and dataset.val a path"
-        )
-    steps = loaders.options.get("steps", 1)
-    train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
-    if is_source(made) and steps > 1:
-        log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
-    return loaded({"train": _prioritized(settings, train), "val": val}, loaders)
-
-
 def _of_module(made: Any, loaders: PartLoaders) -> Any:
     """Return the user's data module, wrapped if it is not Lightning's."""
     if loaders.options:
@@ -115,44 +111,32 @@ def _of_module(made: Any, loaders: PartLoaders) -> Any:
     return JobData(made, {part: hook for part, hook in hooks.items() if hook is not None})
 
 
-def _of_parts(settings: Settings, maker: Maker, loaders: PartLoaders) -> JobData:
-    section = settings.dataset
+def _split(settings: Settings, made: Any, share: Any, loaders: PartLoaders) -> dict[str, Any]:
+    """Return the parts of one dataset: for training, and for validation if ``val_split`` asks."""
+    if share is None:
+        return {"train": made}
+    check_share(share)
+    if isinstance(made, Mixture):
+        raise ConfigError(
+            f"dataset.val_split ({settings.where('dataset.val_split')}) of a mixture: give "
+            "dataset.train a mixture, and dataset.val a path"
+        )
+    steps = loaders.options.get("steps", 1)
+    train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
+    if is_source(made) and steps > 1:
+        log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
+    return {"train": train, "val": val}
+
+
+def _parts(settings: Settings, section: Mapping[str, Any], maker: Maker) -> dict[str, Any]:
+    """Return the datasets or sources that a section has for each part."""
     for name in section:
         if name not in PARTS:
             raise maker.refused(f"dataset.{name}", f"is unknown: the parts are {', '.join(PARTS)}")
     if section.get("train") is None:
         raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
-    made = {
-        part: _opened(f"dataset.{part}", section[part], maker)
-        for part in PARTS
-        if section.get(part) is not None
-    }
-    made["train"] = _prioritized(settings, made["train"])
-    return loaded(made, loaders)
-
-
-def _prioritized(settings: Settings, data: Any) -> Any:
-    """Return the training data in the shares of ``train.priority``; as it is without."""
-    section = settings.train.priority
-    if section is None:
-        return data
-    check_names("train.priority", section, PRIORITY)
-    try:
-        return prioritized(data, **section)
-    except (PlanError, TypeError) as error:
-        where = settings.where("train.priority")
-        raise ConfigError(f"train.priority ({where}): {error}") from error
-
-
-def loaded(parts: Mapping[str, Any], loaders: PartLoaders) -> JobData:
-    """Return a data module over datasets or sources, one for each part."""
-    ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
-    if ignored and any(is_source(data) for data in parts.values()):
-        keys = ", loader.".join(sorted(ignored))
-        log.info("a stream has its own threads: loader.%s have no effect", keys)
-    by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
-    makers = {part: partial(by_part[part], data) for part, data in parts.items()}
-    return JobData(parts["train"], makers)
+    given = {part: section[part] for part in PARTS if section.get(part) is not None}
+    return {part: _opened(f"dataset.{part}", each, maker) for part, each in given.items()}
 
 
 def _opened(key: str, section: Any, maker: Maker) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from penstock.errors import BatchError, ConfigError
 from penstock.extras import optional
 from penstock.training.build import registries
-from penstock.training.build.objects import Maker
+from penstock.training.build.objects import Maker, as_section
 from penstock.training.build.registries import (
     Task,
     accepted,
@@ -28,6 +29,7 @@ from penstock.training.config import Settings
 
 lightning = optional("lightning.pytorch", extra="lightning")
 
+HEADS = ("encoder", "decoder")
 OF_DATA = ("d_input", "d_output", "l_output", "n_tokens", "n_classes")
 OF_SCHEDULER = ("interval", "frequency", "monitor")  # keys for Lightning, not for the scheduler
 
@@ -39,32 +41,40 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
     """Return the LightningModule: the user's own, or a task around the section ``model``."""
     if settings.model is None:
         raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
-    section = {"_name_": settings.model} if isinstance(settings.model, str) else settings.model
-    own = {name: value for name, value in section.items() if name not in ("encoder", "decoder")}
-    takes_heads = "_target_" in section
-    model = maker.make("model", section if takes_heads else own, registries.models)
+    section = as_section(settings.model)
+    heads = {} if "_target_" in section else {n: section.pop(n, None) for n in HEADS}
+    model = maker.make("model", section, registries.models)
     if isinstance(model, lightning.LightningModule):
-        _log_unused(settings)
+        unused = (*HEADS, "task", "optimizer", "scheduler")
+        found = [name for name in unused if getattr(settings, name) is not None]
+        if found:
+            log.info("the model is a LightningModule: %s have no effect", ", ".join(found))
         return model
-    _check_is_module(settings, model)
-    heads = {} if takes_heads else section
-    return Builder(settings, maker, data, model, sizes_of(data)).module(heads)
-
-
-def _check_is_module(settings: Settings, model: Any) -> None:
     where = f"model ({settings.where('model')})"
     if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
         raise ConfigError(f"{where} is of pytorch_lightning: import lightning.pytorch instead")
     if not isinstance(model, nn.Module):
-        found = type(model).__name__
-        raise ConfigError(f"{where} must be a torch or Lightning module, got {found}")
-
-
-def _log_unused(settings: Settings) -> None:
-    names = ("encoder", "decoder", "task", "optimizer", "scheduler")
-    found = [name for name in names if getattr(settings, name) is not None]
-    if found:
-        log.info("the model is a LightningModule: %s have no effect", ", ".join(found))
+        kind = type(model).__name__
+        raise ConfigError(f"{where} must be a torch or Lightning module, got {kind}")
+    sizes = sizes_of(data)
+    d_model, d_output = (
+        section.get(name) if getattr(model, name, None) is None else getattr(model, name)
+        for name in ("d_model", "d_output")
+    )
+    given = {**sizes, "dataset": data, "model": model, "d_model": d_model}
+    task = make_task(settings, maker, given)
+    widths = d_model, d_output or d_model
+    into, out = (sizes if each is None else sizes | {"d_model": each} for each in widths)
+    encoders = [*listed(settings.encoder), *listed(heads.get("encoder"))]
+    decoders = [*listed(heads.get("decoder")), *listed(settings.decoder)]
+    make = maker.make
+    before = [make("encoder", each, registries.encoders, given=into) for each in encoders]
+    after = [make("decoder", each, registries.decoders, given=out) for each in decoders]
+    check_heads(maker, task, before, after)
+    encoder, decoder = Chain(task.encoder, *before), Chain(*after, task.decoder)
+    module = TaskModule(model, task, encoder, decoder, partial(optimize, settings, maker))
+    module.configure_optimizers()  # report an invalid optimizer now, not when training begins
+    return module
 
 
 def sizes_of(data: Any) -> dict[str, Any]:
@@ -72,124 +82,72 @@ def sizes_of(data: Any) -> dict[str, Any]:
     dataset = getattr(data, "dataset", data)
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
         dataset = dataset.dataset  # of a torch Subset
-    found = {name: _size(dataset, name) for name in OF_DATA}
+    found = {}
+    for name in OF_DATA:
+        with suppress(NotImplementedError):  # how S4 marks a size that a dataset does not have
+            found[name] = getattr(dataset, name, None)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _size(dataset: Any, name: str) -> Any:
-    try:
-        return getattr(dataset, name, None)
-    except NotImplementedError:  # how S4 marks a size that a dataset does not have
-        return None
+def check_heads(maker: Maker, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
+    """Refuse an encoder or decoder that repeats the task's own."""
+    if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
+        why = "the task has an embedding of its own: leave the encoder out"
+        raise maker.refused("encoder", why)
+    last = getattr(after[-1], "output", after[-1]) if after else None
+    given = getattr(last, "out_features", None)
+    taken = getattr(task.decoder, "in_features", None)
+    if None not in (given, taken) and given != taken:
+        why = f"the task has a projection of its own, from a width of {taken} and not {given}"
+        raise maker.refused("decoder", f"{why}: leave the decoder out")
 
 
-@dataclass(frozen=True, slots=True)
-class Builder:
-    """Builds a `TaskModule` around a model."""
+def make_task(settings: Settings, maker: Maker, given: Mapping[str, Any]) -> Any:
+    """Return the task, with names of losses and metrics replaced by functions."""
+    if settings.task is None:
+        name = settings.path.name
+        raise ConfigError(f"{name} has no task: give task.loss, or train a LightningModule")
+    section = as_section(settings.task)
+    if "_target_" in section:
+        return maker.make("task", section, given=given)
+    if section.setdefault("_name_", "base") == "lm" and section.get("loss") is None:
+        section["loss"] = "cross_entropy"
+    if section.get("torchmetrics") in (None, []):
+        section.pop("torchmetrics", None)
 
-    settings: Settings
-    maker: Maker
-    data: Any
-    model: nn.Module
-    sizes: Mapping[str, Any]
+    def function(key: str, found: Any, registry: registries.Factories) -> Any:
+        return maker.make(f"task.{key}", as_section(found) | {"_partial_": True}, registry)
 
-    def module(self, of_model: Mapping[str, Any]) -> TaskModule:
-        """Return the module; ``of_model``: encoder and decoder in the section of the model."""
-        settings = self.settings
-        d_model = self._width("d_model")
-        d_output = self._width("d_output") or d_model
-        task = self._task(d_model)
-        encoders = [*listed(settings.encoder), *listed(of_model.get("encoder"))]
-        decoders = [*listed(of_model.get("decoder")), *listed(settings.decoder)]
-        into = dict(self.sizes) | ({} if d_model is None else {"d_model": d_model})
-        out = dict(self.sizes) | ({} if d_output is None else {"d_model": d_output})
-        make = self.maker.make
-        before = [make("encoder", each, registries.encoders, given=into) for each in encoders]
-        after = [make("decoder", each, registries.decoders, given=out) for each in decoders]
-        self._check_heads(task, before, after)
-        encoder, decoder = Chain(task.encoder, *before), Chain(*after, task.decoder)
-        module = TaskModule(self.model, task, encoder, decoder, self.optimize)
-        module.configure_optimizers()  # report an invalid optimizer now, not when training begins
-        return module
-
-    def _width(self, name: str) -> Any:
-        section = self.settings.model if isinstance(self.settings.model, Mapping) else {}
-        found = getattr(self.model, name, None)
-        return section.get(name) if found is None else found
-
-    def _check_heads(self, task: Any, before: list[nn.Module], after: list[nn.Module]) -> None:
-        """Refuse an encoder or decoder that repeats the task's own."""
-        if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
-            why = "the task has an embedding of its own: leave the encoder out"
-            raise self.maker.refused("encoder", why)
-        last = getattr(after[-1], "output", after[-1]) if after else None
-        given = getattr(last, "out_features", None)
-        taken = getattr(task.decoder, "in_features", None)
-        if None not in (given, taken) and given != taken:
-            why = f"the task has a projection of its own, from a width of {taken} and not {given}"
-            raise self.maker.refused("decoder", f"{why}: leave the decoder out")
-
-    # -- the task
-
-    def _task(self, d_model: Any) -> Any:
-        section = self.settings.task
-        if section is None:
-            name = self.settings.path.name
-            raise ConfigError(f"{name} has no task: give task.loss, or train a LightningModule")
-        section = {"_name_": section} if isinstance(section, str) else dict(section)
-        given = {**self.sizes, "dataset": self.data, "model": self.model, "d_model": d_model}
-        if "_target_" in section:
-            return self.maker.make("task", section, given=given)
-        section.setdefault("_name_", "base")
-        if section.get("torchmetrics") in (None, []):
-            section.pop("torchmetrics", None)
-        self._resolve_scores(section)
-        return self.maker.make("task", section, registries.tasks, given=given)
-
-    def _resolve_scores(self, section: dict[str, Any]) -> None:
-        """Replace names of losses and metrics by functions."""
-        if section["_name_"] == "lm" and section.get("loss") is None:
-            section["loss"] = "cross_entropy"
-        for name in ("loss", "loss_val"):
-            found = section.pop(name, None)
-            if found is not None:
-                section[name] = self._function(f"task.{name}", found, registries.losses)
-        section["metrics"] = {
-            each if isinstance(each, str) else str(each.get("_name_", "metric")): self._metric(each)
-            for each in listed(section.get("metrics"))
-        }
-
-    def _metric(self, section: Any) -> Any:
-        name, at, count = str(section).partition("@")
+    def metric(found: Any) -> Any:
+        name, at, count = str(found).partition("@")
         if at and name == "accuracy" and count.isdigit():
             return partial(accuracy_among, count=int(count))
-        return self._function("task.metrics", section, registries.metrics)
+        return function("metrics", found, registries.metrics)
 
-    def _function(self, key: str, section: Any, registry: registries.Factories) -> Any:
-        options = {"_name_": section} if isinstance(section, str) else dict(section)
-        if "_target_" in options:
-            return self.maker.make(key, options | {"_partial_": True})
-        return self.maker.function(key, options, registry)
+    for name in ("loss", "loss_val"):
+        if (found := section.pop(name, None)) is not None:
+            section[name] = function(name, found, registries.losses)
+    section["metrics"] = {
+        each if isinstance(each, str) else str(each.get("_name_", "metric")): metric(each)
+        for each in listed(section.get("metrics"))
+    }
+    return maker.make("task", section, registries.tasks, given=given)
 
-    # -- the optimizer
 
-    def optimize(self, module: nn.Module) -> Any:
-        """Return the optimizer and scheduler for ``configure_optimizers``."""
-        settings, groups = self.settings, parameter_groups(module.parameters())
-        section = settings.optimizer or "adamw"
-        if isinstance(section, Mapping) and section.get("_partial_"):
-            section = {name: value for name, value in section.items() if name != "_partial_"}
-        optimizer = self.maker.make("optimizer", section, registries.optimizers, groups)
-        if settings.scheduler is None:
-            return optimizer
-        section = settings.scheduler
-        section = {"_name_": section} if isinstance(section, str) else dict(section)
-        options = {name: section.pop(name) for name in OF_SCHEDULER if name in section}
-        section.pop("_partial_", None)
-        made = self.maker.make("scheduler", section, registries.schedulers, optimizer)
-        train = settings.train
-        how = {"interval": train.interval, "monitor": train.monitor, "name": "trainer/lr"} | options
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, **how}}
+def optimize(settings: Settings, maker: Maker, module: nn.Module) -> Any:
+    """Return the optimizer and scheduler of a module for ``configure_optimizers``."""
+    section = as_section(settings.optimizer or "adamw")
+    groups = parameter_groups(module.parameters())
+    section.pop("_partial_", None)
+    optimizer = maker.make("optimizer", section, registries.optimizers, groups)
+    if settings.scheduler is None:
+        return optimizer
+    section = as_section(settings.scheduler)
+    section.pop("_partial_", None)
+    how = {"interval": settings.train.interval, "monitor": settings.train.monitor}
+    how |= {"name": "trainer/lr"} | {n: section.pop(n) for n in OF_SCHEDULER if n in section}
+    made = maker.make("scheduler", section, registries.schedulers, optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, **how}}
 
 
 def listed(section: Any) -> list[Any]:
@@ -220,54 +178,40 @@ def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Warmup:
-    """A factor that rises to 1 in ``warmup`` steps, then stays."""
+class Schedule:
+    """A factor that rises to 1, then stays, or falls to 0 linearly or as a cosine.
 
-    warmup: int
+    Args:
+        warmup: Steps in which it rises.
+        total: The step at which it is 0; None to stay.
+        cycles: Periods of a cosine after the warm-up; None for a line.
+    """
 
-    def __call__(self, step: int) -> float:
-        """Return the factor at a step."""
-        return step / self.warmup if step < self.warmup else 1.0
-
-
-@dataclass(frozen=True)
-class LinearDecay(Warmup):
-    """A factor that rises to 1, then falls linearly to 0 at step ``total``."""
-
-    total: int
+    warmup: int = 0
+    total: int | None = None
+    cycles: float | None = None
 
     def __call__(self, step: int) -> float:
         """Return the factor at a step."""
-        if step < self.warmup:
-            return super().__call__(step)
-        return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
-
-
-@dataclass(frozen=True)
-class CosineDecay(Warmup):
-    """A factor that rises to 1, then follows ``cycles`` periods of a cosine to step ``total``."""
-
-    total: int
-    cycles: float
-
-    def __call__(self, step: int) -> float:
-        """Return the factor at a step."""
-        if step < self.warmup:
-            return super().__call__(step)
-        done = (step - self.warmup) / max(1, self.total - self.warmup)
+        if step < self.warmup or self.total is None:
+            return step / self.warmup if step < self.warmup else 1.0
+        length = max(1, self.total - self.warmup)
+        if self.cycles is None:
+            return max(0.0, (self.total - step) / length)
+        done = (step - self.warmup) / length
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * done)))
 
 
 @schedulers.register("constant")
 def constant(optimizer: optim.Optimizer) -> LambdaLR:
     """Return a constant schedule."""
-    return LambdaLR(optimizer, Warmup(0))
+    return LambdaLR(optimizer, Schedule())
 
 
 @schedulers.register("constant_warmup")
 def constant_warmup(optimizer: optim.Optimizer, num_warmup_steps: int) -> LambdaLR:
     """Return a schedule that rises, then stays."""
-    return LambdaLR(optimizer, Warmup(num_warmup_steps))
+    return LambdaLR(optimizer, Schedule(num_warmup_steps))
 
 
 @schedulers.register("linear_warmup")
@@ -275,7 +219,7 @@ def linear_warmup(
     optimizer: optim.Optimizer, num_warmup_steps: int, num_training_steps: int
 ) -> LambdaLR:
     """Return a schedule that rises, then falls linearly."""
-    return LambdaLR(optimizer, LinearDecay(num_warmup_steps, num_training_steps))
+    return LambdaLR(optimizer, Schedule(num_warmup_steps, num_training_steps))
 
 
 @schedulers.register("cosine_warmup")
@@ -286,7 +230,7 @@ def cosine_warmup(
     num_cycles: float = 0.5,
 ) -> LambdaLR:
     """Return a schedule that rises, then falls as a cosine."""
-    return LambdaLR(optimizer, CosineDecay(num_warmup_steps, num_training_steps, num_cycles))
+    return LambdaLR(optimizer, Schedule(num_warmup_steps, num_training_steps, num_cycles))
 
 
 class Chain(nn.Module):

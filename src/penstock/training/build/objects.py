@@ -19,7 +19,6 @@ from typing import Any, Final, cast, get_args
 from torch import Tensor
 
 from penstock.errors import ConfigError, PlanError, SourceError, first_line
-from penstock.extras import optional
 from penstock.registry import Registry, close_name, did_you_mean, unknown_name
 from penstock.training.config import Settings
 
@@ -51,30 +50,25 @@ class Maker:
             given: Further arguments, passed if the object accepts them and the section lacks them.
             fixed: Further arguments that override the section.
         """
-        options = {"_name_": section} if isinstance(section, str) else dict(section)
-        fixed = fixed or {}
-        options = {name: value for name, value in options.items() if name not in fixed}
+        options = as_section(section)
+        fixed = dict(fixed or {})
+        wanted = {n: v for n, v in options.items() if n not in RESERVED and n not in fixed}
         by_target = "_target_" in options
         function = self._target(key, options) if by_target else self._named(key, options, registry)
-        wanted = {name: value for name, value in options.items() if name not in RESERVED}
-        self._check(key, function, wanted)
-        extra = {
-            n: v
-            for n, v in (given or {}).items()
-            if n not in wanted and n in (_parameters(function) or {})
-        }
-        extra |= fixed
-        if not {"_partial_", "_args_"} & options.keys():
-            self._check_complete(key, function, args, wanted, extra)
-        if not by_target:
-            nested = self._nested(key, wanted)
-            with self.refusals(key, options, foreign=True):
-                return function(*args, **nested, **extra)
-        made = self._instantiated(key, options)
-        if options.get("_partial_"):
-            return partial(made, **extra)
-        with self.refusals(key, options):
-            return made(*args, **extra)
+        known = _parameters(function)
+        for name, value in (given or {}).items():
+            if name not in wanted and name in (known or {}):
+                fixed.setdefault(name, value)
+        args = (*options.get("_args_", ()), *args)
+        partly = bool(options.get("_partial_"))
+        self._check(key, function, len(known or {}) if partly else len(args), wanted, fixed)
+        if options.get("_recursive_", True):
+            wanted = {name: self._nested(f"{key}.{name}", each) for name, each in wanted.items()}
+        if partly:
+            bound = args or wanted or fixed
+            return partial(function, *args, **wanted, **fixed) if bound else function
+        with self.refusals(key, options, foreign=not by_target):
+            return function(*args, **wanted, **fixed)
 
     @contextmanager
     def refusals(
@@ -107,21 +101,13 @@ class Maker:
             place, what = (key, "") if name is None else (f"{key}.{name}", f": {key}")
             raise ConfigError(f"{place} ({where(place)}){what} cannot be made: {text}") from error
 
-    def _nested(self, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options, with nested ``_target_`` sections made."""
-        return {
-            name: self.make(f"{key}.{name}", value)
-            if isinstance(value, Mapping) and "_target_" in value
-            else value
-            for name, value in options.items()
-        }
-
-    def function(self, key: str, section: Mapping[str, Any], registry: Registry[Any]) -> Any:
-        """Return a registered function with the keys of its section bound."""
-        function = self._named(key, section, registry)
-        options = {name: value for name, value in section.items() if name != "_name_"}
-        self._check(key, function, options)
-        return partial(function, **options) if options else function
+    def _nested(self, key: str, value: Any) -> Any:
+        """Return a value with the ``_target_`` sections in it made."""
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                return self.make(key, value)
+            return {name: self._nested(f"{key}.{name}", each) for name, each in value.items()}
+        return [self._nested(key, each) for each in value] if isinstance(value, list) else value
 
     def _target(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         path = options["_target_"]
@@ -145,59 +131,41 @@ class Maker:
             raise self.refused(f"{key}._name_", unknown + hint)
         return registry.find(name)
 
-    def _check(self, key: str, function: Callable[..., Any], wanted: Mapping[str, Any]) -> None:
-        known = _parameters(function)
-        self._check_numbers(key, known or {}, wanted)
-        if known is None or any(each.kind is each.VAR_KEYWORD for each in known.values()):
-            return
-        for name in wanted:
-            if name not in known:
-                meant = did_you_mean(name, known, otherwise="it takes")
-                called = getattr(function, "__name__", function)
-                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
-
-    def _check_numbers(
-        self, key: str, known: Mapping[str, inspect.Parameter], wanted: Mapping[str, Any]
+    def _check(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        args: int,
+        wanted: Mapping[str, Any],
+        fixed: Mapping[str, Any],
     ) -> None:
+        """Refuse texts for numbers, unknown parameters, and a call without a required one."""
+        known = _parameters(function)
+        if known is None:
+            return
+        called = getattr(function, "__name__", function)
+        any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
         for name, value in wanted.items():
             words = number_words(known[name].annotation) if name in known else None
             if words is not None and isinstance(value, str):
                 at = f"{key}.{name} ({self._settings.where(f'{key}.{name}')})"
                 raise ConfigError(f"{at} must be {words}, got {value!r}")
-
-    def _check_complete(
-        self,
-        key: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        *keywords: Mapping[str, Any],
-    ) -> None:
-        known = list((_parameters(function) or {}).values())
-        for each in known[len(args) :]:
-            needed = each.default is each.empty and each.kind in (
-                each.POSITIONAL_OR_KEYWORD,
-                each.KEYWORD_ONLY,
-            )
-            if needed and not any(each.name in given for given in keywords):
-                called = getattr(function, "__name__", function)
+            if name not in known and not any_name:
+                meant = did_you_mean(name, known, otherwise="it takes")
+                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
+        for each in list(known.values())[args:]:
+            named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            if named and each.default is each.empty and each.name not in {*wanted, *fixed}:
                 raise self.refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
-
-    def _instantiated(self, key: str, options: Mapping[str, Any]) -> Any:
-        """Return the target with its keys bound and nested targets made."""
-        hydra, errors = optional("hydra.utils", extra="train"), optional("hydra.errors", "train")
-        try:
-            return hydra.instantiate({"_convert_": "all", **options}, _partial_=True)
-        except errors.InstantiationException as error:
-            cause = error.__cause__
-            if cause is None or "Error locating target" in str(error):
-                why = " ".join(str(error).split())
-                raise self.refused(key, f"cannot be made: {why}") from error
-            cause.add_note(f"while making {key} ({self._settings.where(key)})")
-            raise cause from None
 
     def refused(self, key: str, why: str) -> ConfigError:
         """Return the error for a key, with the file and line that set it."""
         return ConfigError(f"{key} ({self._settings.where(key)}): {why}")
+
+
+def as_section(section: Any) -> dict[str, Any]:
+    """Return a copy of a section; a name alone is a section with a ``_name_``."""
+    return {"_name_": section} if isinstance(section, str) else dict(section)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

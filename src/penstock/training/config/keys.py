@@ -7,86 +7,75 @@ configuration works unchanged and reports what it ignores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
-from penstock.arguments import LARGEST_INTEGER
+from penstock.arguments import LARGEST_INTEGER, choice, flag, real_number, shown, whole_number
 from penstock.errors import ConfigError
 from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 
 Section = dict[str, Any]
+Check: TypeAlias = Callable[[str, Any], object]  # raises `ConfigError` for a value of another kind
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of value.
-
-    Args:
-        words: What is accepted, for messages: ``"true or false"``.
-        accepts: Whether a value is of this kind.
-    """
-
-    words: str
-    accepts: Callable[[Any], bool]
-
-    def or_none(self) -> Kind:
-        """Return the kind that also accepts None."""
-        return Kind(f"{self.words}, or null", lambda value: value is None or self.accepts(value))
+def whole(least: int, unit: str = "") -> Check:
+    """Return the check of integers that are ``least`` or more."""
+    return partial(whole_number, minimum=least, unit=unit, error=ConfigError)
 
 
-def whole(least: int, unit: str = "") -> Kind:
-    """Return the kind of integers that are ``least`` or more.
-
-    >>> whole(1, "batch").words, whole(1).accepts(True), whole(1).accepts(2)
-    ('a whole number, at least 1 batch, at most 2**62', False, True)
-    """
-    return Kind(
-        f"a whole number, at least {least} {unit}".rstrip() + ", at most 2**62",
-        lambda value: _is_int(value) and least <= value <= LARGEST_INTEGER,
-    )
+def one_of(*choices: str) -> Check:
+    """Return the check of these strings."""
+    return lambda name, value: choice(name, value, choices, error=ConfigError)
 
 
-def one_of(*choices: str) -> Kind:
-    """Return the kind of these strings."""
-    return Kind(f"one of {', '.join(choices)}", lambda value: value in choices)
+def kind(words: str, accepts: Callable[[Any], bool]) -> Check:
+    """Return the check of what ``accepts`` returns True for; ``words`` describe it."""
+
+    def check(name: str, value: Any) -> None:
+        if not accepts(value):
+            raise ConfigError(f"{name} must be {words}, got {shown(value)}")
+
+    return check
 
 
-def instance_of(words: str, *types: type) -> Kind:
-    """Return the kind of values of these types."""
-    return Kind(words, lambda value: isinstance(value, types))
+def instance_of(words: str, *types: type) -> Check:
+    """Return the check of values of these types."""
+    return kind(words, lambda value: isinstance(value, types))
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def or_none(check: Check) -> Check:
+    """Return a check that also accepts None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _of_option(option: ChunkOption) -> Check:
+    def check(name: str, value: Any) -> None:
+        option.check(value, name)
+        option.accept(value, name)
+
+    return check
 
 
 def _is_limit(value: Any) -> bool:
-    if isinstance(value, float):
-        return 0.0 <= value <= 1.0
-    return _is_int(value) and 0 <= value <= LARGEST_INTEGER
+    most = 1.0 if isinstance(value, float) else LARGEST_INTEGER
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
-INTEGER: Final = Kind(
-    "a whole number, at most 2**62", lambda value: _is_int(value) and abs(value) <= LARGEST_INTEGER
-)
-NUMBER: Final = Kind(
-    "a number, 0 or more and finite",
-    lambda v: (_is_int(v) or isinstance(v, float)) and 0 <= v <= LARGEST_INTEGER,
-)
-LIMIT: Final = Kind("a number of batches, or a share of them from 0.0 to 1.0", _is_limit)
-NAMES: Final = Kind(
+NUMBER: Final = partial(real_number, minimum=0, maximum=LARGEST_INTEGER, error=ConfigError)
+LIMIT: Final = kind("a number of batches, or a share of them from 0.0 to 1.0", _is_limit)
+NAMES: Final = kind(
     "a list of module names",
     lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
 )
-YES_OR_NO: Final = instance_of("true or false", bool)
+YES_OR_NO: Final = partial(flag, error=ConfigError)
 TEXT: Final = instance_of("text", str)
 SECTION: Final = instance_of("a section with keys of its own", Mapping)
 NAMED: Final = instance_of("a name or a section with a _name_ or _target_", str, Mapping)
 SEVERAL: Final = instance_of("a name, a section, or a list of those", str, Mapping, list)
 
-SECTIONS: Final[dict[str, Kind]] = {
-    name: kind.or_none()
-    for name, kind in {
+SECTIONS: Final[dict[str, Check]] = {
+    name: or_none(check)
+    for name, check in {
         "train": SECTION,
         "trainer": SECTION,
         "loader": SECTION,
@@ -110,38 +99,18 @@ IGNORED_SECTIONS: Final = {  # of S4 and Hydra, with the reason
 }
 
 
-def _kind_of(option: ChunkOption) -> Kind:
-    if option.kind == "flag":
-        return YES_OR_NO
-    if option.kind == "choice":
-        return one_of(*option.choices)
-    kind = whole(option.minimum, option.unit).or_none()
-    if option.parse is None:
-        return kind
-    return Kind(f"{option.words}, or null", lambda value: _accepts(option, value))
-
-
-def _accepts(option: ChunkOption, value: Any) -> bool:
-    try:
-        option.check(value)
-        option.accept(value)
-    except ConfigError:
-        return False
-    return True
-
-
-CHUNKS: Final[dict[str, Kind]] = {
-    option.key: _kind_of(option)
+CHUNKS: Final[dict[str, Check]] = {
+    option.key: _of_option(option)
     for option in ChunkSettings.options()
     if option.name != "start_chunk"  # on the command line: --chunk
 }
-TRAIN: Final[dict[str, Kind]] = CHUNKS | {
-    "priority": SECTION.or_none(),
-    "seed": INTEGER.or_none(),
+TRAIN: Final[dict[str, Check]] = CHUNKS | {
+    "priority": or_none(SECTION),
+    "seed": or_none(whole(-LARGEST_INTEGER)),
     "interval": one_of("epoch", "step"),
     "monitor": TEXT,
     "mode": one_of("min", "max"),
-    "checkpoint_every": whole(1, "step").or_none(),
+    "checkpoint_every": or_none(whole(1, "step")),
 }
 IGNORED_TRAIN: Final = (  # of S4
     "ckpt", "debug", "disable_dataset", "ema", "ignore_pretrained_layers", "ignore_warnings",
@@ -152,24 +121,24 @@ IGNORED_TRAIN: Final = (  # of S4
 )  # fmt: skip
 
 PARTS: Final = ("train", "val", "test", "predict")
-LIMITS: Final = {f"limit_{part}_batches": LIMIT.or_none() for part in PARTS}
-TRAINER: Final[dict[str, Kind]] = LIMITS | {  # simple values; Lightning checks the others itself
-    "max_epochs": whole(-1).or_none(),
-    "min_epochs": whole(0).or_none(),
+LIMITS: Final = {f"limit_{part}_batches": or_none(LIMIT) for part in PARTS}
+TRAINER: Final[dict[str, Check]] = LIMITS | {  # simple values; Lightning checks the others itself
+    "max_epochs": or_none(whole(-1)),
+    "min_epochs": or_none(whole(0)),
     "max_steps": whole(-1),
-    "min_steps": whole(0).or_none(),
+    "min_steps": or_none(whole(0)),
     "num_nodes": whole(1),
     "overfit_batches": LIMIT,
-    "val_check_interval": NUMBER.or_none(),
-    "check_val_every_n_epoch": whole(1).or_none(),
-    "num_sanity_val_steps": whole(-1).or_none(),
-    "log_every_n_steps": whole(0).or_none(),
+    "val_check_interval": or_none(NUMBER),
+    "check_val_every_n_epoch": or_none(whole(1)),
+    "num_sanity_val_steps": or_none(whole(-1)),
+    "log_every_n_steps": or_none(whole(0)),
     "accumulate_grad_batches": whole(1),
-    "gradient_clip_val": NUMBER.or_none(),
+    "gradient_clip_val": or_none(NUMBER),
     "reload_dataloaders_every_n_epochs": whole(0),
-    "enable_progress_bar": YES_OR_NO.or_none(),
-    "enable_model_summary": YES_OR_NO.or_none(),
-    "enable_checkpointing": YES_OR_NO.or_none(),
+    "enable_progress_bar": or_none(YES_OR_NO),
+    "enable_model_summary": or_none(YES_OR_NO),
+    "enable_checkpointing": or_none(YES_OR_NO),
     "inference_mode": YES_OR_NO,
     "use_distributed_sampler": YES_OR_NO,
     "detect_anomaly": YES_OR_NO,
@@ -192,31 +161,31 @@ IGNORED_CALLBACKS: Final = {
     "rich_model_summary": "see trainer.enable_model_summary",
 }
 
-LOADER: Final[dict[str, Kind]] = {
+LOADER: Final[dict[str, Check]] = {
     "batch_size": whole(1, "sample"),
     "num_workers": whole(0),
     "drop_last": YES_OR_NO,
     "pin_memory": YES_OR_NO,
     "persistent_workers": YES_OR_NO,
-    "prefetch_factor": whole(1, "batch").or_none(),
+    "prefetch_factor": or_none(whole(1, "batch")),
     "timeout": NUMBER,
-    "multiprocessing_context": one_of("fork", "forkserver", "spawn").or_none(),
-    "executor": one_of("inline", "threads", "processes").or_none(),
-    "threads": whole(1).or_none(),
-    "collate_fn": SECTION.or_none(),
-    "worker_init_fn": SECTION.or_none(),
+    "multiprocessing_context": or_none(one_of("fork", "forkserver", "spawn")),
+    "executor": or_none(one_of("inline", "threads", "processes")),
+    "threads": or_none(whole(1)),
+    "collate_fn": or_none(SECTION),
+    "worker_init_fn": or_none(SECTION),
 }
-STREAM_LOADER: Final[dict[str, Kind]] = {
-    "block_samples": whole(1, "sample").or_none(),
-    "window_blocks": whole(1, "block").or_none(),
+STREAM_LOADER: Final[dict[str, Check]] = {
+    "block_samples": or_none(whole(1, "sample")),
+    "window_blocks": or_none(whole(1, "block")),
     "memory_budget": instance_of("bytes, or a text such as '1GB'", int, str),
     "steps": whole(1),
-    "device": TEXT.or_none(),
-    "lanes": whole(1).or_none(),
-    "mixing": NUMBER.or_none(),
-    "transform": SECTION.or_none(),
-    "collate": SECTION.or_none(),
-    "threads": whole(1).or_none(),
+    "device": or_none(TEXT),
+    "lanes": or_none(whole(1)),
+    "mixing": or_none(NUMBER),
+    "transform": or_none(SECTION),
+    "collate": or_none(SECTION),
+    "threads": or_none(whole(1)),
     "timeout": NUMBER,
 }
 S4_LOADER: Final = (  # what S4's datasets take from `loader:`

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 
-from penstock.arguments import shown
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders.chunk_settings import ChunkSettings
@@ -40,18 +39,17 @@ class Checker:
         """Return the error for a key, with the file and line that set it."""
         return ConfigError(f"{key} ({self.provenance.where(key)}) {why}")
 
-    def value(self, key: str, value: Any, kind: keys.Kind) -> None:
-        """Refuse a value that is not of ``kind``."""
-        if not kind.accepts(value):
-            raise self.error(key, f"must be {kind.words}, got {shown(value)}")
+    def value(self, key: str, value: Any, check: keys.Check) -> None:
+        """Refuse a value that ``check`` does not accept."""
+        try:
+            check(key, value)
+        except ConfigError as error:
+            raise self.error(key, str(error).removeprefix(key).lstrip()) from error
 
-    def values(
-        self, section: str, found: Mapping[str, Any], kinds: Mapping[str, keys.Kind]
-    ) -> None:
-        """Refuse every value that is not of its kind."""
-        for name, kind in kinds.items():
-            if name in found:
-                self.value(f"{section}.{name}", found[name], kind)
+    def values(self, section: str, found: keys.Section, checks: Mapping[str, keys.Check]) -> None:
+        """Refuse every value that its check does not accept."""
+        for name in [each for each in checks if each in found]:
+            self.value(f"{section}.{name}", found[name], checks[name])
 
     def unknown(self, section: str, name: str, known: Iterable[str], *, strict: bool) -> None:
         """Refuse an unknown key that is misspelled or misplaced; with ``strict``, every one."""

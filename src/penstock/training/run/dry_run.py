@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -31,71 +30,6 @@ dummies = optional("lightning.pytorch.loggers.logger", extra="train")
 STEPS: Final = 5  # timed steps, after a first one that warms up
 SECONDS: Final = 20.0  # stop timing after this long
 VALIDATION_BATCHES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The estimated cost of a run, measured on this machine with one process.
-
-    Args:
-        batch: Types and shapes of a batch.
-        batch_bytes: Size of its tensors.
-        step_seconds: Median time of a training step, including its batch.
-        waited_seconds: Mean time of it spent waiting for the batch.
-        validation_batch_seconds: Median time of a validation batch; 0 where there is none.
-        chunk_batches: Batches per chunk.
-        validation_batches: Batches per validation.
-        chunks: Chunks of the whole run; infinite where nothing ends it.
-        checkpoint_bytes: Size of a checkpoint.
-        free_bytes: Free space on the disk of the run directory.
-    """
-
-    batch: str
-    batch_bytes: int
-    step_seconds: float
-    waited_seconds: float
-    validation_batch_seconds: float
-    chunk_batches: int
-    validation_batches: int
-    chunks: float
-    checkpoint_bytes: int
-    free_bytes: int
-
-    @property
-    def chunk_seconds(self) -> float:
-        """Time of a chunk and its validation."""
-        validation = self.validation_batches * self.validation_batch_seconds
-        return self.chunk_batches * self.step_seconds + validation
-
-    @property
-    def run_seconds(self) -> float:
-        """Time of the whole run."""
-        return self.chunks * self.chunk_seconds
-
-    @property
-    def disk_bytes(self) -> int:
-        """Space of all checkpoints: those kept, the best, and one being written."""
-        return (KEPT + 2) * self.checkpoint_bytes
-
-    def text(self) -> str:
-        """Return a few lines for the user."""
-        chunks = "chunks without end" if math.isinf(self.chunks) else counted(self.chunks, "chunk")
-        disk = f"{format_bytes(self.disk_bytes)}, {format_bytes(self.free_bytes)} are free"
-        if self.disk_bytes > self.free_bytes:
-            disk += ": NOT ENOUGH"
-        return "\n".join(
-            [
-                "dry run: nothing was trained, nothing is kept",
-                f"  a batch       {self.batch}, {format_bytes(self.batch_bytes)}",
-                f"  a step        {format_duration(self.step_seconds)}, of which "
-                f"{format_duration(self.waited_seconds)} waiting for its batch",
-                f"  a chunk       {counted(self.chunk_batches, 'step')} and "
-                f"{counted(self.validation_batches, 'batch')} of validation, "
-                f"{format_duration(self.chunk_seconds)}",
-                f"  the run       {chunks}, {format_duration(self.run_seconds)}",
-                f"  a checkpoint  {format_bytes(self.checkpoint_bytes)}; all that are kept {disk}",
-            ]
-        )
 
 
 class MeasuredEnough(BaseException):
@@ -146,8 +80,8 @@ class Stopwatch(callbacks.Checkpoint):  # type: ignore[misc, name-defined]
         raise MeasuredEnough
 
 
-def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Forecast:
-    """Build everything, take a few steps in one process, and return the estimate."""
+def forecast(settings: Settings, clock: Callable[[], float] = time.monotonic) -> str:
+    """Build everything, take a few steps in one process, and return the cost of a run as text."""
     with tempfile.TemporaryDirectory(prefix="penstock-dry-run-") as folder:
         job, chunked = build(settings), ChunkedTraining(settings)
         watch = Stopwatch(Path(folder), clock)
@@ -166,19 +100,28 @@ def measure(settings: Settings, clock: Callable[[], float] = time.monotonic) -> 
         trainer = make_trainer(kwargs | unlimited_epochs(kwargs, chunked))
         with suppress(MeasuredEnough):
             trainer.fit(job.module, datamodule=job.data)
-    loader = chunked.loader
-    steps = None if loader is None else steps_of(loader)
-    batches = trainer.num_training_batches if steps is None else (steps.chunk or steps.count)
-    here = settings.run_dir.absolute()
-    return Forecast(
-        batch=watch.batch,
-        batch_bytes=watch.batch_bytes,
-        step_seconds=median(watch.steps[1:] or watch.steps),  # the first one warms up
-        waited_seconds=0.0 if loader is None else loader.waited_seconds / max(1, len(watch.steps)),
-        validation_batch_seconds=median(watch.validation or [0.0]),
-        chunk_batches=int(batches),
-        validation_batches=int(sum(trainer.num_val_batches)),
-        chunks=math.inf if loader is None else chunks_of(settings, loader),
-        checkpoint_bytes=watch.checkpoint_bytes,
-        free_bytes=shutil.disk_usage(next(p for p in (here, *here.parents) if p.is_dir())).free,
+    loader, batches, chunks, waited = chunked.loader, trainer.num_training_batches, math.inf, 0.0
+    if loader is not None:
+        steps = steps_of(loader)
+        batches, chunks = steps.chunk or steps.count, chunks_of(settings, loader)
+        waited = loader.waited_seconds / max(1, len(watch.steps))
+    step = median(watch.steps[1:] or watch.steps)  # the first one warms up
+    validated = int(sum(trainer.num_val_batches))
+    chunk = int(batches) * step + validated * median(watch.validation or [0.0])
+    number = "chunks without end" if math.isinf(chunks) else counted(chunks, "chunk")
+    size, here = watch.checkpoint_bytes, settings.run_dir.absolute()
+    disk = (KEPT + 2) * size  # those kept, the best, and one being written
+    free = shutil.disk_usage(next(p for p in (here, *here.parents) if p.is_dir())).free
+    return "\n".join(
+        [
+            "dry run: nothing was trained, nothing is kept",
+            f"  a batch       {watch.batch}, {format_bytes(watch.batch_bytes)}",
+            f"  a step        {format_duration(step)}, of which {format_duration(waited)} waiting "
+            "for its batch",
+            f"  a chunk       {counted(int(batches), 'step')} and {counted(validated, 'batch')} of "
+            f"validation, {format_duration(chunk)}",
+            f"  the run       {number}, {format_duration(chunks * chunk)}",
+            f"  a checkpoint  {format_bytes(size)}; all that are kept {format_bytes(disk)}, "
+            f"{format_bytes(free)} are free" + (": NOT ENOUGH" if disk > free else ""),
+        ]
     )

@@ -6,8 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -23,11 +22,10 @@ from penstock.integrations.lightning.loaders import (
 from penstock.integrations.lightning.resume import KEY
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
-from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Occurrence, Steps, Topology
 from penstock.sizes import format_bytes
-from penstock.training.build import Job, build
+from penstock.training.build import build
 from penstock.training.build.data import flat_loaders
 from penstock.training.config import Settings
 from penstock.training.run.directory import RunPaths, last_readable
@@ -35,34 +33,80 @@ from penstock.training.run.directory import RunPaths, last_readable
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
 
+class PlannedLoaders(NamedTuple):
+    """The loaders of training and validation, and the number of ranks of the run."""
+
+    train: Loader
+    validation: list[Any]
+    world: int
+
+
+@contextmanager
+def planned_loaders(settings: Settings) -> Iterator[PlannedLoaders]:
+    """Yield the loaders of a configuration, as `ChunkedTraining` will use them."""
+    job, chunks = build(settings), settings.chunks
+    data = job.module if job.data is None else job.data
+    for hook, arguments in (("prepare_data", ()), ("setup", ("fit",))):
+        getattr(data, hook, lambda *_: None)(*arguments)
+    train, validation = data.train_dataloader(), flat_loaders(data.val_dataloader())
+    if chunks.sized:
+        train = as_training_loader(train, chunks, name="train_dataloader")
+        validation = [as_validation_loader(v, chunks, name="val_dataloader") for v in validation]
+    if not has_position(train):
+        raise ConfigError(
+            f"the order of a {type(train).__name__} is unknown: set train.train_chunk_size"
+        )
+    limit = job.trainer_kwargs.get("limit_train_batches")
+    if limit is not None and limit != 1.0 and train.position.chunk is None:
+        train.position.use(limit=limit)
+    devices, nodes = (job.trainer_kwargs.get(name, 1) for name in ("devices", "num_nodes"))
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(devices)
+    world = int(nodes) * (max(1, int(devices)) if str(devices).isdigit() else 1)
+    with ExitStack() as opened:
+        for loader in (train, *validation):
+            if isinstance(loader, Loader):
+                opened.enter_context(loader)
+                if has_position(loader):
+                    loader.position.use(topology=Topology(0, world))
+        skip_positions(train, chunks)
+        yield PlannedLoaders(train, validation, world)
+
+
 def plan_text(settings: Settings) -> str:
     """Return a page: what is read and when, how much of the dataset is seen, memory."""
-    with planned_loaders(build(settings), settings.chunks) as loaders:
-        lines = [
-            loaders.train.describe(),
-            "",
-            *table(loaders.train),
-            "",
-            *validation_lines(loaders),
-            *length_lines(loaders.train, chunks_of(settings, loaders.train)),
-            *memory_lines(loaders.train),
-        ]
+    with planned_loaders(settings) as (loader, validation, _):
+        lines = [loader.describe(), "", *table(loader), ""]
+        for each in validation:
+            lines.append(f"validation after each chunk: {counted(len(each), 'batch')} on each rank")
+        lines += [] if validation else ["validation: none"]
+        lines.append(length_text(loader, chunks_of(settings, loader)))
+        batch = loader.peek()
+        size = bytes_of(batch)
+        lines.append(f"a batch: {shapes_of(batch)}, {format_bytes(size)}")
+        if isinstance(loader, ChunkedDataLoader):  # a stream describes its buffers itself
+            ahead = 1 + loader.num_workers * (loader.prefetch_factor or 0)
+            held = f"{counted(ahead, 'batch')} at once on each rank, {format_bytes(ahead * size)}"
+            lines.append(f"memory: up to {held}")
     return "\n".join(lines)
 
 
 def step_text(settings: Settings, step: int) -> str:
     """Return the samples of a step (counted from 0 over all passes) by rank, without reading."""
     whole_number("--step", step, minimum=0, error=ConfigError)
-    with planned_loaders(build(settings), settings.chunks) as loaders:
-        epoch, within = epoch_of_step(loaders.train, step)
-        steps = steps_of(loaders.train).of(epoch)
+    with planned_loaders(settings) as (loader, _, world):
+        epoch, within = epoch_of_step(loader, step)
+        steps = steps_of(loader).of(epoch)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
         if steps.chunk is not None:
             chunk, batch = divmod(within, steps.chunk)
             place += f", chunk {chunk + 1}/{steps.total_chunks}, batch {batch:,}"
         lines = [f"step {step:,}: {place}", *accumulation_lines(settings, steps, step)]
-        for rank in range(loaders.world):
-            lines += rank_lines(loaders, rank, within, epoch)
+        for rank in range(world):
+            loader.position.use(topology=Topology(rank, world))
+            at = f"  rank {rank}  " if world > 1 else "  "
+            samples = loader.samples_at(within, epoch).tolist()
+            lines += [at + located(loader, index) for index in samples]
     return "\n".join(lines)
 
 
@@ -72,22 +116,18 @@ def sample_text(settings: Settings, sample: int) -> str:
     Steps of past epochs are those of the configuration's batch size and ranks.
     """
     whole_number("--sample", sample, minimum=0, error=ConfigError)
-    with planned_loaders(build(settings), settings.chunks) as loaders:
-        loader = loaders.train
+    with planned_loaders(settings) as (loader, *_):
         here = resume_in(loader, settings)
         try:
             found = loader.when(sample, range(here.epoch + 3))
         except PlanError as error:
             raise ConfigError(f"--{error}") from error
-        place = locate(getattr(loader, "dataset", None), sample)
-        lines = [f"sample {sample:,}" + (f"  {place}" if place else "")]
         seen = [each for each in found if Cursor(each.epoch, each.position) < here]
         ahead = [each for each in found[len(seen) :] if each.step is not None]
-        lines += [f"seen in {place_text(each)}" for each in seen]
-        lines += [] if seen else ["not seen yet"]
+        lines = [f"seen in {place_text(each)}" for each in seen] or ["not seen yet"]
         after = "skipped or dropped in the next epochs"
         after = f"next in {place_text(ahead[0])}" if ahead else after
-        return "\n".join(lines) + f"; {after}"
+        return "\n".join([located(loader, sample), *lines]) + f"; {after}"
 
 
 def place_text(found: Occurrence) -> str:
@@ -106,29 +146,30 @@ def skip_text(settings: Settings, steps: str) -> str:
     first, colon, last = steps.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise ConfigError(f"--skip-steps must be A:B, such as 48000:48200, got {steps!r}")
-    with planned_loaders(build(settings), settings.chunks) as loaders:
-        loader = loaders.train
+    with planned_loaders(settings) as (loader, *_):
         position, here = loader.position, resume_in(loader, settings)
         begin, end = epoch_of_step(loader, int(first)), epoch_of_step(loader, int(last) - 1)
         ranges: list[tuple[int, int, int]] = []
         for epoch in range(begin[0], end[0] + 1):
-            count = loader.plan.steps.of(epoch).count
-            if not count:
-                continue
-            start = position.span(begin[1] if epoch == begin[0] else 0, epoch)[0]
-            stop = position.span(end[1] if epoch == end[0] else count - 1, epoch)[1]
-            ranges += [(epoch, *run) for run in loader.plan.skips.runs(epoch, start, stop)]
+            if count := loader.plan.steps.of(epoch).count:
+                start = position.span(begin[1] if epoch == begin[0] else 0, epoch)[0]
+                stop = position.span(end[1] if epoch == end[0] else count - 1, epoch)[1]
+                ranges += [(epoch, *run) for run in loader.plan.skips.runs(epoch, start, stop)]
         lines = [f"steps {int(first):,} to {int(last) - 1:,} are now:"]
         for epoch, start, stop in ranges:
             late = " (delivered already, in part)" if Cursor(epoch, start) < here else ""
             lines.append(f"  epoch {epoch}, positions {start:,} to {stop - 1:,}{late}")
         merged = [list(each) for each in position.skips.union(ranges).ranges]
         text = str(merged).replace(" ", "")
-        lines += ["skip them for good, on any ranks and with any batch size:"]
-        lines += [f"  in the configuration   train: {{skip: {merged}}}"]
-        lines += [f"  on the command line    penstock train ... 'train.skip={text}'"]
-        lines += [f"  in Python              loader.skip{each}" for each in ranges]
-    return "\n".join(lines)
+        return "\n".join(
+            [
+                *lines,
+                "skip them for good, on any ranks and with any batch size:",
+                f"  in the configuration   train: {{skip: {merged}}}",
+                f"  on the command line    penstock train ... 'train.skip={text}'",
+                *(f"  in Python              loader.skip{each}" for each in ranges),
+            ]
+        )
 
 
 def resume_in(loader: Loader, settings: Settings) -> Cursor:
@@ -174,16 +215,6 @@ def accumulated(settings: Settings) -> int:
     return int(settings.trainer.get("accumulate_grad_batches") or 1)
 
 
-def rank_lines(loaders: PlannedLoaders, rank: int, step: int, epoch: int) -> Iterator[str]:
-    """Yield the samples of a rank, each with its location."""
-    loader = loaders.on_rank(rank)
-    dataset: Any = getattr(loader, "dataset", None)
-    for index in loader.samples_at(step, epoch).tolist():
-        where = locate(dataset, index)
-        at = f"rank {rank}  " if loaders.world > 1 else ""
-        yield f"  {at}sample {index:,}" + (f"  {where}" if where else "")
-
-
 def steps_of(loader: Loader) -> Steps:
     """Return how a loader divides its order into batches and chunks."""
     return loader.position.plan.steps
@@ -198,8 +229,8 @@ def table(loader: Loader) -> Iterator[str]:
     yield "chunk   steps                     batches     samples"
     size = steps.chunk or steps.count
     count = -(-steps.count // size)
-    head = range(count) if count <= ROWS else range(ROWS - 4)
-    for chunk in (*head, *range(max(count - 3, head.stop), count)):
+    ends = (*range(ROWS - 4), *range(count - 3, count))
+    for chunk in range(count) if count <= ROWS else ends:
         if chunk == count - 3 and count > ROWS:
             yield "  ..."
         first, end = chunk * size, min((chunk + 1) * size, steps.count)
@@ -208,125 +239,41 @@ def table(loader: Loader) -> Iterator[str]:
         yield f"{chunk + 1:>5}   {span:<22} {end - first:>10,} {samples:>11,}"
 
 
-def validation_lines(loaders: PlannedLoaders) -> Iterator[str]:
-    """Yield what a validation reads."""
-    for loader in loaders.validation:
-        yield f"validation after each chunk: {counted(len(loader), 'batch')} on each rank"
-    if not loaders.validation:
-        yield "validation: none"
-
-
 def chunks_of(settings: Settings, loader: Loader) -> float:
     """Return the number of chunks of the run; infinite where nothing ends it."""
-    steps = steps_of(loader)
-    ends = [math.inf]
-    passes = settings.chunks.passes
-    epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps", -1)
-    if passes is not None:
-        ends.append(passes * steps.total_chunks)
+    steps, passes = steps_of(loader), settings.chunks.passes
+    epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps")
+    ends = [math.inf] if passes is None else [passes * steps.total_chunks]
     if epochs is not None and epochs >= 0:
         ends.append(epochs)
     if most is not None and most >= 0:
-        batches = most * accumulated(settings)
-        ends.append(batches / (steps.chunk or steps.count))
+        ends.append(most * accumulated(settings) / (steps.chunk or steps.count))
     return min(ends)
 
 
-def length_lines(loader: Loader, chunks: float) -> Iterator[str]:
-    """Yield the length of training, and how much of the dataset it sees."""
+def length_text(loader: Loader, chunks: float) -> str:
+    """Return the length of training, and how much of the dataset it sees."""
     plan, steps = loader.position.plan, steps_of(loader)
     if math.isinf(chunks):
-        yield "training has no end: give trainer.max_epochs, or train.max_passes"
-        return
+        return "training has no end: give trainer.max_epochs, or train.max_passes"
     if steps.limit is not None:
         epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
-        yield f"training: {epochs}, the first ones of another shuffle each time"
-        return
+        return f"training: {epochs}, the first ones of another shuffle each time"
     if loader.position.progress is not None:
-        yield f"training: {counted(chunks, 'chunk')} of different sizes"
-        return
+        return f"training: {counted(chunks, 'chunk')} of different sizes"
     epoch, rest = divmod(chunks, steps.total_chunks)
     step = min(int(rest * (steps.chunk or steps.count)), steps.count)
-    end = Cursor(int(epoch), steps.start(step) if step else 0)
-    share = coverage(plan, Cursor(), end)
-    yield (
+    share = coverage(plan, Cursor(), Cursor(int(epoch), steps.start(step) if step else 0))
+    return (
         f"training: {counted(chunks, 'chunk')} = {counted_passes(passes_after(steps, chunks))}, "
         f"{share:.1%} of {steps.size:,} samples seen"
     )
 
 
-def memory_lines(loader: Loader) -> Iterator[str]:
-    """Yield the size of a batch, and the memory of batches read ahead."""
-    batch = loader.peek()
-    size = bytes_of(batch)
-    yield f"a batch: {shapes_of(batch)}, {format_bytes(size)}"
-    if isinstance(loader, ChunkedDataLoader):  # a stream describes its buffers itself
-        ahead = 1 + loader.num_workers * (loader.prefetch_factor or 0)
-        held = f"{counted(ahead, 'batch')} at once on each rank, {format_bytes(ahead * size)}"
-        yield f"memory: up to {held}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedLoaders:
-    """The loaders of training and validation.
-
-    Args:
-        train: The training loader.
-        validation: Those of validation, Penstock's or torch's.
-        world: Number of ranks of the run.
-    """
-
-    train: Loader
-    validation: tuple[Any, ...]
-    world: int
-
-    def on_rank(self, rank: int) -> Loader:
-        """Return the training loader, planned for a rank."""
-        place(self.train, rank, self.world)
-        return self.train
-
-
-@contextmanager
-def planned_loaders(job: Job, settings: ChunkSettings) -> Iterator[PlannedLoaders]:
-    """Yield the loaders of a job, as `ChunkedTraining` will use them."""
-    data, world = job.data if job.data is not None else job.module, world_of(job.trainer_kwargs)
-    for hook, arguments in (("prepare_data", ()), ("setup", ("fit",))):
-        getattr(data, hook, lambda *_: None)(*arguments)
-    with ExitStack() as opened:
-        train = data.train_dataloader()
-        if settings.sized:
-            train = as_training_loader(train, settings, name="train_dataloader")
-        if not has_position(train):
-            raise ConfigError(
-                f"the order of a {type(train).__name__} is unknown: set train.train_chunk_size"
-            )
-        limit = job.trainer_kwargs.get("limit_train_batches")
-        if limit is not None and limit != 1.0 and train.position.chunk is None:
-            train.position.use(limit=limit)
-        validation = tuple(
-            as_validation_loader(each, settings, name="val_dataloader") if settings.sized else each
-            for each in flat_loaders(data.val_dataloader())
-        )
-        for loader in (train, *validation):
-            if isinstance(loader, Loader):
-                opened.enter_context(loader)
-                place(loader, 0, world)
-        skip_positions(train, settings)
-        yield PlannedLoaders(train, validation, world)
-
-
-def place(loader: Loader, rank: int, world: int) -> None:
-    """Make a loader plan for a rank of a run that is not started."""
-    if has_position(loader):
-        loader.position.use(topology=Topology(rank, world))
-
-
-def world_of(trainer: dict[str, Any]) -> int:
-    """Return the number of ranks that the configuration asks for."""
-    devices, nodes = trainer.get("devices", 1), trainer.get("num_nodes", 1)
-    if isinstance(devices, Sequence) and not isinstance(devices, str):
-        devices = len(devices)
-    return max(1, int(devices)) * int(nodes) if str(devices).isdigit() else int(nodes)
+def located(loader: Any, sample: int) -> str:
+    """Return the number of a sample, and where it is stored if that is known."""
+    where = locate(getattr(loader, "dataset", None), sample)
+    return f"sample {sample:,}" + (f"  {where}" if where else "")
 
 
 def locate(dataset: Any, index: int) -> str | None:

@@ -23,7 +23,7 @@ from penstock.training.run.checkpoints import (
     raised_while_restoring,
 )
 from penstock.training.run.directory import RunPaths, Saved, check_no_run, last_readable, locked
-from penstock.training.run.dry_run import Forecast, measure
+from penstock.training.run.dry_run import forecast
 from penstock.training.run.trainer import (
     Fit,
     SignalListener,
@@ -49,7 +49,7 @@ class Outcome:
         last_path: The last checkpoint.
         stopped_by: The signal that ended it early, or 0.
         reason: What ended it early, such as ``max_steps``; empty where nothing did.
-        forecast: The estimate of a dry run.
+        forecast: The estimate of a dry run; empty after training.
         verdict: Whether training waited for data; empty where unknown.
     """
 
@@ -64,7 +64,7 @@ class Outcome:
     last_path: Path | None = None
     stopped_by: int = 0
     reason: str = ""
-    forecast: Forecast | None = None
+    forecast: str = ""
     verdict: object = ""
 
     @property
@@ -74,8 +74,8 @@ class Outcome:
 
     def text(self) -> str:
         """Return a few lines for the user."""
-        if self.forecast is not None:
-            return self.forecast.text()
+        if self.forecast:
+            return self.forecast
         ended = f"stopped by {signal.Signals(self.stopped_by).name}" if self.stopped_by else "done"
         lines = [f"{ended} after {counted(self.steps, 'step')}, {counted(self.chunks, 'chunk')}"]
         if self.reason and not self.stopped_by:
@@ -178,7 +178,7 @@ def train(
     """
     paths = RunPaths(settings.run_dir)
     if dry_run:
-        return Outcome(paths.root, forecast=measure(settings))
+        return Outcome(paths.root, forecast=forecast(settings))
     first_rank = is_first_rank(environment)
     with (
         SignalListener() as listener,
