@@ -1,4 +1,4 @@
-"""Atomic writes: a reader finds the old file or the complete new one.
+"""Atomic writes: a reader finds the old file or the complete new one; and lists of JSON lines.
 
 A new file is created beside the old one, under a name that cannot be predicted and must not exist:
 a symbolic link planted there is never followed. The file is synced to disk and renamed, and the
@@ -19,11 +19,14 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
+
+from penstock.arguments import mapping
+from penstock.errors import SourceError
 
 log = logging.getLogger("penstock")
 
@@ -135,3 +138,38 @@ def _sync(path: Path, flags: int = 0) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# -- a file that lists samples that could not be read, written by any number of processes
+
+
+def append_entry(path: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the list.
+
+    Args:
+        path: The file; it is created if it does not exist.
+        entry: Values that JSON can represent.
+    """
+    line = (json.dumps(entry) + "\n").encode()
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line)  # a single write, so that lines of several processes do not mix
+    finally:
+        os.close(file)
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return all lines of the list; an empty list if there is no file.
+
+    Args:
+        path: The file.
+    """
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text().splitlines()
+        return [mapping("a line", json.loads(line), error=SourceError) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"{str(path)!r} is not a list of replaced samples ({error}): pass another quarantine="
+        ) from error

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import zarr
 
+from penstock.atomic_files import read_entries
 from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
-from penstock.quarantine import read_entries
 from tests.distributed.ranks_program import BAD, EPOCHS, GLOBAL_BATCH, SAMPLES
 
 ROOT = Path(__file__).parents[2]

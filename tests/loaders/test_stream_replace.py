@@ -10,9 +10,9 @@ import pytest
 import torch
 import zarr
 
+from penstock.atomic_files import read_entries
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.stream import StreamLoader
-from penstock.quarantine import read_entries
 from penstock.testing import WatchedSource
 
 ROWS, BLOCK, BATCH = 200, 10, 10

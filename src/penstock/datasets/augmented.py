@@ -106,6 +106,9 @@ class AugmentedDataset(TransformedDataset):
         return np.asarray(derive_key(self.seed, "augment", passes, indices))
 
 
+WorkerSafeAugmentedDataset = AugmentedDataset  # every dataset here is
+
+
 def build_augmentation(params: Mapping[str, Any]) -> Compose:
     """Return the transforms that ``augment_params`` describe, masks before noise."""
     if not params or not set(params) <= set(_PARTS):

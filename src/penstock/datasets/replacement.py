@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from penstock.arguments import LARGEST_SEED, a_path, choice, map_style, whole_number
+from penstock.atomic_files import append_entry, read_entries
 from penstock.errors import SourceError
 from penstock.keyed import current_epoch
 from penstock.order import derive_key
-from penstock.quarantine import append_entry, read_entries
 
 log = logging.getLogger("penstock")
 

@@ -78,6 +78,9 @@ class StandardizedDataset(TransformedDataset):
         return f"{super().fingerprint()}/{part}"
 
 
+WorkerSafeStandardizedDataset = StandardizedDataset  # every dataset here is
+
+
 def as_indices(indices: Iterable[int], size: int) -> Indices:
     """Return ``indices`` as an array; refuse those outside ``range(size)``."""
     if isinstance(indices, str) or not isinstance(indices, Iterable):

@@ -1,19 +1,27 @@
 """Loaders: a plan and an executor. Batches in order, with a position that can be saved."""
 
-from penstock.loaders.base import Loader
-from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.machine import Machine
-from penstock.loaders.replay import ReplayLoader
-from penstock.loaders.sampler import ChunkedSampler
-from penstock.loaders.stream import StreamLoader
-from penstock.loaders.workers import worker_init_fn
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ChunkedDataLoader",
-    "ChunkedSampler",
-    "Loader",
-    "Machine",
-    "ReplayLoader",
-    "StreamLoader",
-    "worker_init_fn",
-]
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.loaders.base import Loader as Loader
+    from penstock.loaders.chunked import ChunkedDataLoader as ChunkedDataLoader
+    from penstock.loaders.machine import Machine as Machine
+    from penstock.loaders.replay import ReplayLoader as ReplayLoader
+    from penstock.loaders.sampler import ChunkedSampler as ChunkedSampler
+    from penstock.loaders.stream import StreamLoader as StreamLoader
+    from penstock.loaders.workers import worker_init_fn as worker_init_fn
+
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "base": "Loader",
+        "chunked": "ChunkedDataLoader",
+        "machine": "Machine",
+        "replay": "ReplayLoader",
+        "sampler": "ChunkedSampler",
+        "stream": "StreamLoader",
+        "workers": "worker_init_fn",
+    },
+)

@@ -1,11 +1,8 @@
 """Measurements: where the time of a loader goes, what batches contain, memory, processor time."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.metrics.recorder import Probe, Recorder, Span, Work, current_recorder
-from penstock.metrics.snapshot import STAGES, Histogram, Snapshot, merge
-from penstock.metrics.verdict import Verdict, verdict_of
+from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from penstock.metrics.batches import Delivery as Delivery
@@ -14,44 +11,30 @@ if TYPE_CHECKING:
     from penstock.metrics.batches import samples_of as samples_of
     from penstock.metrics.batches import steady as steady
     from penstock.metrics.batches import summarize as summarize
+    from penstock.metrics.recorder import Probe as Probe
+    from penstock.metrics.recorder import Recorder as Recorder
+    from penstock.metrics.recorder import Span as Span
+    from penstock.metrics.recorder import Work as Work
+    from penstock.metrics.recorder import current_recorder as current_recorder
+    from penstock.metrics.snapshot import STAGES as STAGES
+    from penstock.metrics.snapshot import Histogram as Histogram
+    from penstock.metrics.snapshot import Snapshot as Snapshot
+    from penstock.metrics.snapshot import merge as merge
     from penstock.metrics.usage import accelerator_memory as accelerator_memory
     from penstock.metrics.usage import accelerator_utilization as accelerator_utilization
     from penstock.metrics.usage import tree_bytes as tree_bytes
     from penstock.metrics.usage import tree_cpu_seconds as tree_cpu_seconds
+    from penstock.metrics.verdict import Verdict as Verdict
+    from penstock.metrics.verdict import verdict_of as verdict_of
 
-# imported when they are used: they need torch, and the sources, which have probes, do not
-_LATER = {
-    "batches": "Delivery arrays_of bytes_of samples_of steady summarize",
-    "usage": "accelerator_memory accelerator_utilization tree_bytes tree_cpu_seconds",
-}
-_HOME = {name: module for module, names in _LATER.items() for name in names.split()}
-
-__all__ = [
-    "Delivery",
-    "Histogram",
-    "Probe",
-    "Recorder",
-    "STAGES",
-    "Snapshot",
-    "Span",
-    "Verdict",
-    "Work",
-    "accelerator_memory",
-    "accelerator_utilization",
-    "arrays_of",
-    "bytes_of",
-    "current_recorder",
-    "merge",
-    "samples_of",
-    "steady",
-    "summarize",
-    "tree_bytes",
-    "tree_cpu_seconds",
-    "verdict_of",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+# lazily: batches and usage need torch, and the sources, which have probes, do not
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "batches": "Delivery arrays_of bytes_of samples_of steady summarize",
+        "recorder": "Probe Recorder Span Work current_recorder",
+        "snapshot": "STAGES Histogram Snapshot merge",
+        "usage": "accelerator_memory accelerator_utilization tree_bytes tree_cpu_seconds",
+        "verdict": "Verdict verdict_of",
+    },
+)

@@ -19,7 +19,6 @@ from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import StoreSource, checked_along
-from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import (
     BaseSource,
     ComposedSource,
@@ -30,11 +29,14 @@ from penstock.sources.base import (
 )
 from penstock.sources.combine import Concatenated, Zipped, checked_rate
 from penstock.sources.memory import MemorySource, is_tensor
-from penstock.sources.npy import BinarySource, NpySource
-from penstock.sources.storage import DirectoryStore, StoredFile, is_pattern, is_url, redacted
-from penstock.sources.zarr import ZarrSource
-from penstock.sources.zarr.hierarchy import is_anndata, is_zarr
-from penstock.sources.zarr.stores import package_of
+from penstock.sources.storage import (
+    DirectoryStore,
+    StoredFile,
+    is_pattern,
+    is_url,
+    package_of,
+    redacted,
+)
 
 
 def open_source(
@@ -227,15 +229,17 @@ _REFUSALS = {
     ),
     "dtype": "says its dtype itself: leave out dtype=",
 }
+is_anndata = imported("penstock.sources.zarr.hierarchy:is_anndata")
+is_zarr = imported("penstock.sources.zarr.hierarchy:is_zarr")
 ARRAYS = ("fields", "along", "decode")
 ZARR_OPTIONS = ("direct", "missing", "columns", "dense")  # of a URL: others are for obstore
 COLUMNS = ("columns",)
 IN_MEMORY = Opener(MemorySource, ("along",))
-TABLE = Opener(ArrowSource, COLUMNS)
+TABLE = Opener(imported("penstock.sources.arrow:ArrowSource"), COLUMNS)
 ANNDATA = Opener(imported("penstock.sources.anndata:AnnDataSource"), COLUMNS)
 JSON_LINES = Opener(imported("penstock.sources.jsonl:JsonLinesSource"), COLUMNS)
 FOLDER = Opener(imported("penstock.sources.sample_files:FolderSource"))
-ZARR = Opener(ZarrSource, ARRAYS)
+ZARR = Opener(imported("penstock.sources.zarr:ZarrSource"), ARRAYS)
 HDF5 = Opener(arrays("penstock.sources.hdf5:arrays_of_hdf5"), ARRAYS)
 XARRAY = Opener(arrays("penstock.sources.sliceable:arrays_of_xarray"), ARRAYS)
 TENSORSTORE = Opener(arrays("penstock.sources.sliceable:arrays_of_tensorstore"), ARRAYS)
@@ -243,8 +247,8 @@ SLICEABLE = Opener(arrays("penstock.sources.sliceable:arrays_of_object"), ARRAYS
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
-    ".npy": Opener(NpySource),
-    ".bin": Opener(BinarySource, ("dtype",)),
+    ".npy": Opener(imported("penstock.sources.npy:NpySource")),
+    ".bin": Opener(imported("penstock.sources.npy:BinarySource"), ("dtype",)),
     ".h5ad": ANNDATA,
     **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
     ".tar": Opener(imported("penstock.sources.sample_files:TarSource"), COLUMNS),

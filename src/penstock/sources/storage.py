@@ -52,6 +52,15 @@ def is_pattern(path: str) -> bool:
     return any(character in path for character in "*?[")
 
 
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of ``value``.
+
+    >>> package_of(np.zeros(3))
+    'numpy'
+    """
+    return type(value).__module__.partition(".")[0]
+
+
 def redacted(text: str) -> str:
     """Return the text without user names, passwords, query strings and fragments of URLs.
 

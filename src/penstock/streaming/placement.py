@@ -14,11 +14,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.atomic_files import append_entry, read_entries
 from penstock.errors import SourceError
 from penstock.metrics import Probe
 from penstock.order import BlockOrder, Indices, derive_key
 from penstock.order.blocks import StoredOrder
-from penstock.quarantine import append_entry, read_entries
 from penstock.sources.base import Arrays, MappedSource, Source
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import PIECE_BYTES, as_items, scatter

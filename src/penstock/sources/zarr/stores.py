@@ -20,6 +20,7 @@ from penstock.sources.storage import (
     DirectoryStore,
     byte_range,
     one_line,
+    package_of,
     read_exactly,
 )
 from penstock.sources.thread_buffers import Bytes
@@ -54,15 +55,6 @@ def store_of(where: Any) -> ByteStore:
     if type(store).__name__ == "LocalStore":
         return DirectoryStore(Path(store.root) / inside)
     return ZarrPythonStore(store, inside)
-
-
-def package_of(value: object) -> str:
-    """Return the name of the package that defines the type of ``value``.
-
-    >>> package_of(np.zeros(3))
-    'numpy'
-    """
-    return type(value).__module__.partition(".")[0]
 
 
 class ZarrPythonStore(ByteStore):
