@@ -21,7 +21,10 @@ def nothing_is_left_running() -> Iterator[None]:
     threads, children = our_threads(), our_children()
     yield
     left = [thread for thread in our_threads() - threads if outlives(thread)]
-    multiprocessing.active_children()  # reaps those that ended
+    earlier = {child.pid for child in children}
+    for worker in multiprocessing.active_children():
+        if worker.pid not in earlier:  # psutil would reap it, and then it counts as alive for ever
+            worker.join(PATIENCE_SECONDS)
     late = list(our_children() - children)
     _, alive = psutil.wait_procs(late, timeout=PATIENCE_SECONDS) if late else ([], [])
     names = [f"thread {thread.name}" for thread in left]
