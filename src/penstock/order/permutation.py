@@ -112,8 +112,8 @@ class Permutation:
         if x.size and x.max() >= self.length:  # a negative index wrapped around to a large one
             raise IndexError(f"index out of range({self.length})")
         keys = [k if isinstance(k, np.ndarray) else np.array(k, np.uint64) for k in self._keys]
-        if self.length < SMALLEST_DOMAIN and not keys[0].ndim:
-            return self._small_table(keys, rounds)[index.astype(np.int64)]
+        if not keys[0].ndim and (self.length < SMALLEST_DOMAIN or self._is_dense(x.size)):
+            return self._look_up(x, keys, rounds).reshape(index.shape)
         self._scramble(x, keys, rounds)
         length = np.uint64(self.length)
         outside = np.flatnonzero(x >= length)
@@ -126,16 +126,14 @@ class Permutation:
             keys = [k[still] if k.ndim else k for k in keys]
         return x.view(np.int64).reshape(index.shape)
 
-    def _small_table(self, keys: list[Keys], rounds: range) -> Indices:
-        """Return all values: a short length would be walked to up to 64 times."""
-        table = np.arange(SMALLEST_DOMAIN, dtype=np.uint64)
-        self._scramble_stride(table, keys, rounds)
-        after, found = table.tolist(), []
-        for value in after[: self.length]:
-            while value >= self.length:
-                value = after[value]
-            found.append(value)
-        return np.array(found, np.int64)
+    def _is_dense(self, indices: int) -> bool:
+        return 2 * indices >= (domain := 1 << self._low + self._high) and domain <= STRIDE
+
+    def _look_up(self, x: Keys, keys: list[Keys], rounds: range) -> Indices:
+        """Return the values from a table of the domain: walking it costs no further pass."""
+        table = np.arange(1 << self._low + self._high, dtype=np.uint64)
+        self._scramble(table, keys, rounds)
+        return _walked(table.view(np.int64), x.view(np.int64), self.length)
 
     def _scramble(self, x: Keys, keys: list[Keys], rounds: range) -> None:
         if self._high <= 8 and x.size >= MANY and not keys[0].ndim:
@@ -193,20 +191,31 @@ def permutation(length: int, key: int) -> Permutation:
     return Permutation(length, key)
 
 
+def _walked(table: Indices, x: Indices, length: int, base: int | Indices = 0) -> Indices:
+    """Return the values at ``x`` in a table of a domain, walked back into ``range(length)``."""
+    base = np.broadcast_to(base, x.shape)
+    found: Indices = table[base + x]
+    outside = np.flatnonzero(found >= length)
+    while outside.size:
+        found[outside] = table[base[outside] + found[outside]]
+        outside = outside[found[outside] >= length]
+    return found
+
+
 def all_values(length: int, keys: Keys) -> Indices:
     """Return all values of one permutation per key: an array of keys by ``length``.
 
     >>> all_values(3, np.array([5, 9], np.uint64)).tolist()
     [[2, 1, 0], [1, 0, 2]]
     """
-    if length == 1:
-        return np.zeros((len(keys), 1), np.int64)
-    domain = max(length, SMALLEST_DOMAIN)  # walked in a table: a short length takes up to 64 steps
-    each = Permutation(domain, np.repeat(keys, domain))
-    table = each(np.tile(np.arange(domain), len(keys)))
-    found = table.reshape(len(keys), domain)[:, :length].ravel()
-    outside = np.flatnonzero(found >= length)
-    while outside.size:
-        found[outside] = table[outside // length * domain + found[outside]]
-        outside = outside[found[outside] >= length]
+    each = Permutation(length, keys)
+    domain = 1 << each._low + each._high
+    tables = np.tile(np.arange(domain, dtype=np.uint64), (len(keys), 1))
+    together = max(1, STRIDE // domain)
+    for begin in range(0, len(keys), together):
+        rows = slice(begin, begin + together)
+        by_row = [np.asarray(k)[rows, None] for k in each._keys]
+        each._scramble_stride(tables[rows], by_row, FORWARD)
+    x, base = np.tile(np.arange(length), len(keys)), np.repeat(np.arange(len(keys)), length)
+    found = _walked(tables.view(np.int64).ravel(), x, length, base * domain)
     return found.reshape(len(keys), length)
