@@ -23,7 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch import nn
 
 from penstock import StreamLoader
-from penstock.integrations.ray import RayTraining
+from penstock.integrations.ray import RayTraining, recoverable
 
 SAMPLES, INPUTS, GLOBAL_BATCH, SAVE_EVERY = 1_200, 8, 60, 5
 
@@ -89,10 +89,12 @@ def main() -> None:
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=train.ScalingConfig(num_workers=options.workers),
         # with the same name and storage, a new driver continues at the last checkpoint
-        run_config=train.RunConfig(
-            name="run",
-            storage_path=str(folder),
-            failure_config=train.FailureConfig(max_failures=1),
+        run_config=recoverable(
+            train.RunConfig(
+                name="run",
+                storage_path=str(folder),
+                failure_config=train.FailureConfig(max_failures=1),
+            )
         ),
     ).fit()
     found = result.metrics

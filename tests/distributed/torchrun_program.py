@@ -8,15 +8,18 @@ which is written every few steps.
 
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset
 
-from penstock import ChunkedDataLoader, StreamLoader
+from penstock import ChunkedDataLoader, ReplayLoader, StreamLoader
 from penstock.distributed import agree
+from penstock.loaders import Loader
 
 
 def chunked(settings):
@@ -30,7 +33,33 @@ def stream(settings):
     return StreamLoader(numbers, 5, chunk_size=settings["chunk"], seed=3, **blocks)
 
 
-LOADERS = {"chunked": chunked, "stream": stream}
+def replay(settings):
+    """A dataset without an index, whose own state is of no use to other ranks."""
+    return ReplayLoader(Shared(range(settings["samples"])), batch_size=5)
+
+
+class Shared(IterableDataset):
+    """Its ranks take turns, in the order of the epoch."""
+
+    sharded, epoch = True, 0
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = random.Random(self.epoch).sample(self.numbers, len(self.numbers))
+        return iter(order[dist.get_rank() :: dist.get_world_size()])
+
+
+LOADERS = {"chunked": chunked, "stream": stream, "replay": replay}
+
+
+def place_of(loader):
+    state = loader.state_dict()
+    return [state["epoch"], state.get("position", state.get("batches"))]
 
 
 def train(folder, resume, save):
@@ -38,20 +67,20 @@ def train(folder, resume, save):
     settings = json.loads((folder / "settings.json").read_text())
     loader = LOADERS[settings.get("loader", "chunked")](settings)
     resume(loader)
-    agree(loader)
+    if isinstance(loader, Loader):
+        agree(loader)
     attempt = [len(list(folder.glob("attempt-*")))]
     if dist.get_rank() == 0:
         (folder / f"attempt-{attempt[0]}").mkdir()
     dist.broadcast_object_list(attempt)
-    state, step, room = loader.state_dict(), 0, folder / f"attempt-{attempt[0]}"
+    step, room = 0, folder / f"attempt-{attempt[0]}"
     gate = settings["gates"][attempt[0] % len(settings["gates"])]
-    place = [dist.get_world_size(), state["epoch"], state["position"]]
     with (room / f"rank-{dist.get_rank()}.jsonl").open("w") as diary:
-        diary.write(json.dumps([os.getpid(), *place]) + "\n")
+        diary.write(json.dumps([os.getpid(), dist.get_world_size(), *place_of(loader)]) + "\n")
         while loader.state_dict()["epoch"] < settings["epochs"]:
             for batch in loader:
-                state, step = loader.state_dict(), step + 1
-                diary.write(json.dumps([state["epoch"], state["position"], batch.tolist()]) + "\n")
+                step += 1
+                diary.write(json.dumps([*place_of(loader), batch.tolist()]) + "\n")
                 diary.flush()
                 dist.all_reduce(torch.ones(1))  # every rank wrote down this step
                 if step % settings["every"] == 0:

@@ -10,7 +10,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from penstock.integrations.ray import RayTraining
+from penstock.integrations.ray import RayTraining, recoverable
 from tests.distributed.torchrun_program import train
 
 
@@ -34,8 +34,8 @@ if __name__ == "__main__":
         train_loop_config={"folder": folder},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=int(workers), resources_per_worker={"CPU": 0.5}),
-        run_config=RunConfig(
-            name="run", storage_path=folder, failure_config=FailureConfig(max_failures=1)
+        run_config=recoverable(
+            RunConfig(name="run", storage_path=folder, failure_config=FailureConfig(max_failures=1))
         ),
     ).fit()
     print(result.metrics)
