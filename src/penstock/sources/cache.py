@@ -24,6 +24,7 @@ import numpy.typing as npt
 from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import cache_directory, replacing
 from penstock.errors import SourceError
+from penstock.sources.storage import reading
 from penstock.sources.thread_buffers import Bytes
 
 Index: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -159,10 +160,8 @@ def remembered(
 
 def stamp(path: Path) -> tuple[int, int]:
     """Return size and time of modification of a file, in bytes and nanoseconds."""
-    try:
+    with reading(path):
         found = path.stat()
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
     return found.st_size, found.st_mtime_ns
 
 

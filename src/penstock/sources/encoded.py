@@ -7,7 +7,6 @@ of every sample's bytes; `sample_files.py` finds them.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +21,10 @@ from penstock.extras import optional
 from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.npy import parse_header
-from penstock.sources.storage import new_memory, read_exactly
+from penstock.sources.storage import new_memory, read_exactly, reading
 from penstock.sources.thread_buffers import Bytes, thread_buffer
 
+LEAVE_OUT = "write or copy it again, or leave it out"
 MOST_PIXELS = 1 << 28  # of an image; more is taken for a damaged header
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
@@ -59,16 +59,8 @@ class Decoder:
 
     def __call__(self, step: Callable[[Bytes], Any], raw: Bytes, name: str) -> Any:
         """Return what `probe` or `decode` returns; an error of a library is a `SourceError`."""
-        try:
+        with reading(f"the {self.name} {name}", advice=LEAVE_OUT, errors=(Exception,)):
             return step(raw)
-        except (SourceError, ImportError):
-            raise
-        except Exception as error:
-            text = re.sub(r" ?<[^>]*>", "", " ".join(str(error).split()))[:200]
-            raise SourceError(
-                f"{name} is not a readable {self.name} ({text or type(error).__name__}): write or "
-                "copy it again, or leave it out"
-            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import StoredArray
 from penstock.sources.sliceable import Found, library_lock, sliceable_array
-from penstock.sources.storage import UNREADABLE, one_line
+from penstock.sources.storage import UNREADABLE, reading
 
 LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
 HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
@@ -76,21 +76,12 @@ class ArrayFile:
 
     def _open(self) -> Any:
         library = optional("netCDF4", "xarray") if self.classic else optional("h5py", "hdf5")
-        try:
-            if self.classic:
-                file = library.Dataset(self.name)
-                file.set_auto_maskandscale(False)
-                return file
-            return library.File(self.name, "r")
-        except BlockingIOError as error:
-            raise SourceError(
-                f"{self.name} is locked by a program that writes it: wait until it is closed"
-            ) from error
-        except UNREADABLE as error:
-            raise SourceError(
-                f"{library.__name__} cannot open {self.name}: {one_line(error)}; if the file is "
-                "truncated or damaged, write or copy it again"
-            ) from error
+        with reading(self.name, library.__name__):
+            if not self.classic:
+                return library.File(self.name, "r")
+            file = library.Dataset(self.name)
+            file.set_auto_maskandscale(False)
+            return file
 
 
 class FileArray:
@@ -118,17 +109,12 @@ class FileArray:
 
 def _is_classic(path: Path) -> bool:
     """Return whether a file is classic netCDF; refuse what is neither this nor HDF5."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            for offset in USER_BLOCKS:
-                file.seek(offset)
-                if file.read(8) == HDF5_MAGIC:
-                    return False
-    except FileNotFoundError as error:
-        raise SourceError(f"there is no file {path}") from error
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        start = file.read(8)
+        for offset in USER_BLOCKS:
+            file.seek(offset)
+            if file.read(8) == HDF5_MAGIC:
+                return False
     if start[:3] == CLASSIC_MAGIC:
         return True
     raise SourceError(
@@ -139,7 +125,7 @@ def _is_classic(path: Path) -> bool:
 
 def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
     """Return the arrays below a path of the file; the caller holds the lock."""
-    try:
+    with reading(f"the list of arrays of {file.name}"):
         if file.classic:
             return {n: _array(file, n, v, v.dimensions) for n, v in file.root().variables.items()}
         top = file.root()[f"/{root}"]
@@ -147,13 +133,6 @@ def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
             return {"": _array(file, root, top, _scales(top))}
         prefix = f"{root}/" if root else ""
         return {n: _array(file, prefix + n, each, _scales(each)) for n, each in _datasets(top)}
-    except UNREADABLE as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(
-            f"the arrays of {file.name} cannot be listed: {one_line(error)}; if the file is "
-            "truncated or damaged, write or copy it again"
-        ) from error
 
 
 def _datasets(top: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, checked_names
 from penstock.sources.cache import Index, remembered
-from penstock.sources.storage import new_memory, read_exactly
+from penstock.sources.storage import new_memory, read_exactly, reading
 
 MOST_LINE_BYTES = 1 << 28
 DTYPES = {"bool": np.bool_, "int": np.int64, "float": np.float64, "text": np.uint8}
@@ -167,17 +167,12 @@ def _index(path: Path, names: list[str] | None) -> Index:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the end and the bytes of each line."""
     end = 0
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(MOST_LINE_BYTES):
-                if len(line) == MOST_LINE_BYTES:
-                    raise SourceError(f"{path} has a line of more than {len(line):,} bytes")
-                end += len(line)
-                yield end, line
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        while line := file.readline(MOST_LINE_BYTES):
+            if len(line) == MOST_LINE_BYTES:
+                raise SourceError(f"{path} has a line of more than {len(line):,} bytes")
+            end += len(line)
+            yield end, line
 
 
 def _parsed(line: bytes, path: Path, number: int | None = None) -> dict[str, Any]:

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import warnings
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from penstock.arguments import a_path, whole_number
+from penstock.arguments import whole_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.contract import sampled_rows
-from penstock.sources.storage import StoredFile, read_exactly
+from penstock.sources.storage import StoredFile, read_exactly, reading, stored_file
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26
 TOKEN_HEADER_BYTES = 1024
-HEADER_BYTES = 1 << 16  # of a remote file, read at once; headers have 128 bytes as a rule
-
-# what numpy, and Python's parser below it, raise at a header that numpy did not write
-UNREADABLE = (
-    *(ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError),
-    *(SyntaxError, TokenError, TypeError, ValueError),
-)
+HEADER_BYTES = 1 << 16  # read at once; headers have 128 bytes as a rule
 
 
 class NpySource(BaseSource):
@@ -51,22 +42,33 @@ class NpySource(BaseSource):
     """
 
     def __init__(self, path: str | os.PathLike[str] | StoredFile) -> None:
-        remote = path if isinstance(path, StoredFile) else None
-        self._file: Path | StoredFile = remote or a_path("path", path, error=SourceError)
+        self._file = stored_file(path)
         self._header = self._read_header()
         shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
-        name = remote.name if remote is not None else str(self._file)
-        super().__init__(shape[0], {"": Field(shape[1:], dtype)}, name)
-        self.in_flight = None if remote is None else remote.in_flight
-        self._pages: tuple[mmap.mmap, Rows] | None = None
+        super().__init__(shape[0], {"": Field(shape[1:], dtype)}, self._file.name)
+        self.in_flight = self._file.in_flight
 
     def _read_header(self) -> NpyHeader:
-        if isinstance(self._file, StoredFile):
-            return _remote_header(self._file)
-        return read_header(self._file)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pages": None}
+        file = self._file
+        head = file.read_at(0, min(file.size, HEADER_BYTES)).tobytes()
+        with reading(file.name, advice="write it again with numpy.save"):
+            header = parse_header(io.BytesIO(head))
+        if not header.shape or header.dtype.hasobject or not header.dtype.itemsize:
+            raise SourceError(
+                f"{file.name} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
+                "save an array of fixed-size items with a first axis of samples"
+            )
+        if file.size < header.nbytes:
+            raise SourceError(
+                f"{file.name} has {file.size} bytes but its header promises {header.nbytes}: "
+                "the file is truncated; write or copy it again"
+            )
+        if file.path is None and header.fortran and len(header.shape) > 1:
+            raise SourceError(
+                f"{file.name} is in Fortran order: a sample is all over the file; save it again "
+                "with numpy.save(path, numpy.ascontiguousarray(array))"
+            )
+        return header
 
     def fingerprint(self) -> str:
         """Return an identity of the data: shape, dtype, order and the bytes of a few blocks."""
@@ -75,7 +77,7 @@ class NpySource(BaseSource):
         return digest([list(head.shape), head.dtype.str, head.fortran], rows)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
-        path = self._file if self._header.is_native and isinstance(self._file, Path) else None
+        path = self._file.path if self._header.is_native else None
         for rows in out.values():
             if path is not None and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
@@ -84,10 +86,10 @@ class NpySource(BaseSource):
                 np.copyto(rows, self._rows(start, stop))
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        if isinstance(self._file, StoredFile):
+        if self._file.path is None:
             super()._take(indices, out)
             return
-        array: Any = self._mapped(self._file)
+        array: Any = self._rows(0, len(self))
         for rows in out.values():
             if self._header.is_native:
                 np.take(array, indices, axis=0, out=rows, mode="clip")
@@ -96,30 +98,22 @@ class NpySource(BaseSource):
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         # None where bytes must be fetched or swapped
-        native = self._header.dtype == self._fields[""].dtype
-        return {"": self._rows(start, stop)} if native and isinstance(self._file, Path) else None
+        is_native = self._header.dtype == self._fields[""].dtype
+        return {"": self._rows(start, stop)} if is_native and self._file.path else None
 
     def _rows(self, start: int, stop: int) -> Rows:
         """Return rows as they are stored: over mapped pages, or fetched."""
-        if isinstance(self._file, Path):
-            return self._mapped(self._file)[start:stop]
-        each, dtype = self._fields[""].nbytes, self._header.dtype
-        if not each * (stop - start):
-            return np.empty((stop - start, *self._fields[""].shape), dtype)
-        raw = self._file.read_at(self._header.offset + start * each, each * (stop - start))
-        return raw.view(dtype).reshape(stop - start, *self._fields[""].shape)
-
-    def _mapped(self, path: Path) -> Rows:
-        # two threads may both map the file and keep one map: harmless, and no lock to fork
-        pages = self._pages or _map(path, self._header)
-        self._pages = pages
-        mapping, array = pages
-        if mapping.size() < self._header.nbytes:  # touching pages past the end would be SIGBUS
-            raise SourceError(
-                f"{path} has shrunk to {mapping.size()} bytes of {self._header.nbytes} "
-                "while it was read: restore the file"
-            )
-        return array
+        head, each = self._header, self._fields[""].nbytes
+        pages = self._file.mapped()
+        if pages is not None:
+            shape = head.shape[::-1] if head.fortran else head.shape
+            array = np.ndarray(shape, head.dtype, pages, head.offset)
+            return (array.T if head.fortran else array)[start:stop]
+        nbytes = each * (stop - start)
+        raw = (
+            self._file.read_at(head.offset + start * each, nbytes) if nbytes else np.empty(0, "u1")
+        )
+        return raw.view(head.dtype).reshape(stop - start, *head.shape[1:])
 
 
 class BinarySource(NpySource):
@@ -144,22 +138,20 @@ class BinarySource(NpySource):
     def __init__(
         self, path: str | os.PathLike[str], *, dtype: Any = None, shape: tuple[int, ...] = ()
     ) -> None:
-        self._dtype, self._shape = _item_dtype(path, dtype), _item_shape(shape)
+        if not isinstance(shape, tuple | list):
+            raise SourceError(f"shape must be a tuple of sizes, got {shape!r}")
+        self._shape = tuple(whole_number("shape", n, minimum=1, error=SourceError) for n in shape)
+        self._dtype = _item_dtype(path, dtype)
         super().__init__(path)
 
     def _read_header(self) -> NpyHeader:
-        path = self._file
-        assert isinstance(path, Path)
-        try:
-            with path.open("rb") as file:
-                size, head = os.fstat(file.fileno()).st_size, file.read(TOKEN_HEADER_BYTES)
-        except OSError as error:
-            raise SourceError(f"cannot read {path}: {error.strerror}") from error
-        begin = _token_header(path, head, size, self._dtype.itemsize)
+        name, size = self._file.name, self._file.size
+        head = self._file.read_at(0, min(size, TOKEN_HEADER_BYTES)).tobytes()
+        begin = _token_header(name, head, size, self._dtype.itemsize)
         count, rest = divmod(size - begin, prod(self._shape) * self._dtype.itemsize)
         if rest or not count:
             raise SourceError(
-                f"{path} has {size} bytes, which is not a whole number of samples of shape "
+                f"{name} has {size} bytes, which is not a whole number of samples of shape "
                 f"{self._shape} of {self._dtype}: pass the dtype it was written with, or copy it "
                 "again if it is truncated"
             )
@@ -181,13 +173,7 @@ def _item_dtype(path: object, dtype: Any) -> np.dtype[np.generic]:
     return found
 
 
-def _item_shape(shape: object) -> tuple[int, ...]:
-    if not isinstance(shape, tuple | list):
-        raise SourceError(f"shape must be a tuple of sizes, got {shape!r}")
-    return tuple(whole_number("shape", n, minimum=1, error=SourceError) for n in shape)
-
-
-def _token_header(path: Path, head: bytes, size: int, itemsize: int) -> int:
+def _token_header(name: str, head: bytes, size: int, itemsize: int) -> int:
     """Return the bytes of the header of llm.c: 256 int32, of which only the first three are set.
 
     They are a magic number, a version and the number of tokens.
@@ -200,7 +186,7 @@ def _token_header(path: Path, head: bytes, size: int, itemsize: int) -> int:
         return 0
     if stored != itemsize:
         raise SourceError(
-            f"{path} says that it holds {tokens} tokens, of {stored} bytes each: pass a dtype of "
+            f"{name} says that it holds {tokens} tokens, of {stored} bytes each: pass a dtype of "
             f"that size, such as dtype='uint{8 * stored}'"
         )
     return TOKEN_HEADER_BYTES
@@ -226,89 +212,23 @@ class NpyHeader:
         return self.dtype.isnative and (not self.fortran or len(self.shape) == 1)
 
 
-def read_header(path: Path) -> NpyHeader:
-    """Return the header of the file; raise ``SourceError`` if it cannot be used."""
-    try:
-        with path.open("rb") as file:
-            return checked_header(file, os.fstat(file.fileno()).st_size, str(path))
-    except FileNotFoundError as error:
-        raise SourceError(f"there is no file {path}") from error
-    except SourceError:
-        raise
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _remote_header(file: StoredFile) -> NpyHeader:
-    head = file.read_at(0, min(file.size, HEADER_BYTES)) if file.size else b""
-    header = checked_header(io.BytesIO(bytes(head)), file.size, file.name)
-    if header.fortran and len(header.shape) > 1:
-        raise SourceError(
-            f"{file.name} is in Fortran order: a sample is all over the file; save it again "
-            "with numpy.save(path, numpy.ascontiguousarray(array))"
-        )
-    return header
-
-
-def checked_header(file: BinaryIO, size: int, name: str) -> NpyHeader:
-    """Return the header at the start of a file; raise ``SourceError`` if it cannot be used.
-
-    Args:
-        file: The file, or its first bytes.
-        size: The size of the whole file.
-        name: Of the file, for messages.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
-            header = parse_header(file)
-    except UNREADABLE as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise SourceError(
-            f"{name} is not a readable .npy file ({why[:200]}): write it again with numpy.save"
-        ) from error
-    if not header.shape or header.dtype.hasobject or not header.dtype.itemsize:
-        raise SourceError(
-            f"{name} holds {len(header.shape)} dimensions of dtype {header.dtype}: "
-            "save an array of fixed-size items with a first axis of samples"
-        )
-    if size < header.nbytes:
-        raise SourceError(
-            f"{name} has {size} bytes but its header promises {header.nbytes}: "
-            "the file is truncated; write or copy it again"
-        )
-    return header
-
-
 def parse_header(file: BinaryIO) -> NpyHeader:
     """Return the header at the start of a file; raise one of `UNREADABLE` if it has none."""
     version = npy_format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = npy_format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, fortran, dtype = npy_format.read_array_header_2_0(file)
-    else:
+    readers = {
+        (1, 0): npy_format.read_array_header_1_0,
+        (2, 0): npy_format.read_array_header_2_0,
+    }
+    if version not in readers:
         raise ValueError(f"version {version} of the format is not supported")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # headers of Python 2 are readable, with a warning
+        shape, fortran, dtype = readers[version](file)
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"it has {len(shape)} dimensions")
-    sizes = tuple(
+    for axis, n in enumerate(shape):
         whole_number(f"shape[{axis}]", n, minimum=0, error=ValueError)
-        for axis, n in enumerate(shape)
-    )
     # numpy multiplies like this too, also where one of the sizes is 0
-    nbytes = prod(max(1, n) for n in sizes) * dtype.itemsize
+    nbytes = prod(max(1, n) for n in shape) * dtype.itemsize
     whole_number("the size of the array in bytes", nbytes, error=ValueError)
-    return NpyHeader(sizes, dtype, fortran, file.tell())
-
-
-def _map(path: Path, header: NpyHeader) -> tuple[mmap.mmap, Rows]:
-    try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot map {path}: {error}") from error
-    if mapping.size() < header.nbytes:
-        raise SourceError(f"{path} is shorter than its header says: restore the file")
-    shape = header.shape[::-1] if header.fortran else header.shape
-    array = np.ndarray(shape, header.dtype, mapping, header.offset)
-    return mapping, array.T if header.fortran else array
+    return NpyHeader(shape, dtype, fortran, file.tell())

@@ -24,6 +24,7 @@ from penstock.sources.storage import (
     byte_range,
     is_first_process,
     is_url,
+    new_memory,
     redacted,
 )
 from penstock.sources.thread_buffers import Bytes
@@ -294,6 +295,8 @@ class ObjectFile(StoredFile):
 
     def read_at(self, offset: int, nbytes: int) -> Bytes:
         """Return bytes; raise ``SourceError`` if the object has changed since it was opened."""
+        if not nbytes:
+            return new_memory(0)
         return self._store.fetch_version(self._key, offset, nbytes, self.version)
 
 

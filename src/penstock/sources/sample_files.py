@@ -33,11 +33,12 @@ from penstock.sources.encoded import (
     decoder_for,
     one_field,
 )
-from penstock.sources.storage import is_pattern, read_exactly
+from penstock.sources.storage import is_pattern, read_exactly, reading
 from penstock.sources.thread_buffers import thread_buffer
 
 log = logging.getLogger(__name__)
 
+UNCOMPRESSED = "write it as a .tar without compression"
 SUFFIXES = (".npy", *IMAGES, *SOUNDS)  # of files that are one sample each
 
 
@@ -223,21 +224,12 @@ def _named(file: Path, key: str, sample: dict[str, TarMember], name: str) -> Tar
 
 def _tar_members(file: Path) -> Iterator[TarMember]:
     """Yield the files of an archive, without those that WebDataset ignores."""
-    try:
-        size = file.stat().st_size
-        with tarfile.open(file, "r:") as archive:
-            for member in archive:
-                match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)
-                if member.isreg() and match is not None and not member.issparse():
-                    if member.offset_data + member.size > size:
-                        raise SourceError(f"{file} is truncated: write or copy it again")
-                    where = member.offset_data, member.size
-                    yield TarMember(match[1], match[2].lower(), *where)
-                archive.members.clear()  # type: ignore[attr-defined]  # else all of them are kept
-    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(
-            f"{file} is not a readable archive ({' '.join(str(error).split())[:200]}): write it "
-            "as a .tar without compression"
-        ) from error
+    size = stamp(file)[0]
+    with reading(file, advice=UNCOMPRESSED), tarfile.open(file, "r:") as archive:
+        for member in archive:
+            match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)
+            if member.isreg() and match is not None and not member.issparse():
+                if member.offset_data + member.size > size:
+                    raise SourceError(f"{file} is truncated: write or copy it again")
+                yield TarMember(match[1], match[2].lower(), member.offset_data, member.size)
+            archive.members.clear()  # type: ignore[attr-defined]  # else all of them are kept

@@ -22,10 +22,11 @@ from penstock.sources.array_source import (
 )
 from penstock.sources.cf import Attributes
 from penstock.sources.contract import BLOCK_BYTES, Field, Rows
-from penstock.sources.storage import UNREADABLE, one_line
+from penstock.sources.storage import reading
 
 Found: TypeAlias = tuple[str, dict[str, StoredArray]]  # name of a store, and its arrays by field
 
+COMPLETE = "check that the file is complete, and not being changed"
 _LOCKS: dict[tuple[int, str], threading.Lock] = {}
 
 
@@ -80,15 +81,8 @@ class SliceableArray(ArrayReader):
             inside = zip(parts, box, strict=True)
             parts = [(begin + low, begin + high) for (begin, _), (low, high) in inside]
         parts.insert(self._axis, (start, stop))
-        try:
+        with reading(f"{self._name} at samples {start}:{stop}", self.how, advice=COMPLETE):
             self._fill(tuple(slice(*part) for part in parts), out)
-        except SourceError:
-            raise
-        except UNREADABLE as error:
-            raise SourceError(
-                f"{self.how} cannot read {self._name} at samples {start}:{stop}: "
-                f"{one_line(error)}; check that the file is complete, and not being changed"
-            ) from None
 
     def _fill(self, key: tuple[slice, ...], out: Rows) -> None:
         with self._locked():

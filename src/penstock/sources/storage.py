@@ -7,15 +7,20 @@ import lzma
 import mmap
 import os
 import re
+import tarfile
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.errors import SourceError
+from penstock.arguments import a_path
+from penstock.errors import PenstockError, SourceError
 from penstock.extras import optional
 from penstock.sources.thread_buffers import Bytes
 
@@ -24,13 +29,16 @@ Allocate: TypeAlias = Callable[[int], Bytes]
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "http", "https")
 _USER = re.compile(r"(\w+:/{1,2})[^/\s'\"]*@")
 _QUERY = re.compile(r"(\w+:/[^\s'\"?#]*)[?#][^\s'\"]*")
+_OBJECT = re.compile(r" ?<[^<>]* at 0x\w+>")
 
 
-# what codecs and libraries raise at bytes they did not write
+# what codecs, parsers and libraries raise at bytes they did not write
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
-    *(OSError, RuntimeError, TypeError, ValueError, lzma.LZMAError, zlib.error),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError, TokenError, lzma.LZMAError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
+AGAIN = "if it is truncated or damaged, write or copy it again"
 
 
 def is_url(where: str) -> bool:
@@ -79,7 +87,46 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("two\nlines"))
     'two lines'
     """
-    return redacted(" ".join(str(error).split()))[:300] or type(error).__name__
+    said = getattr(error, "strerror", None) or _OBJECT.sub("", str(error))
+    return redacted(" ".join(said.split()))[:300] or type(error).__name__
+
+
+@contextmanager
+def reading(
+    name: object,
+    by: str = "",
+    *,
+    advice: str = AGAIN,
+    errors: tuple[type[Exception], ...] = UNREADABLE,
+) -> Iterator[None]:
+    """Turn what libraries raise at files into a ``SourceError`` of one sentence.
+
+    Args:
+        name: What is read, for the message.
+        by: The library that reads it.
+        advice: What to do.
+        errors: What the library raises.
+
+    >>> with reading("x.zip", "zipfile"):
+    ...     raise ValueError("bad magic")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.SourceError: zipfile cannot read x.zip: bad magic; if it is truncated ...
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except FileNotFoundError:
+        raise SourceError(f"there is no file {name}") from None
+    except BlockingIOError as error:
+        wait = "it is locked by a program that writes it; wait until that has closed it"
+        raise SourceError(f"cannot read {name}: {wait}") from error
+    except errors as error:
+        # not "from error": its text may hold credentials of a URL
+        raise SourceError(
+            f"{by} cannot read {name}: {one_line(error)}; {advice}".lstrip()
+        ) from None
 
 
 _STARTED: dict[str, int] = {}
@@ -150,23 +197,75 @@ def _truncated(name: Path | str, missing_bytes: int) -> SourceError:
 
 
 class StoredFile(ABC):
-    """One file that is read by ranges of bytes, such as an object on object storage.
+    """One file that is read by ranges of bytes: on the local disk, or on object storage.
 
     Attributes:
         name: The name for messages.
         size: The number of bytes.
         version: What changes when the file is written again.
-        in_flight: Simultaneous reads that it needs for its full speed.
+        in_flight: Simultaneous reads that it needs for its full speed; None if it is local.
+        path: Of a local file.
     """
 
     name: str
     size: int
     version: str
-    in_flight: int
+    in_flight: int | None = None
+    path: Path | None = None
 
     @abstractmethod
     def read_at(self, offset: int, nbytes: int) -> Bytes:
-        """Return bytes; raise ``SourceError`` if the file has changed since it was opened."""
+        """Return bytes; raise ``SourceError`` if they are not there any more."""
+
+    def mapped(self) -> mmap.mmap | None:
+        """Return the bytes as mapped pages, or None if they must be fetched."""
+        return None
+
+
+class LocalFile(StoredFile):
+    """A file on the local disk.
+
+    Args:
+        path: Where it is.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = a_path("path", path, error=SourceError)
+        self.name = str(self.path)
+        with reading(self.name):
+            found = self.path.stat()
+        self.size, self.version = found.st_size, str(found.st_mtime_ns)
+        self._pages: mmap.mmap | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pages": None}
+
+    def read_at(self, offset: int, nbytes: int) -> Bytes:
+        """Return bytes of the file."""
+        raw = new_memory(nbytes)
+        read_exactly(self.path, raw, offset)
+        return raw
+
+    def mapped(self) -> mmap.mmap:
+        """Return read-only pages; touching them after the file has shrunk would be SIGBUS."""
+        # two threads may both map the file and keep one map: harmless, and no lock to fork
+        pages = self._pages
+        if pages is None:
+            with reading(self.name), self.path.open("rb") as file:
+                self._pages = pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        if pages.size() < self.size:
+            raise SourceError(
+                f"{self.name} has shrunk to {pages.size()} bytes of {self.size} while it was read: "
+                "restore the file"
+            )
+        return pages
+
+
+def stored_file(where: str | os.PathLike[str] | StoredFile) -> StoredFile:
+    """Return the file at a path, or one that is open already."""
+    return where if isinstance(where, StoredFile) else LocalFile(where)
 
 
 class RangeFile(io.RawIOBase):
@@ -202,7 +301,7 @@ class RangeFile(io.RawIOBase):
         """Return the next bytes, all of the rest by default."""
         rest = max(0, self._file.size - self._at)
         count = rest if size is None or size < 0 else min(size, rest)
-        found = self._file.read_at(self._at, count).tobytes() if count else b""
+        found = self._file.read_at(self._at, count).tobytes()
         self._at += count
         return found
 

@@ -15,13 +15,7 @@ from penstock.extras import optional
 from penstock.sources.array_source import Box
 from penstock.sources.base import Rows
 from penstock.sources.sliceable import SliceableArray, library_lock
-from penstock.sources.storage import (
-    UNREADABLE,
-    ByteStore,
-    DirectoryStore,
-    is_first_process,
-    one_line,
-)
+from penstock.sources.storage import ByteStore, DirectoryStore, is_first_process, reading
 from penstock.sources.zarr.hierarchy import MissingChunks
 
 
@@ -130,7 +124,7 @@ def _open(store: ByteStore, key: str, pipeline: str | None) -> tuple[Any, _Missi
     """Return the array, and what is missing of it; zarrs does not report that."""
     zarr = optional("zarr", extra="zarr")
     settings, seen = {"codec_pipeline.path": pipeline}, None
-    try:
+    with reading(store.name(key.rstrip("/")), "zarr-python"):
         opened, prefix = store.zarr_store()
         if pipeline is None:
             settings, seen = {}, _MissingSeen()
@@ -140,7 +134,3 @@ def _open(store: ByteStore, key: str, pipeline: str | None) -> tuple[Any, _Missi
         with library_lock("zarr"), zarr.config.set(settings), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about fallbacks inside of zarrs
             return zarr.open_array(opened, path=(prefix + key).strip("/"), mode="r"), seen
-    except UNREADABLE as error:
-        raise SourceError(
-            f"zarr-python cannot open {store.name(key.rstrip('/'))}: {one_line(error)}"
-        ) from None

@@ -14,14 +14,13 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.storage import (
-    UNREADABLE,
     Allocate,
     ByteStore,
     DirectoryStore,
     byte_range,
-    one_line,
     package_of,
     read_exactly,
+    reading,
 )
 from penstock.sources.thread_buffers import Bytes
 
@@ -109,14 +108,11 @@ class ZarrPythonStore(ByteStore):
         return self._store, self._prefix
 
     def _call(self, key: str, request: Callable[[], Any]) -> Any:
-        try:
-            return optional("zarr.core.sync", extra="zarr").sync(request())
-        except FileNotFoundError:
-            return None
-        except UNREADABLE as error:
-            raise SourceError(
-                f"zarr-python cannot read {self.name(key)}: {one_line(error)}"
-            ) from error
+        with reading(self.name(key), "zarr-python"):
+            try:
+                return optional("zarr.core.sync", extra="zarr").sync(request())
+            except FileNotFoundError:
+                return None
 
 
 class ZipByteStore(ByteStore):
@@ -128,14 +124,8 @@ class ZipByteStore(ByteStore):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
-            with zipfile.ZipFile(self.path) as file:
-                self._entries = {each.filename: each for each in file.infolist()}
-        except (zipfile.BadZipFile, *UNREADABLE) as error:
-            raise SourceError(
-                f"cannot open {self.path}: {one_line(error)}; if it is truncated or damaged, write "
-                "or copy it again"
-            ) from error
+        with reading(self.path), zipfile.ZipFile(self.path) as file:
+            self._entries = {each.filename: each for each in file.infolist()}
 
     def name(self, key: str) -> str:
         """Return the path of the file and of the entry in it."""
@@ -154,14 +144,9 @@ class ZipByteStore(ByteStore):
         if stored:
             read_exactly(self.path, into, self._begin(entry) + first)
             return into
-        try:
+        with reading(self.name(key)):
             with zipfile.ZipFile(self.path) as file, file.open(entry) as content:
-                whole = content.read(entry.file_size)
-        except (zipfile.BadZipFile, *UNREADABLE) as error:
-            raise SourceError(f"cannot read {self.name(key)}: {one_line(error)}") from error
-        if len(whole) != into.size:
-            raise SourceError(f"{self.name(key)} ends too early: write or copy the file again")
-        into[...] = np.frombuffer(whole, np.uint8)
+                into[...] = np.frombuffer(content.read(entry.file_size), np.uint8)
         return into[first : first + wanted]
 
     def children(self, key: str) -> list[str]:
