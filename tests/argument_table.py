@@ -967,7 +967,7 @@ def datasets(folder: Path) -> Iterator[Call]:
         "validate_dataset",
         penstock.validate_dataset,
         lambda: {"dataset_dir": steering},
-        {"dataset_dir": PATH, "storage_format": CHOICE, "block_bytes": count()},
+        {"dataset_dir": PATH, "storage_format": CHOICE},
     )
     yield Call(
         "convert_to_hdf5",

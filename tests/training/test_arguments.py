@@ -126,7 +126,7 @@ def table(tmp_path):
             "storage_format": "pt", "use_mmap": False, "seed": 1,
         },
         penstock.validate_dataset: {
-            "dataset_dir": f"{folder}/steering", "storage_format": "pt", "block_bytes": 100,
+            "dataset_dir": f"{folder}/steering", "storage_format": "pt",
         },
         penstock.convert_to_hdf5: {
             "dataset_dir": f"{folder}/steering", "target_dir": f"{folder}/hdf5",
@@ -247,7 +247,7 @@ def test_a_wrong_value_is_refused_by_name_or_it_works(places, kind):
 INTEGERS = [
     "time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks", "n_fft",
     "hop_length", "samples", "classes", "bits", "seed", "sample_len", "target_sr", "context_len",
-    "pad_len", "pairs", "embedding_dim", "n_neg", "clusters", "keywords", "epoch", "block_bytes",
+    "pad_len", "pairs", "embedding_dim", "n_neg", "clusters", "keywords", "epoch",
     "pad_to_multiple_of", "max_length", "sample_rate", "keep_best_k", "keep_last_n",
     "save_interval_epochs", "global_step", "n_splits", "max_attempts", "min_val_segments",
     "random_state", "min_test_segments", "num_classes",

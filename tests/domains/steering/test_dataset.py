@@ -365,9 +365,9 @@ def test_an_empty_split_is_refused(plain):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "config.json is not JSON"),
-        ("[]", "must hold an object"),
-        ('{"n_neg": 4}', "embedding_dim must be an integer of at least 1, got nothing"),
+        ("{", "config.json is not a valid config: Expecting"),
+        ("[]", "config.json must be values by name"),
+        ('{"n_neg": 4}', "embedding_dim must be an integer, got None"),
         ('{"n_neg": 4, "embedding_dim": "64"}', "embedding_dim must be an integer"),
         ('{"n_neg": 4, "embedding_dim": 32}', r"dim=32\), found float32 of shape \(50, 64\)"),
         ('{"n_neg": 5, "embedding_dim": 64}', r"negatives=5\), found int64 of shape \(100, 4\)"),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.arguments import choice, shown, whole_number
+from penstock.arguments import choice, mapping, real_number, shown, whole_number
 from penstock.checks import InvalidDataError
 from penstock.domains.steering.layout import CONFIG, COUNTS, VARIANTS
 from penstock.errors import ConfigError
@@ -22,7 +22,6 @@ from penstock.registry import did_you_mean
 SEED: Final = 42  # where the config names none; the default of the format's own builder
 MODES: Final = ("fixed", "linear", "cosine")
 _DISTANCES: Final = {"start_distance": 0.3, "end_distance": 0.7, "warmup_epochs": 10}
-_INTEGERS: Final = (("embedding_dim", 1, None), ("n_neg", 1, None), ("random_seed", 0, SEED))
 _NUMBERS: Final = ("zero_prob_start", "zero_prob_end", "epochs_total", *_DISTANCES)
 
 
@@ -68,16 +67,21 @@ class Curriculum:
         Raises:
             ConfigError: A key is unknown or a value makes no sense.
         """
-        base = _checked_probabilities(probabilities)
+        if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
+            found = shown(probabilities)
+            raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found}")
+        names = {name: f"steering_probabilities.{name}" for name in VARIANTS}
+        base = tuple(_number(names[name], probabilities[name]) for name in VARIANTS)
+        if abs(sum(base) - 1) > 1e-6:
+            raise ConfigError(f"steering_probabilities must sum to 1, got {sum(base)!r}")
         if not curriculum:
             return cls(base)
-        if not isinstance(curriculum, Mapping):
-            raise ConfigError(f"curriculum must be a mapping, got {shown(curriculum)}")
-        for key in curriculum:
+        given = mapping("curriculum", curriculum, error=ConfigError)
+        for key in given:
             if key not in (known := ("mode", *_NUMBERS)):
                 raise ConfigError(f"curriculum has no key {shown(key)}{did_you_mean(key, known)}")
-        mode = choice("curriculum mode", curriculum.get("mode", "linear"), MODES, error=ConfigError)
-        numbers = {k: _checked_number(k, curriculum[k]) for k in _NUMBERS if k in curriculum}
+        mode = choice("curriculum mode", given.pop("mode", "linear"), MODES, error=ConfigError)
+        numbers = {key: _number(key, value) for key, value in given.items()}
         if _DISTANCES.keys() & numbers:  # one of these keys implies the defaults of the others
             numbers = _DISTANCES | numbers
         return cls(base, mode, **numbers)
@@ -112,21 +116,9 @@ class Curriculum:
         return start + (end - start) * t
 
 
-def _checked_probabilities(probabilities: Any) -> tuple[float, ...]:
-    if not isinstance(probabilities, Mapping) or set(probabilities) != set(VARIANTS):
-        found = shown(probabilities)
-        raise ConfigError(f"steering_probabilities must have exactly {VARIANTS}, got {found}")
-    base = tuple(_checked_number(f"steering_probabilities.{n}", probabilities[n]) for n in VARIANTS)
-    if abs(sum(base) - 1) > 1e-6:
-        raise ConfigError(f"steering_probabilities must sum to 1, got {sum(base)!r}")
-    return base
-
-
-def _checked_number(key: str, value: Any) -> float:
-    high = 1.0 if "prob" in key else 2.0 if "distance" in key else 1e9
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
-        raise ConfigError(f"{key} must be a number in [0, {high:g}], got {shown(value)}")
-    return float(value)
+def _number(key: str, value: Any) -> float:
+    most = 1.0 if "prob" in key else 2.0 if "distance" in key else 1e9
+    return real_number(key, value, minimum=0, maximum=most, error=ConfigError)
 
 
 @lru_cache(maxsize=4)
@@ -195,17 +187,9 @@ def read_config(directory: Path) -> SteeringConfig:
     if not path.is_file():
         raise InvalidDataError(f"Config file not found: {path}; every dataset directory has one")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidDataError(f"{path} is not JSON ({error}): write it again") from error
-    except OSError as error:
-        raise InvalidDataError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(raw, dict):
-        raise InvalidDataError(f"{path} must hold an object, found {type(raw).__name__}")
-    try:
-        return parse_config(raw)
-    except ConfigError as error:
-        raise InvalidDataError(f"{path}: {error}") from error
+        return parse_config(mapping("config.json", json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, RecursionError) as error:  # also of a value in it
+        raise InvalidDataError(f"{path} is not a valid config: {error}") from error
 
 
 def parse_config(raw: Mapping[str, Any]) -> SteeringConfig:
@@ -214,15 +198,13 @@ def parse_config(raw: Mapping[str, Any]) -> SteeringConfig:
     >>> parse_config({"embedding_dim": 8, "n_neg": 2}).curriculum.probabilities(0)["zero"]
     0.25
     """
-    equal = dict.fromkeys(VARIANTS, 0.25)  # the format's documented default
     numbers = {}
-    for key, least, default in _INTEGERS:
-        if key not in raw and default is None:
-            raise ConfigError(f"{key} must be an integer of at least {least}, got nothing")
-        value = raw.get(key, default)
+    for key, least in (("embedding_dim", 1), ("n_neg", 1), ("random_seed", 0)):
+        value = raw.get(key, SEED if key == "random_seed" else None)
         numbers[key] = whole_number(key, value, minimum=least, error=ConfigError)
-    curriculum = Curriculum.from_config(
-        raw.get("steering_probabilities", equal), raw.get("curriculum")
+    equal = dict.fromkeys(VARIANTS, 0.25)  # the format's documented default
+    shares = raw.get("steering_probabilities", equal)
+    curriculum = Curriculum.from_config(shares, raw.get("curriculum"))
+    return SteeringConfig(
+        raw, numbers["embedding_dim"], numbers["n_neg"], curriculum, numbers["random_seed"]
     )
-    embedding_dim, n_neg, seed = numbers.values()
-    return SteeringConfig(raw, embedding_dim, n_neg, curriculum, seed)

@@ -7,7 +7,8 @@ import logging
 import pickle
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,6 @@ log = logging.getLogger("penstock")
 
 FORMATS: Final = ("auto", "pt", "hdf5")
 COMPRESSIONS: Final = ("gzip", "lzf", None)
-COPY_BYTES: Final = 16 << 20  # rows of a table that are copied at once
 # what torch.load raises on bytes that are not a .pt file, apart from UnpicklingError
 _UNREADABLE: Final = (
     *(RuntimeError, OSError, EOFError, ValueError),
@@ -60,10 +60,6 @@ class PtReader:
     def has(self, table: layout.Table) -> bool:
         """Return whether the table exists."""
         return (self.directory / table.file).is_file()
-
-    def column(self, table: layout.Table) -> torch.Tensor:
-        """Return the table, mapped into memory."""
-        return self.tensor(table, mapped=True)
 
     def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
         """Return the whole table; ``mapped`` maps it into memory where that is possible."""
@@ -97,24 +93,23 @@ class Hdf5Reader:
         """Return whether the table exists."""
         return table.hdf5 in self._file
 
-    def column(self, table: layout.Table) -> Any:
-        """Return the table as an HDF5 dataset, whose rows are read when they are indexed."""
-        found = self._file.get(table.hdf5)
-        if not isinstance(found, self._dataset):
-            raise InvalidDataError(f"{self.locate(table)} not found: write the file again")
-        if found.dtype.kind not in "iufb":
-            raise InvalidDataError(f"{self.locate(table)} must hold numbers, found {found.dtype}")
-        return found
-
     def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
         """Return the whole table; ``mapped`` maps it if it is uncompressed and in one piece."""
-        column = self.column(table)
-        offset = column.id.get_offset() if mapped and column.size else None
-        if offset is not None and column.dtype.isnative:
-            path = Path(self._file.filename)
+        found, place = self._file.get(table.hdf5), self.locate(table)
+        if not isinstance(found, self._dataset):
+            raise InvalidDataError(f"{place} not found: write the file again")
+        if found.dtype.kind not in "iufb":
+            raise InvalidDataError(f"{place} must hold numbers, found {found.dtype}")
+        offset = found.id.get_offset() if mapped and found.size else None
+        if offset is not None and found.dtype.isnative:
             # "c": torch needs writable memory; writes never reach the file
-            return torch.from_numpy(np.memmap(path, column.dtype, "c", offset, column.shape))
-        return read_rows(column, slice(None), self.locate(table))
+            array = np.memmap(self._file.filename, found.dtype, "c", offset, found.shape)
+            return torch.from_numpy(array)
+        try:
+            read = found[...]
+        except OSError as error:
+            raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
+        return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
     def keywords(self) -> IdLists:
         """Return the keyword ids of each pair, stored as one small dataset each."""
@@ -157,20 +152,11 @@ def resolve_format(directory: Path, storage_format: str) -> str:
     choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
     has_hdf5 = (directory / layout.HDF5).is_file()
     has_pt = any((directory / table.file).is_file() for table in layout.TABLES)
-    if storage_format == "auto":
-        storage_format = "hdf5" if has_hdf5 else "pt"
-        if has_hdf5 and has_pt:
-            # both are there: HDF5 is preferred, but needs its library
-            with suppress(MissingHdf5Error):
-                hdf5_library()
-                return "hdf5"
-            return "pt"
+    if storage_format == "auto":  # HDF5 is preferred, but needs its library
+        preferred = has_hdf5 and (not has_pt or find_spec("h5py") is not None)
+        storage_format = "hdf5" if preferred else "pt"
     if not (has_hdf5 if storage_format == "hdf5" else has_pt):
-        what = (
-            layout.HDF5
-            if storage_format == "hdf5"
-            else f"*.pt, and no {layout.HDF5} that may be read"
-        )
+        what = layout.HDF5 if storage_format == "hdf5" else "*.pt"
         raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
     if storage_format == "hdf5":
         hdf5_library()
@@ -185,23 +171,6 @@ def hdf5_library() -> ModuleType:
         raise MissingHdf5Error(
             "h5py is required for HDF5, and h5py is not installed: pip install 'penstock[hdf5]'"
         ) from error
-
-
-def read_rows(column: Any, rows: slice, place: str) -> torch.Tensor:
-    """Return rows of a column as a tensor.
-
-    Args:
-        column: A tensor or an HDF5 dataset.
-        rows: Which rows.
-        place: Name of the table in error messages.
-    """
-    if isinstance(column, torch.Tensor):
-        return column[rows]
-    try:
-        read = column[rows]
-    except OSError as error:
-        raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
-    return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
 
 def load_pt(path: Path, *, mapped: bool) -> Any:
@@ -266,7 +235,7 @@ def convert_to_hdf5(
 ) -> Path:
     """Write dataset.h5 from the .pt files of a directory, and return its path.
 
-    The file appears under its name when it is complete. Tables are copied in blocks, so that
+    The file appears under its name when it is complete. Tables are mapped into memory, so that
     memory does not grow with them.
 
     Args:
@@ -284,11 +253,13 @@ def convert_to_hdf5(
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / layout.HDF5) as new, library.File(new, "x", libver="latest") as file:
         all_tables = (*layout.TABLES, *layout.SPLIT_TABLES.values())
-        tensors = {table.name: reader.column(table) for table in all_tables}
+        tensors = {table.name: reader.tensor(table, mapped=True) for table in all_tables}
         layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
         for table in all_tables:
-            _copy(file, table.hdf5, tensors[table.name], compression)
-        _copy_keywords(file, reader.keywords(), len(tensors["pair_index"]))
+            array = tensors[table.name].numpy()
+            used = compression if array.size else None
+            file.create_dataset(table.hdf5, data=array, compression=used)
+        _write_keywords(file, reader.keywords(), len(tensors["pair_index"]))
     if target_dir is not None:
         settings = dict(config.raw) | {"storage_format": "hdf5"}
         replace_text(target / layout.CONFIG, json.dumps(settings, indent=2))
@@ -296,19 +267,7 @@ def convert_to_hdf5(
     return target / layout.HDF5
 
 
-def _copy(file: Any, name: str, tensor: torch.Tensor, compression: str | None) -> None:
-    column = file.create_dataset(
-        name,
-        shape=tuple(tensor.shape),
-        dtype=tensor.numpy().dtype,
-        compression=compression if tensor.numel() else None,
-    )
-    rows = max(1, COPY_BYTES // max(1, tensor[:1].nbytes))
-    for start in range(0, len(tensor), rows):
-        column[start : start + rows] = tensor[start : start + rows].numpy()
-
-
-def _copy_keywords(file: Any, keywords: IdLists, pairs: int) -> None:
+def _write_keywords(file: Any, keywords: IdLists, pairs: int) -> None:
     offsets, values = keywords
     if len(offsets) - 1 != pairs:
         found = f"one for each pair, found {len(offsets) - 1}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-import numpy as np
 import torch
 
 from penstock.checks import BatchSchema, Finding, InvalidDataError, TensorSpec
 
 Faults: TypeAlias = Iterator[Finding]
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+Locate: TypeAlias = "Callable[[Table], str]"
 CONFIG: Final = "config.json"
 HDF5: Final = "dataset.h5"
 SPLITS: Final = ("train", "val", "test")
@@ -43,23 +44,6 @@ class Table:
     def file(self) -> str:
         """Its file in the directory."""
         return f"{self.name}.pt"
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A table, or one column of it, whose values are row numbers of another table.
-
-    Args:
-        name: The table.
-        column: The column; None for all of them.
-        what: What a row of the target is, for messages.
-        target: The table referred to.
-    """
-
-    name: str
-    column: int | None
-    what: str
-    target: str
 
 
 def _vectors(name: str, rows: str, hdf5: str) -> Table:
@@ -101,12 +85,12 @@ COUNTS: Final = {
     "n_keywords": ("keywords", BY_NAME["keyword_embs"]),
     "n_clusters": ("clusters", BY_NAME["centroid_embs"]),
 }
-REFERENCES: Final = (
-    Reference("pair_index", 0, "question", "question_embs"),
-    Reference("pair_index", 1, "source", "source_embs"),
-    Reference("pair_cluster_id", None, "cluster", "centroid_embs"),
-    Reference("hard_negatives", None, "source", "source_embs"),
-)
+# tables whose values are row numbers of other tables: one for each column, or one for all columns
+REFERENCES: Final = {
+    "pair_index": ("question_embs", "source_embs"),
+    "pair_cluster_id": ("centroid_embs",),
+    "hard_negatives": ("source_embs",),
+}
 
 
 # -- checks of tables
@@ -119,91 +103,75 @@ def raise_first(findings: Iterable[Finding]) -> None:
         raise InvalidDataError(f"{finding.problem}{where}")
 
 
-def shape_faults(
-    columns: Mapping[str, Any], sizes: Mapping[str, int], locate: Callable[[Table], str]
-) -> Faults:
+def shape_faults(tables: Tensors, sizes: Mapping[str, int], locate: Locate) -> Faults:
     """Yield a finding for each table with a wrong dtype or shape.
 
     Args:
-        columns: Tables by name, as anything with a shape and a dtype.
+        tables: Tensors by name.
         sizes: Named sizes that are known. The number of pairs is that of ``pair_index``; sizes
             that are not known may be any.
         locate: Returns the name of a table's file for messages.
     """
-    sizes = dict(sizes)
-    pairs = columns.get("pair_index")
-    if pairs is not None and len(pairs.shape):
-        sizes.setdefault("pairs", pairs.shape[0])
-    for name, column in columns.items():
-        table = BY_NAME[name]
-        shape, dtype = tuple(column.shape), _torch_dtype(column.dtype)
-        fits = len(shape) == len(table.shape) and all(
-            size == (want if isinstance(want, int) else sizes.get(want, size))
-            for want, size in zip(table.shape, shape, strict=True)
+    pairs = tables.get("pair_index")
+    sizes = ({} if pairs is None else {"pairs": len(pairs)}) | dict(sizes)
+    for name, tensor in tables.items():
+        table, shape = BY_NAME[name], tuple(tensor.shape)
+        wanted = [sizes.get(size, size) if isinstance(size, str) else size for size in table.shape]
+        fits = len(shape) == len(wanted) and all(
+            isinstance(want, str) or want == size for want, size in zip(wanted, shape, strict=True)
         )
-        if not fits or dtype != table.dtype:
-            named = (f"{w}={sizes[w]}" if w in sizes else w for w in map(str, table.shape))
-            wanted = f"{table.dtype} of shape ({', '.join(named)})".removeprefix("torch.")
-            found = f"{dtype} of shape {shape}".removeprefix("torch.")
+        if not fits or tensor.dtype != table.dtype:
+            named = (f"{n}={sizes[n]}" if n in sizes else n for n in map(str, table.shape))
             place = locate(table)
-            yield Finding(place, f"{place} must be {wanted}, found {found}")
+            text = f"{place} must be {table.dtype} of shape ({', '.join(named)})"
+            text += f", found {tensor.dtype} of shape {shape}"
+            yield Finding(place, text.replace("torch.", ""))
 
 
-def _torch_dtype(dtype: Any) -> Any:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    try:
-        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
-    except TypeError:  # torch has no such dtype
-        return dtype
-
-
-def reference_faults(tensors: Mapping[str, torch.Tensor]) -> Faults:
+def reference_faults(tables: Tensors, locate: Locate) -> Faults:
     """Yield a finding for each reference to a row that does not exist, negative ones included."""
-    for reference in REFERENCES:
-        if reference.name in tensors and reference.target in tensors:
-            count = len(tensors[reference.target])
-            yield from outside(reference, tensors[reference.name], count)
+    for name, targets in REFERENCES.items():
+        for column, target in enumerate(targets):
+            if name not in tables or target not in tables:
+                continue
+            values = tables[name] if len(targets) == 1 else tables[name][:, column]
+            count, what = len(tables[target]), str(BY_NAME[target].shape[0])
+            problem = f"{name} references {what[:-1]} {{}}, but only {count} {what} exist"
+            yield from outside(locate(BY_NAME[name]), values, 0, count - 1, problem)
 
 
-def outside(reference: Reference, values: torch.Tensor, count: int, first_row: int = 0) -> Faults:
-    """Yield a finding if rows of ``values`` refer to none of ``count`` rows.
+def outside(
+    place: str, values: torch.Tensor, low: float, high: float, problem: str
+) -> Iterator[Finding]:
+    """Yield a finding for the first value that is not in ``[low, high]``.
 
     Args:
-        reference: What the values refer to.
-        values: Rows of the table.
-        count: Rows of the table referred to.
-        first_row: Number of the first of the rows.
+        place: The file of the values, for the finding.
+        values: Rows of one or more values.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        problem: The message; ``{}`` in it becomes the value.
     """
-    if reference.column is not None:
-        values = values[:, reference.column]
-    if not values.numel():
-        return
-    low, high = torch.aminmax(values)  # without memory for a mask, as nearly all tables pass
-    if low >= 0 and high < count:
-        return
-    what, file = reference.what, BY_NAME[reference.name].file
-    problem = f"{reference.name} references {what} {{}}, but only {count} {what}s exist"
-    yield from first_fault(file, values, (values < 0) | (values >= count), problem, first_row)
+    if values.numel():
+        smallest, largest = torch.aminmax(values)  # no mask in memory: nearly all tables pass
+        if not (smallest >= low and largest <= high):
+            yield from first_fault(place, values, (values < low) | (values > high), problem)
 
 
-def first_fault(
-    file: str, values: torch.Tensor, bad: torch.Tensor, problem: str, first_row: int = 0
-) -> Faults:
+def first_fault(place: str, values: torch.Tensor, bad: torch.Tensor, problem: str) -> Faults:
     """Yield a finding for the first row with a bad value, with the number of such rows.
 
     Args:
-        file: The file of the values, for the finding.
+        place: The file of the values, for the finding.
         values: Rows of one or more values.
         bad: Which values are bad.
         problem: The message; ``{}`` in it becomes the value.
-        first_row: Number of the first row of ``values``.
     """
     rows = bad if bad.ndim == 1 else bad.any(1)
     if bool(rows.any()):
         row = int(rows.nonzero()[0])
         value = values[row][bad[row]].reshape(-1)[0].item()
-        yield Finding(file, problem.format(value), first_row + row, value, int(rows.sum()))
+        yield Finding(place, problem.format(value), row, value, int(rows.sum()))
 
 
 def batch_schema(

@@ -125,7 +125,8 @@ class SteeringTables:
         with open_reader(directory, storage_format) as reader:
             new = {t.name: reader.tensor(t, mapped=False) for t in layout.NEGATIVES}
             layout.raise_first(layout.shape_faults(new, sizes, reader.locate))
-        layout.raise_first(layout.reference_faults(new | {"source_embs": self["source_embs"]}))
+            known = new | {"source_embs": self["source_embs"]}
+            layout.raise_first(layout.reference_faults(known, reader.locate))
         on_device = {name: tensor.to(old.device) for name, tensor in new.items()}
         return replace(self, tensors={**self.tensors, **on_device})
 
@@ -176,8 +177,8 @@ def _read(
         layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
         if not reader.has(layout.KEYWORDS):
             raise InvalidDataError(f"{reader.locate(layout.KEYWORDS)} not found in {directory}")
-    # before the first batch: a wrong row number would silently read another vector
-    layout.raise_first(layout.reference_faults(tensors))
+        # before the first batch: a wrong row number would silently read another vector
+        layout.raise_first(layout.reference_faults(tensors, reader.locate))
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 
 
@@ -193,7 +194,7 @@ def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> 
     if not len(rows):
         raise InvalidDataError(f"{place} has no pairs: a split needs at least one")
     problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
-    layout.raise_first(layout.first_fault(place, rows, (rows < 0) | (rows >= pairs), problem))
+    layout.raise_first(layout.outside(place, rows, 0, pairs - 1, problem))
     array: Indices = rows.numpy()
     return array
 
