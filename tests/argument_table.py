@@ -289,7 +289,6 @@ def loaders() -> Iterator[Call]:
             "batch_size": count(),
             "num_workers": natural(),
             "collate_fn": FUNCTION,
-            "collate": FUNCTION,
             "seed": seed(),
             "evaluation": FLAG,
         },

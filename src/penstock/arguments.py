@@ -170,7 +170,7 @@ def array_of(name: str, value: Any, *, error: type[Exception] = PlanError) -> np
     return array
 
 
-def map_style(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
+def map_style(name: str, value: Any, *, error: type[Exception] = PlanError) -> Any:
     """Return ``value`` if it is a dataset with a length and samples by index, and no path."""
     is_dataset = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if not is_dataset or isinstance(value, str | bytes | Mapping | type):

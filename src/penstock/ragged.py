@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.arguments import whole_number
@@ -34,7 +35,9 @@ class Ragged:
 
     __slots__ = ("offsets", "values")
 
-    def __init__(self, values: Any, offsets: Any) -> None:
+    def __init__(
+        self, values: torch.Tensor | npt.ArrayLike, offsets: torch.Tensor | npt.ArrayLike
+    ) -> None:
         try:
             self.values = _tensor(values)
             self.offsets = torch.as_tensor(offsets, dtype=torch.int64, device=self.values.device)
@@ -159,8 +162,12 @@ class Ragged:
         waits = not kwargs.get("non_blocking", False)
         return Ragged(values, self.offsets.to(values.device, non_blocking=not waits))
 
-    def pin_memory(self, device: Any = None) -> Ragged:
-        """Return the rows in page-locked memory; torch's pinning calls this."""
+    def pin_memory(self, device: torch.device | str | None = None) -> Ragged:
+        """Return the rows in page-locked memory; torch's pinning calls this.
+
+        Args:
+            device: The device whose driver locks the memory; None for the current accelerator.
+        """
         arguments = () if device is None else (device,)
         return Ragged(self.values.pin_memory(*arguments), self.offsets.pin_memory(*arguments))
 

@@ -110,7 +110,7 @@ def replay(storages: Storages, storage: str, options: Options, workers: int = 0)
     """A `ReplayLoader`."""
     data = Numbers(storages.source(storage))
     return ReplayLoader(
-        data, batch_size=options.batch, num_workers=workers, collate=None, seed=options.seed
+        data, batch_size=options.batch, num_workers=workers, collate_fn=None, seed=options.seed
     )
 
 

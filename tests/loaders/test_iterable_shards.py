@@ -191,7 +191,7 @@ MADE = {
 
 
 def replayed(dataset):
-    return ReplayLoader(dataset, batch_size=4, num_workers=0, collate=None, seed=1)
+    return ReplayLoader(dataset, batch_size=4, num_workers=0, collate_fn=None, seed=1)
 
 
 def resumed(make):

@@ -112,7 +112,7 @@ class Killer(IterableDataset):
 def replay(method):
     """Be killed by a worker."""
     print(json.dumps([]), flush=True)
-    next(iter(ReplayLoader(Killer(), batch_size=2, num_workers=1, collate=None, seed=0)))
+    next(iter(ReplayLoader(Killer(), batch_size=2, num_workers=1, collate_fn=None, seed=0)))
 
 
 def leaves(how, method, *behaviours):

@@ -204,10 +204,10 @@ class Streamed(IterableDataset):
 
 def test_a_dataset_without_an_index_is_measured_too():
     options = {"batch_size": 8, "num_workers": 0, "seed": 1}
-    loader = ReplayLoader(Streamed(0.003), collate=torch.tensor, **options)
+    loader = ReplayLoader(Streamed(0.003), collate_fn=torch.tensor, **options)
     assert len(list(loader)) == 20 and loader.snapshot().samples == 160
     assert (loader.verdict().figures.bound, loader.verdict().figures.cause) == ("data", "read")
-    loader = ReplayLoader(Streamed(0.0), collate=slow_numbers, **options)
+    loader = ReplayLoader(Streamed(0.0), collate_fn=slow_numbers, **options)
     list(loader)
     assert (loader.verdict().figures.bound, loader.verdict().figures.cause) == ("data", "collate")
 

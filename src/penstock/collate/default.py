@@ -250,6 +250,10 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def stack(values: Sequence[Any], path: str) -> torch.Tensor:
     """Return one tensor of equal-shaped tensors, arrays or numpy numbers.
 
+    Args:
+        values: One of each sample.
+        path: Where they are in a sample, for messages.
+
     >>> stack([np.array([1, 2]), np.array([3, 4])], "x")
     tensor([[1, 2],
             [3, 4]])
@@ -288,7 +292,12 @@ def _stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unequal(values: Sequence[Any], path: str) -> CollateError:
-    """Return the error that names the first sample that differs from sample 0, and how."""
+    """Return the error that names the first sample that differs from sample 0, and how.
+
+    Args:
+        values: One of each sample.
+        path: Where they are in a sample.
+    """
     first = describe(values[0])
     for number, value in enumerate(values):
         if value is None:

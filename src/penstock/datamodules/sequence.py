@@ -18,6 +18,7 @@ from penstock.datamodules.protocol import ClosableModule, lightning_class
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
 from penstock.errors import ConfigError, PlanError, StateError
+from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.replay import check_state_format
@@ -107,7 +108,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         self,
         _name_: str | None = None,
         data_dir: str | os.PathLike[str] | None = None,
-        train_chunk_size: Any = None,
+        train_chunk_size: ChunkSize | None = None,
         val_chunk_size: int | None = None,
         *,
         loader: Mapping[str, Any] | None = None,

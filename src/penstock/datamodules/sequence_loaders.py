@@ -20,6 +20,7 @@ from penstock.loaders.sampler import order_named
 from penstock.order import Cursor
 from penstock.registry import Registry, unknown_name
 from penstock.seeds import Seed
+from penstock.sources.contract import DatasetLike
 
 
 class TBPTTDataLoader(ChunkedDataLoader):
@@ -53,7 +54,7 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         batch_size: int | None,
         chunk_size: int | None = None,
         *,

@@ -17,6 +17,7 @@ from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.replay import ReplayLoader, check_state_format
 from penstock.ranks import ranks
 from penstock.seeds import Seed
+from penstock.sources.contract import SourceLike
 from penstock.tuning import DataLoaderConfig
 from penstock.tuning.factory import build_loader, stack_tensors
 
@@ -69,8 +70,8 @@ class UniversalDataModule(ClosableModule):
 
     def __init__(
         self,
-        train_data: Any,
-        val_data: Any = None,
+        train_data: SourceLike,
+        val_data: SourceLike | None = None,
         task_spec: TaskSpec | None = None,
         tokenizer: Any = None,
         data_collator: Collator | None = None,
@@ -80,7 +81,7 @@ class UniversalDataModule(ClosableModule):
         seed: int | None = 42,
         collator_registry: CollatorRegistry | None = None,
         *,
-        test_data: Any = None,
+        test_data: SourceLike | None = None,
         text_field: str | None = None,
         keep_empty_text: bool = False,
         executor: str | None = None,
@@ -280,7 +281,7 @@ def _make_loader(
             data,
             batch_size=config.batch_size,
             num_workers=config.num_workers,
-            collate=collate,
+            collate_fn=collate,
             seed=seed,
             evaluation=evaluation,
         )

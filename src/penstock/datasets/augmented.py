@@ -19,6 +19,7 @@ from penstock.keyed import current_passes
 from penstock.order import Indices, derive_key
 from penstock.order.keys import Keys
 from penstock.registry import unknown_name
+from penstock.sources.contract import Indexed
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
 from penstock.transforms.standardize import refuse_clamp
 
@@ -54,7 +55,7 @@ class AugmentedDataset(TransformedDataset):
 
     def __init__(
         self,
-        base_dataset: Any,
+        base_dataset: Indexed,
         augment_params: Mapping[str, Any],
         training: bool = True,
         *,
@@ -125,7 +126,7 @@ def build_augmentation(params: Mapping[str, Any]) -> Compose:
 
 
 def create_augmented_dataset_wrapper(
-    dataset: Any,
+    dataset: Indexed,
     use_spec_augment: bool = False,
     use_gaussian_noise: bool = False,
     augment_params: Mapping[str, Any] | None = None,
@@ -147,7 +148,7 @@ def create_augmented_dataset_wrapper(
     >>> create_augmented_dataset_wrapper(raw, use_gaussian_noise=True).transform
     Compose([GaussianNoise(std=0.02, p=0.8, clamp=None)])
     """
-    map_style("dataset", dataset)
+    samples = len(map_style("dataset", dataset))
     flag("use_spec_augment", use_spec_augment)
     flag("use_gaussian_noise", use_gaussian_noise)
     given = {} if augment_params is None else augment_params
@@ -158,7 +159,7 @@ def create_augmented_dataset_wrapper(
     if any(wanted[part] and params.get(part) is None for part in _PARTS):
         shape = tuple(first_field(dataset[0]).shape)
         size = (shape[-2], shape[-1]) if len(shape) > 1 else (224, 313)
-        params = recommended_augmentation(len(dataset), classes_of(dataset), size) | params
+        params = recommended_augmentation(samples, classes_of(dataset), size) | params
     chosen = {part: params.get(part) if wanted[part] else None for part in _PARTS}
     return AugmentedDataset(dataset, chosen, training)
 

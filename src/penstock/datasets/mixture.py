@@ -31,6 +31,7 @@ from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.permutation import LARGEST
 from penstock.registry import unknown_name
 from penstock.sources import Source, concatenate, open_source
+from penstock.sources.contract import SourceLike
 
 Weights = Mapping[str, float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | None
 
@@ -335,7 +336,7 @@ def _join(batches: list[Any], order: torch.Tensor) -> Any:
     return [rows[i] for i in order.tolist()]
 
 
-def balanced(data: Any, labels: npt.ArrayLike, *, until: str | int = "first") -> Mixture:
+def balanced(data: SourceLike, labels: npt.ArrayLike, *, until: str | int = "first") -> Mixture:
     """Return a mixture of the classes of a dataset, in equal shares.
 
     Each class is passed through before it repeats. Members have the names of the classes.

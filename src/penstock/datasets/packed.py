@@ -20,6 +20,7 @@ from penstock.order.length_batches import checked_lengths
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments
 from penstock.sources import Source, open_source
 from penstock.sources.base import Arrays, BaseSource, Field
+from penstock.sources.contract import DatasetLike
 
 NAMES: Final = ("tokens", "position_ids", "segment_ids")
 DOCUMENT_FIELDS: Final = ("tokens", "input_ids")
@@ -29,7 +30,7 @@ Read = Callable[[Pieces], npt.NDArray[np.generic]]
 
 
 def pack(
-    data: Any, length: int, *, lengths: npt.ArrayLike | None = None, split: bool = True
+    data: DatasetLike, length: int, *, lengths: npt.ArrayLike | None = None, split: bool = True
 ) -> PackedTokens:
     """Return documents as sequences of one length, for any loader and as members of a `Mixture`.
 

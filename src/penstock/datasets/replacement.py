@@ -13,6 +13,7 @@ from penstock.atomic_files import append_entry, read_entries
 from penstock.errors import SourceError
 from penstock.keyed import current_epoch
 from penstock.order import derive_key
+from penstock.sources.contract import Indexed
 
 log = logging.getLogger("penstock")
 
@@ -46,7 +47,7 @@ class ReplacingDataset(Dataset[Any]):
 
     def __init__(
         self,
-        base_dataset: Any,
+        base_dataset: Indexed,
         *,
         on_error: str = "skip",
         seed: int = 42,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from penstock.errors import BatchError, PlanError
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.progress import progress_bar
+from penstock.sources.contract import Indexed
 from penstock.sources.statistics import Moments
 from penstock.transforms.standardize import Standardize, Statistic
 
@@ -40,10 +41,14 @@ class StandardizedDataset(TransformedDataset):
     """
 
     def __init__(
-        self, base_dataset: Any, indices: Iterable[int], mean: npt.ArrayLike, std: npt.ArrayLike
+        self,
+        base_dataset: Indexed,
+        indices: Iterable[int],
+        mean: npt.ArrayLike,
+        std: npt.ArrayLike,
     ) -> None:
         super().__init__(base_dataset)
-        self._indices = as_indices(indices, len(base_dataset))
+        self._indices = as_indices(indices, len(self.base_dataset))
         self.transform: Standardize = Standardize(mean, std)
 
     @property
@@ -104,7 +109,7 @@ _Array = npt.NDArray[np.float64]
 
 
 def compute_standardization(
-    dataset: Any,
+    dataset: Indexed,
     indices: Iterable[int] | None = None,
     *,
     per_channel: bool = False,

@@ -74,7 +74,11 @@ def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
 
 
 def plan_identity(loader: Loader) -> dict[str, Any]:
-    """Return what ranks must agree on: position, order, data, batch, chunk and remainder."""
+    """Return what ranks must agree on: position, order, data, batch, chunk and remainder.
+
+    Args:
+        loader: A loader of Penstock.
+    """
     steps = loader.position.plan.steps
     return {
         **loader.state_dict(),

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Protocol, Self
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
+from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.online import OnlineTuner
 from penstock.loaders.position import Position
 from penstock.metrics import Recorder, Snapshot, Verdict, verdict_of
@@ -286,7 +287,7 @@ class Loader(Measured, Generic[Batch]):
         """
         self.position.set_batch_size(batch_size)
 
-    def set_chunk_size(self, chunk_size: Any) -> None:
+    def set_chunk_size(self, chunk_size: ChunkSize | None) -> None:
         """Use another chunk size from the next ``iter()`` on, which continues at the position.
 
         Args:

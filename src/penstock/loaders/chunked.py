@@ -47,6 +47,7 @@ from penstock.metrics import bytes_of
 from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
+from penstock.sources.contract import DatasetLike
 
 
 class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
@@ -109,7 +110,7 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         batch_size: int | None = 1,
         chunk_size: ChunkSize | None = None,
         *,
@@ -134,9 +135,9 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
-        dataset = by_index(dataset)
+        data = by_index(dataset)
         chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
-        composes = chosen.composes(dataset)
+        composes = chosen.composes(data)
         options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
@@ -149,7 +150,7 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             shuffle = (chunk_size is not None or composes) and not evaluation
         shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         reason = pass_through_reason(
-            dataset, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
+            data, batch_size, options, shuffle=shuffle, chunked=chunk_size is not None
         )
         if reason is not None:
             given = {"chunk_size": chunk_size, "order": order, "rank": rank, "executor": executor}
@@ -157,16 +158,16 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             if reason == "batch_sampler" and batch_size is None:
                 batch_size = 1  # torch's default, which it requires beside a batch_sampler
             self._delivery: Planned | PassThrough
-            self._delivery = through = PassThrough(reason, dataset, self.limit_batches)
-            super().__init__(dataset, batch_size, shuffle or None, drop_last=drop_last, **options)
+            self._delivery = through = PassThrough(reason, data, self.limit_batches)
+            super().__init__(data, batch_size, shuffle or None, drop_last=drop_last, **options)
             through.split_iterable(self)
             return
-        size = size_of(dataset)
+        size = size_of(data)
         if composes:
             if order is not None:
                 raise PlanError("pass order=, or weights, lengths or a Mixture, not both")
-            order = chosen.factory(dataset, size, shuffle)
-            self._remember(dataset, order)
+            order = chosen.factory(data, size, shuffle)
+            self._remember(data, order)
         elif order is None:
             order = order_factory(partial(make_order, shuffle=shuffle))
         elif isinstance(order, Order | type) or not callable(order):
@@ -181,13 +182,13 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             chunk=chunk_size,
             limit=limit_batches if chunk_size is None else None,
             evaluation=evaluation,
-            fingerprint=partial(fingerprint_of, dataset),
+            fingerprint=partial(fingerprint_of, data),
             seed=drawn,
         )
         self._delivery = Planned()
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
-        sampler = RankSampler(dataset, self._position)
-        self._present(dataset, batch_size, sampler, drop_last=drop_last, **options)
+        sampler = RankSampler(data, self._position)
+        self._present(data, batch_size, sampler, drop_last=drop_last, **options)
 
     def __repr__(self) -> str:
         return self._delivery.summary(self)

@@ -12,10 +12,11 @@ from penstock.loaders.options import check_chunk_size
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
 from penstock.order import Indices, Order, Permutation, SequentialOrder, ShuffledOrder
 from penstock.seeds import Seed
+from penstock.sources.contract import DatasetLike
 
 
 def validation_loader(
-    dataset: Any,
+    dataset: DatasetLike,
     batch_size: int,
     chunk_size: int | None = None,
     *,

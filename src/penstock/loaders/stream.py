@@ -43,6 +43,7 @@ from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes, parse_bytes, size_text
+from penstock.sources.contract import SourceLike
 from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
@@ -112,7 +113,7 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: Any,
+        source: SourceLike,
         batch_size: int,
         *,
         fields: Sequence[str] | None = None,
@@ -422,7 +423,7 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
             self._held = held = HeldRows(rows, slots, block=block, places=places, seed=seed)
         return held
 
-    def peek(self) -> Any:
+    def peek(self) -> Batch:
         """Return the batch the next ``iter()`` begins with; what was read ahead is read again."""
         self._drop_stream()  # its buffers use the whole budget
         return super().peek()

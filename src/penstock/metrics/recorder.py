@@ -29,10 +29,15 @@ from penstock.metrics.snapshot import (
 
 
 class Span(NamedTuple):
-    """A stage that has ended: which, when (`perf_counter`), and how long.
+    """A stage that has ended.
 
-    ``own`` is without the stages inside of it; ``who`` is the thread or worker, empty for the
-    caller of the loader; ``what`` is the range of samples that was read.
+    Args:
+        stage: Its name.
+        begin: When it began, by `perf_counter`.
+        seconds: How long it took.
+        own: Seconds without the stages inside of it.
+        who: The thread or worker, empty for the caller of the loader.
+        what: The range of samples that was read; None where that is unknown.
     """
 
     stage: str
@@ -112,7 +117,12 @@ class Probe:
 
 
 class Work:
-    """A context in which the probes of this thread belong to a recorder; see `Recorder.work`."""
+    """A context in which the probes of this thread belong to a recorder; see `Recorder.work`.
+
+    Args:
+        recorder: The recorder; None measures nothing.
+        who: Name of the thread or worker, for reports; empty for the caller of the loader.
+    """
 
     def __init__(self, recorder: Recorder | None, who: str) -> None:
         self._recorder, self._who = recorder, who

@@ -26,6 +26,9 @@ PROBED_SECONDS: Final = 0.01  # between two requests or reads with probes: micro
 class Histogram:
     """Durations in buckets: constant memory, exact sum and count, quantiles within an eighth.
 
+    Args:
+        seconds: The first durations.
+
     >>> durations = Histogram([0.001, 0.002, 0.003, 0.1])
     >>> durations.count, durations.longest, round(durations.quantile(0.5), 4)
     (4, 0.1, 0.0018)

@@ -51,6 +51,10 @@ class Figures:
 class Verdict(str):
     """One line about a run, and the figures it is based on.
 
+    Args:
+        text: The line.
+        figures: What it is based on.
+
     >>> verdict = verdict_of(Snapshot())
     >>> print(verdict)
     unknown: no batch was measured; iterate over the loader first
@@ -61,12 +65,7 @@ class Verdict(str):
     figures: Figures
 
     def __new__(cls, text: str, figures: Figures) -> Verdict:
-        """Return a verdict.
-
-        Args:
-            text: The line.
-            figures: What it is based on.
-        """
+        """Return a verdict."""
         made = super().__new__(cls, text)
         made.figures = figures
         return made

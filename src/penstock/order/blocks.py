@@ -17,7 +17,12 @@ Number = TypeVar("Number", int, Indices)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Samples ``start`` to ``start + count``, consecutive in storage, within one block."""
+    """Samples ``start`` to ``start + count``, consecutive in storage, within one block.
+
+    Args:
+        start: The first sample.
+        count: Number of samples.
+    """
 
     start: int
     count: int
@@ -117,7 +122,12 @@ class BlockOrder:
         return self._round_starts(epoch, k) + index * self.lanes + column
 
     def locate(self, epoch: int, positions: Indices) -> tuple[Indices, Indices, Indices, Indices]:
-        """Return round, column, index in the window and length of the window of each position."""
+        """Return round, column, index in the window and length of the window of each position.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            positions: Positions in its order.
+        """
         p = check_positions(positions, self.size)
         extra = self.extra_round(epoch)
         begin = self._first_row(extra) * self._unit  # where the extra round begins, and ends
@@ -133,20 +143,40 @@ class BlockOrder:
     # -- what a reader needs: one lane's window
 
     def extra_round(self, epoch: int) -> int:
-        """Return the round that also takes the leftover."""
+        """Return the round that also takes the leftover.
+
+        Args:
+            epoch: The epoch, counted from 0.
+        """
         return derive_key(self.seed, "extra", epoch) % self.rounds
 
     def round_start(self, epoch: int, k: int) -> int:
-        """Return the first position of round ``k``; for ``k = rounds``, the end of the epoch."""
+        """Return the first position of a round.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            k: The round, counted from 0; for ``rounds``, the end of the epoch is returned.
+        """
         left = self.left if k > self.extra_round(epoch) else 0
         return self._first_row(k) * self._unit + left
 
     def round_of(self, epoch: int, position: int) -> int:
-        """Return the round that contains a position."""
+        """Return the round that contains a position.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            position: A position in its order.
+        """
         return int(self.locate(epoch, np.array([position]))[0][0])
 
     def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
-        """Return what a lane reads for a window: whole blocks, then parts of leftover ones."""
+        """Return what a lane reads for a window: whole blocks, then parts of leftover ones.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            k: The round of the window.
+            column: The lane.
+        """
         rows = np.arange(self._first_row(k), self._first_row(k + 1))
         blocks = self._block_at(epoch, rows * self.lanes + column)
         reads = [Span(b * self.block, self.block) for b in blocks.tolist()]

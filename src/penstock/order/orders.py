@@ -38,11 +38,21 @@ class Order(Protocol):
     lanes: int
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
+        """Return the samples at these positions of this epoch.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            positions: Positions in ``range(size)``.
+        """
         ...
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return a position of each of these samples: the inverse of `at`."""
+        """Return a position of each of these samples: the inverse of `at`.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            samples: Indices in the dataset.
+        """
         ...
 
     def identity(self) -> dict[str, Any]:
@@ -207,11 +217,21 @@ class ShuffledOrder:
         return self._shuffle(epoch).inverse(np.asarray(samples, np.int64))
 
     def at_epochs(self, epochs: Indices, positions: Indices) -> Indices:
-        """Return the samples at these positions, each of its own epoch."""
+        """Return the samples at these positions, each of its own epoch.
+
+        Args:
+            epochs: The epoch of each position.
+            positions: Positions in ``range(size)``.
+        """
         return self._shuffles(epochs)(np.asarray(positions, np.int64))
 
     def position_at_epochs(self, epochs: Indices, samples: Indices) -> Indices:
-        """Return the positions of these samples, each in its own epoch."""
+        """Return the positions of these samples, each in its own epoch.
+
+        Args:
+            epochs: The epoch of each sample.
+            samples: Indices in the dataset.
+        """
         return self._shuffles(epochs).inverse(np.asarray(samples, np.int64))
 
     def _shuffles(self, epochs: Indices) -> Permutation:

@@ -17,9 +17,13 @@ from penstock.order.steps import Cursor, Steps
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One rank's batch: its samples, their epoch, and the cursor after it.
+    """One rank's batch.
 
-    ``passes`` has the pass of each sample, where that is not the epoch.
+    Args:
+        epoch: The epoch of its samples.
+        samples: Their indices in the dataset.
+        after: The cursor after the batch.
+        passes: The pass of each sample, where that is not the epoch; else None.
     """
 
     epoch: int

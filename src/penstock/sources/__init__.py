@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from penstock.sources.base import Field as Field
     from penstock.sources.base import MappedSource as MappedSource
     from penstock.sources.base import Source as Source
+    from penstock.sources.contract import DatasetLike as DatasetLike
+    from penstock.sources.contract import SourceLike as SourceLike
     from penstock.sources.detection import concatenate as concatenate
     from penstock.sources.detection import open_source as open_source
     from penstock.sources.detection import zip_sources as zip_sources
@@ -24,6 +26,7 @@ __all__, __getattr__, __dir__ = lazy_names(
     {
         "arrow": "ArrowSource",
         "base": "Arrays ComposedSource Field MappedSource Source",
+        "contract": "DatasetLike SourceLike",
         "detection": "concatenate open_source zip_sources",
         "memory": "MemorySource",
         "npy": "NpySource",

@@ -6,6 +6,7 @@ caller provides. A class of your own needs only the members of `Source`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -116,12 +117,46 @@ class Source(Protocol):
         ...
 
     def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
+        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``.
+
+        Args:
+            start: The first sample.
+            stop: One past the last sample.
+            out: Arrays to fill, by the names of the fields to read.
+        """
         ...
 
     def take(self, indices: Indices, out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
+        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``.
+
+        Args:
+            indices: The samples, in any order.
+            out: Arrays to fill, by the names of the fields to read.
+        """
         ...
+
+
+class Indexed(Protocol):
+    """What has items: arrays, tensors, lists, dicts, groups of arrays, map-style datasets."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return an item."""
+        ...
+
+
+class HasStore(Protocol):
+    """What is stored by zarr-python or icechunk: a group, an array, a session."""
+
+    @property
+    def store(self) -> Any:
+        """The store."""
+        ...
+
+
+# what `open_source` opens: a source, a path or URL, arrays, tables, lists and dicts of these
+SourceLike: TypeAlias = "Source | str | os.PathLike[str] | Indexed | HasStore"
+# the samples of a loader: a map-style dataset of any library, arrays, tensors, lists, a source
+DatasetLike: TypeAlias = "Source | Indexed"
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ from penstock.sources.base import (
     with_verbs,
 )
 from penstock.sources.combine import Concatenated, Zipped, checked_rate
+from penstock.sources.contract import SourceLike
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.storage import (
     DirectoryStore,
@@ -40,7 +41,7 @@ from penstock.sources.storage import (
 
 
 def open_source(
-    where: Any,
+    where: SourceLike,
     *,
     fields: Sequence[str] | None = None,
     along: int | str | None = None,
@@ -84,7 +85,7 @@ def open_source(
     return with_verbs(_open(where, Request(names, axis, flag("decode", decode), dtype, options)))
 
 
-def concatenate(sources: Sequence[Any]) -> ComposedSource:
+def concatenate(sources: Sequence[SourceLike]) -> ComposedSource:
     """Return the samples of several sources with the same fields, one source after the other.
 
     There is a seam between each two: no window crosses it. Images of different shapes have the
@@ -106,7 +107,7 @@ def concatenate(sources: Sequence[Any]) -> ComposedSource:
 
 
 def zip_sources(
-    sources: Mapping[str, Any], rates: Mapping[str, float] | None = None
+    sources: Mapping[str, SourceLike], rates: Mapping[str, float] | None = None
 ) -> ComposedSource:
     """Return the fields of several sources, side by side.
 

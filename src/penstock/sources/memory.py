@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.contract import Indexed
 
 
 class MemorySource(BaseSource):
@@ -26,7 +27,7 @@ class MemorySource(BaseSource):
     [1, 0]
     """
 
-    def __init__(self, data: Any, *, along: int | str = 0) -> None:
+    def __init__(self, data: Indexed, *, along: int | str = 0) -> None:
         named = data if isinstance(data, Mapping) else {"": data}
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")

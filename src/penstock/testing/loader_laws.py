@@ -188,6 +188,10 @@ def _expect_same_steps(
 def same_batch(one: Any, other: Any) -> bool:
     """Return whether two batches are bit-identical: structure, types, shapes and values.
 
+    Args:
+        one: A batch.
+        other: Another batch.
+
     >>> same_batch({"x": torch.zeros(2)}, {"x": torch.zeros(2)})
     True
     >>> same_batch([torch.zeros(2)], [torch.zeros(2, dtype=torch.float64)])

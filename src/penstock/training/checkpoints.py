@@ -92,7 +92,11 @@ class CheckpointManager:
     # -- saving
 
     def should_save(self, epoch: int) -> bool:
-        """Is it one of every ``save_interval_epochs`` epochs?"""
+        """Return whether it is one of every ``save_interval_epochs`` epochs.
+
+        Args:
+            epoch: The epoch.
+        """
         return epoch % self.save_interval_epochs == 0
 
     def save(
@@ -107,10 +111,17 @@ class CheckpointManager:
         *,
         loaders: Stateful | Mapping[str, Stateful] | None = None,
     ) -> Path:
-        """Save a checkpoint, then delete those that need not be kept.
+        """Save a checkpoint, then delete those that need not be kept; return its path.
 
-        Metrics may be numbers or tensors of one. ``loaders``: a loader, a data module, or several
-        by name; `load` puts them back.
+        Args:
+            model: The model.
+            optimizer: The optimizer; None if there is none.
+            scheduler: The learning rate scheduler; None if there is none.
+            epoch: The epoch, counted from 0.
+            metrics: Numbers, or tensors of one number, by name; the monitored one is among them.
+            global_step: Optimizer steps so far; by default the epoch.
+            custom_state: What else is to be saved.
+            loaders: A loader, a data module, or several by name; `load` restores their positions.
         """
         epoch = whole_number("epoch", epoch, minimum=0, error=ConfigError)
         step = epoch if global_step is None else global_step
@@ -215,9 +226,12 @@ class CheckpointManager:
         *,
         restore_rng: bool = True,
     ) -> dict[str, Any]:
-        """The state saved at ``path`` (None: the best), with ``loaders`` put back where they were.
+        """Return a saved state, and restore the positions of ``loaders``.
 
-        The global random generators go back too, unless ``restore_rng`` is False.
+        Args:
+            path: The checkpoint; None for the best one.
+            loaders: A loader, a data module, or several by name, as passed to `save`.
+            restore_rng: Restore the states of the global random generators, too.
         """
         chosen = self.get_best() if path is None else Path(path)
         if chosen is None:

@@ -100,7 +100,11 @@ class TrainingConfig:
         return cls(**given)
 
     def save(self, path: str | Path) -> None:
-        """Write the settings as JSON."""
+        """Write the settings as JSON.
+
+        Args:
+            path: The file; replaced if it exists.
+        """
         replace_text(a_path("path", path, error=ConfigError), json.dumps(self.to_dict(), indent=2))
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from os import PathLike
@@ -34,6 +34,7 @@ from penstock.metrics import (
     tree_bytes,
     tree_cpu_seconds,
 )
+from penstock.sources.contract import DatasetLike
 
 log = logging.getLogger("penstock")
 
@@ -63,7 +64,9 @@ class DataLoaderPerformanceMonitor:
         names = ("batch_loading_times", "gpu_utilization", "memory_usage")
         self.metrics: dict[str, list[float]] = {name: [] for name in names}
 
-    def time_batch_loading(self, dataloader: Any, num_batches: int = 10) -> dict[str, float]:
+    def time_batch_loading(
+        self, dataloader: Iterable[Any], num_batches: int = 10
+    ) -> dict[str, float]:
         """Return the seconds that ``next()`` takes, and the throughput of an empty loop.
 
         ``first_batch_time`` is the time of the first batch, including the start of workers and the
@@ -111,7 +114,7 @@ class DataLoaderPerformanceMonitor:
 
     def benchmark_configurations(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         batch_size: int,
         configs: Sequence[Mapping[str, Any]] | None = None,
         *,
@@ -146,7 +149,7 @@ class DataLoaderPerformanceMonitor:
         return results
 
     def ceiling(
-        self, dataloader: Any, step: Callable[[Any], Any], num_batches: int = 10
+        self, dataloader: Iterable[Any], step: Callable[[Any], Any], num_batches: int = 10
     ) -> dict[str, float]:
         """Return the seconds per batch with this loader, and with batches kept in memory.
 

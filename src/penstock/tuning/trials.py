@@ -33,6 +33,7 @@ from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
 from penstock.metrics import Delivery, arrays_of, samples_of, steady, tree_bytes
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Source
+from penstock.sources.contract import DatasetLike
 from penstock.tuning.cost import SampleCost, cost_of
 from penstock.tuning.factory import DataLoaderConfig, why_no_workers
 
@@ -230,12 +231,12 @@ MOST_ITEMS = 8  # of a list that are compared
 
 
 def tune(
-    dataset: Any,
+    dataset: DatasetLike,
     batch_size: int,
     *,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     budget_seconds: float = 10.0,
-    memory_budget: int | str = "2GB",
+    memory_budget: int | str = "1GB",
     step_seconds: float = 0.0,
     cached: bool = True,
     verbose: bool = True,
@@ -251,7 +252,7 @@ def tune(
         batch_size: Number of samples in a batch.
         collate_fn: Makes a batch from a list of samples. None uses torch's default.
         budget_seconds: How long to measure, 0 or more. The start of workers may add to it.
-        memory_budget: Limit on the batches that are read ahead: bytes, or ``"2GB"``.
+        memory_budget: Limit on the batches that are read ahead: bytes, or ``"1GB"``.
         step_seconds: How long an accelerator is busy with a batch, 0 or more. The fastest training
             wins then: readers that are slower than a plain loop may win by reading meanwhile.
         cached: Return the result of an earlier call for this machine and dataset, and save this

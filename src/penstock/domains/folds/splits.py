@@ -31,7 +31,13 @@ NEW_ATTEMPTS: Final = 50  # stop after this number of attempts without a new spl
 
 
 class Folds(NamedTuple):
-    """Training and validation samples of every fold, their score, and the seed of the split."""
+    """The folds of a cross-validation.
+
+    Args:
+        folds: Training and validation samples of every fold.
+        score: How evenly the classes are distributed; smaller is better.
+        seed: The seed of the split.
+    """
 
     folds: list[tuple[Indices, Indices]]
     score: float
@@ -39,7 +45,13 @@ class Folds(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Training and validation samples, and their score."""
+    """One split of a dataset.
+
+    Args:
+        train: Training samples.
+        val: Validation samples.
+        score: How evenly the classes are distributed; smaller is better.
+    """
 
     train: Indices
     val: Indices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 import torch
 
 from penstock.arguments import choice, whole_number
@@ -189,8 +190,8 @@ def calculate_chunk_params(
 def sample_batch_within_chunk(
     chunk_data: torch.Tensor,
     chunk_stim: torch.Tensor,
-    wmat_indices: Any,
-    wmat_indptr: Any,
+    wmat_indices: torch.Tensor | npt.ArrayLike,
+    wmat_indptr: torch.Tensor | npt.ArrayLike,
     batch_size: int,
     total_steps: int,
     num_neurons_to_zero: int,

@@ -215,7 +215,11 @@ def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool
 
 
 def first_batch(loader: Any) -> Any:
-    """Return the first batch of a loader without changing its position or random state."""
+    """Return the first batch of a loader without changing its position or random state.
+
+    Args:
+        loader: A loader of Penstock or of torch, or any iterable of batches.
+    """
     if isinstance(loader, TorchLoader):
         return loader.peek()
     if isinstance(loader, DataLoader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -83,12 +83,12 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         cycle: bool = True,
         max_passes: int | None = None,
         start_chunk: int | None = None,
-        validate_every: Any = None,
-        skip: Any = None,
+        validate_every: int | Mapping[str, float] | None = None,
+        skip: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        given = {"seed": seed, "shuffle": shuffle, "order": order, "val_cycle": val_cycle}
+        given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "order": order, "skip": skip}
         given |= {"cycle": cycle, "max_passes": max_passes, "val_chunk_size": val_chunk_size}
-        given |= {"validate_every": validate_every, "skip": skip}
+        given |= {"validate_every": validate_every, "val_cycle": val_cycle}
         self.settings = read_settings(train_chunk_size, given, start_chunk)
         self._loaders = FitLoaders(self.settings)
         self._resume = ExactResume(self._loaders)

@@ -170,7 +170,9 @@ def make_loader(kind: str, batch_size: int, chunk_size: int | None) -> Any:
         chunk_size: Batches of a chunk; None for whole epochs. ``"replay"`` has no chunks.
     """
     if kind == "replay":
-        return ReplayLoader(Unindexed(), batch_size=batch_size, num_workers=0, collate=None, seed=7)
+        return ReplayLoader(
+            Unindexed(), batch_size=batch_size, num_workers=0, collate_fn=None, seed=7
+        )
     if kind == "chunked":
         return ChunkedDataLoader(Rows(range(SAMPLES)), batch_size, chunk_size, shuffle=True, seed=7)
     blocks = {"block_samples": 4, "window_blocks": 3, "lanes": 6}
