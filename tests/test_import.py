@@ -71,7 +71,7 @@ def fresh() -> dict[str, Any]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # it takes 20 s, and much longer beside other work
     )
     return json.loads(result.stdout)
 
