@@ -42,8 +42,8 @@ class NoRecorder(Recorder):
     def request(self) -> bool:
         return False
 
-    def receive(self, samples: int, cursor: tuple[int, int] = (0, 0)) -> None:
-        pass
+    def receive(self, samples: int, cursor: tuple[int, int] | None = None) -> float:
+        return 0.0
 
     def pause(self) -> None:
         pass

@@ -50,6 +50,7 @@ class Clock:
 def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(recorder, "perf_counter", found)
+    monkeypatch.setattr(recorder._thread, "next_read", 0.0)  # of the real clock
     return found
 
 
@@ -159,13 +160,18 @@ def test_ranks_are_merged_to_one_snapshot(clock):
     assert Snapshot.of_dict(json.loads(merged.json())) == merged
 
 
-def test_probes_that_are_off_measure_only_waiting():
+def test_what_is_off_measures_nothing_and_can_be_switched_on():
     loader = ChunkedDataLoader(TensorDataset(torch.zeros(64, 2)), 8)
     loader.metrics.on = False
     assert len(list(loader)) == 8
     found = loader.snapshot()
-    assert set(found.stages) == {"wait", "step"} and found.batches == 8 and not found.spans
-    assert loader.waited_seconds > 0
+    assert found.batches == found.samples == loader.waited_seconds == 0 and not found.spans
+    assert "set loader.metrics.on" in loader.verdict()
+    batches = iter(loader)
+    next(batches)
+    loader.metrics.on = True
+    assert len(list(batches)) == 7
+    assert (loader.snapshot().batches, loader.snapshot().of("step").count) == (7, 6)
 
 
 def test_stages_are_shown_by_the_profiler():

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.metrics.snapshot import Histogram as Histogram
     from penstock.metrics.snapshot import Snapshot as Snapshot
     from penstock.metrics.snapshot import merge as merge
+    from penstock.metrics.telemetry import Gauges as Gauges
+    from penstock.metrics.telemetry import export_to_opentelemetry as export_to_opentelemetry
+    from penstock.metrics.telemetry import export_to_prometheus as export_to_prometheus
     from penstock.metrics.usage import accelerator_memory as accelerator_memory
     from penstock.metrics.usage import accelerator_utilization as accelerator_utilization
     from penstock.metrics.usage import tree_bytes as tree_bytes
@@ -34,6 +37,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "batches": "Delivery arrays_of bytes_of samples_of steady summarize",
         "recorder": "Probe Recorder Span Work current_recorder",
         "snapshot": "STAGES Histogram Snapshot merge",
+        "telemetry": "Gauges export_to_opentelemetry export_to_prometheus",
         "usage": "accelerator_memory accelerator_utilization tree_bytes tree_cpu_seconds",
         "verdict": "Verdict verdict_of",
     },

@@ -144,13 +144,13 @@ def current_recorder() -> Recorder | None:
 class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
-    Waiting and steps are always measured. The probes of the other stages can be switched off.
     Batches that follow each other within `PROBED_SECONDS` are added up and noted together, without
     the stages in the caller's thread: a probe takes microseconds. Threads and processes only append
-    to ``arrivals``, which needs no lock; the caller's thread adds them up.
+    to ``arrivals``, which needs no lock; the caller's thread adds them up. Sums (``batches``,
+    ``samples``, and in seconds ``waited``, ``stepped``) never decrease; any thread may read them.
 
     Args:
-        on: Whether the probes are on.
+        on: Whether anything is measured. May be changed at any time.
         profile: Whether stages are shown by ``torch.profiler``, as ``penstock.read`` and so on.
     """
 
@@ -163,13 +163,16 @@ class Recorder:
         self._stages: dict[str, Histogram] = {}
         self._inside: dict[str, float] = {}  # seconds of stages in the caller's thread
         self._workers: dict[str, list[float]] = {}
+        self.batches = self.samples = self.steps = 0
+        self.waited = self.stepped = 0.0
+        self.cursor: tuple[int, int] | None = None  # epoch and position of the last batch
+        self._noted: tuple[int, int, int, float, float] = (0, 0, 0, 0.0, 0.0)  # the sums so far
         self._first: float | None = None
-        self._samples, self._probed = 0, 0.0
+        self._probed = 0.0
         self._delivered = 0.0  # when the last batch was; 0 after a pause
         self._asked = self._next_probe = 0.0
-        self._due = True  # the batch is noted on its own
+        self._due = False  # the batch is noted on its own
         self.last_step: float | None = None  # seconds of the step before the last request
-        self._quick: list[float] = [0, 0.0, 0, 0, 0.0]  # waits and steps: numbers and seconds
         self._width = 1.0  # seconds of a slot
         self._slots: list[list[float]] = []
         self._early: list[Span] = []
@@ -178,14 +181,13 @@ class Recorder:
         self._last_read: tuple[int, int] | None = None
 
     @property
-    def waited(self) -> float:
-        """Seconds that the caller has waited."""
-        return self._wait.total + self._quick[1]
-
-    @property
     def waiting(self) -> float:
         """The share of the time that the caller has waited, without the first batch."""
-        return share_of(self.waited - (self._first or 0.0), self._step.total + self._quick[4])
+        return share_of(self.waited - (self._first or 0.0), self.stepped)
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage so far; may be called in any thread."""
+        return {name: stage.total for name, stage in [*self._stages.items()]}
 
     # -- measuring
 
@@ -202,67 +204,79 @@ class Recorder:
 
         They are inside of ``with recorder.work(""):``.
         """
+        if not self.on:
+            self._asked = self._delivered = 0.0
+            return False
         self._asked = now = perf_counter()
-        self.last_step = now - self._delivered if self._delivered else None
-        self._due = now >= self._next_probe
-        if self._due:
-            self._next_probe = now + (PROBED_SECONDS if self.on else 10 * PROBED_SECONDS)
-        return self.on and self._due
+        if now < self._next_probe:
+            return False
+        self._next_probe = now + PROBED_SECONDS
+        self._due = True
+        return True
 
-    def receive(self, samples: int, cursor: tuple[int, int] = (0, 0)) -> float:
+    def receive(self, samples: int, cursor: tuple[int, int] | None = None) -> float:
         """Note that the batch has arrived, or has failed; return the seconds it was waited for.
 
         Args:
             samples: Samples of the batch; 0 if it failed.
-            cursor: Its epoch and position, for the list of stalls.
+            cursor: Its epoch and position; None if they are unknown.
         """
+        asked, before = self._asked, self._delivered
+        if not asked:  # it was off
+            return 0.0
         now = perf_counter()
-        waited = now - self._asked
+        waited = now - asked
         self._delivered = now if samples else 0.0
-        if self._due or waited > STALL_SECONDS:
-            self._settle(now, samples, cursor)
-            return waited
-        quick = self._quick  # batches in quick succession are added up, and noted together
-        quick[0] += 1
-        quick[1] += waited
-        quick[2] += samples
-        if self.last_step is not None:
-            quick[3] += 1
-            quick[4] += self.last_step
+        self.last_step = step = asked - before if before else None
+        settles = self._due or waited > STALL_SECONDS
+        if settles:
+            self._settle(asked, waited, samples, cursor or (0, 0))
+        self.cursor = cursor if samples else self.cursor
+        self.batches += 1
+        self.samples += samples
+        self.waited += waited
+        if step is not None:
+            self.steps += 1
+            self.stepped += step
+        if settles:
+            self._noted = self.batches, self.samples, self.steps, self.waited, self.stepped
+            self._due = False
         return waited
 
-    def _settle(self, now: float, samples: int, cursor: tuple[int, int]) -> None:
-        """Note the batches that came in quick succession, and this one."""
-        waits, waited, some, steps, stepped = self._quick
-        self._quick = [0, 0.0, 0, 0, 0.0]
-        asked, seconds, step = self._asked, now - self._asked, self.last_step
+    def _quick(self) -> tuple[int, int, int, float, float]:
+        """Return what the sums have and nothing else has yet: batches in quick succession."""
+        batches, samples, steps, waited, stepped = self._noted
+        counts = self.batches - batches, self.samples - samples, self.steps - steps
+        return *counts, max(0.0, self.waited - waited), max(0.0, self.stepped - stepped)
+
+    def _settle(self, asked: float, seconds: float, samples: int, cursor: tuple[int, int]) -> None:
+        """Note the batches that came in quick succession, and this one, which took ``seconds``."""
+        batches, some, steps, waited, stepped = self._quick()
+        step = self.last_step
         self._drain()
-        if waits:
-            self._wait.add(waited / waits, int(waits))
+        if batches:
+            self._wait.add(waited / batches, batches)
             self._spread(WAIT, asked - waited, waited, waited)
         if steps:
-            self._step.add(stepped / steps, int(steps))
+            self._step.add(stepped / steps, steps)
             self._spread(STEP, asked - stepped, stepped, stepped)
         if step is not None:
             self._step.add(step)
             self._spread(STEP, asked - step, step, step)
+            self._keep(Span("step", asked - step, step, step, "", None))
         self._wait.add(seconds)
         self._spread(WAIT, asked, seconds, seconds)
-        if self.on:
-            self._probed += seconds if self._due else 0.0
-            if step is not None:
-                self._keep(Span("step", asked - step, step, step, "", None))
-            self._keep(Span("wait", asked, seconds, seconds, "", None))
+        self._keep(Span("wait", asked, seconds, seconds, "", None))
+        self._probed += seconds if self._due else 0.0
         if self._first is None:
             self._first = seconds
         elif seconds > STALL_SECONDS:
             stall = (seconds, asked - self._origin, cursor, self._last_read)
             push = heapq.heappush if len(self._stalls) < STALLS else heapq.heappushpop
             push(self._stalls, stall)
-        self._samples += samples + int(some)
-        slot = self._slot(now)
-        slot[-3] += waits + bool(samples)
-        slot[-2] += samples + some
+        slot = self._slot(asked + seconds)
+        slot[-3] += batches + bool(samples)
+        slot[-2] += some + samples
 
     def pause(self) -> None:
         """Note that what follows is not a training step: a validation, or the end of a loop."""
@@ -336,11 +350,12 @@ class Recorder:
             settings: Settings of the loader that a verdict can refer to.
         """
         self._drain()
-        wait, step, quick = self._wait + Histogram(), self._step + Histogram(), self._quick
-        if quick[0]:
-            wait.add(quick[1] / quick[0], int(quick[0]))
-        if quick[3]:
-            step.add(quick[4] / quick[3], int(quick[3]))
+        wait, step = self._wait + Histogram(), self._step + Histogram()
+        batches, _, steps, waited, stepped = self._quick()
+        if batches:
+            wait.add(waited / batches, batches)
+        if steps:
+            step.add(stepped / steps, steps)
         stages = {**self._stages, "wait": wait, "step": step}
         origin = self._origin
         kept = [*self._early, *self._late]
@@ -349,7 +364,7 @@ class Recorder:
             world=world,
             started=self.started,
             seconds=perf_counter() - origin,
-            samples=self._samples + int(quick[2]),
+            samples=self.samples,
             first=self._first or 0.0,
             stages={name: stages[name] + Histogram() for name in STAGES if name in stages},
             inside=dict(self._inside),

@@ -57,7 +57,7 @@ class Verdict(str):
 
     >>> verdict = verdict_of(Snapshot())
     >>> print(verdict)
-    unknown: no batch was measured; iterate over the loader first
+    unknown: no batch was measured; iterate over the loader first, or set loader.metrics.on = True
     >>> verdict.figures.bound
     'unknown'
     """
@@ -89,9 +89,8 @@ def verdict_of(snapshot: Snapshot) -> Verdict:
         snapshot: Of one rank, or merged over ranks.
     """
     if not snapshot.batches:
-        return Verdict(
-            "unknown: no batch was measured; iterate over the loader first", Figures("unknown")
-        )
+        todo = "iterate over the loader first, or set loader.metrics.on = True"
+        return Verdict(f"unknown: no batch was measured; {todo}", Figures("unknown"))
     ranks = snapshot.of_ranks()
     shares = {rank["rank"]: waiting_of(rank) for rank in ranks}
     worst = max(shares, key=shares.__getitem__)
@@ -224,8 +223,6 @@ def advice(snapshot: Snapshot, cause: str) -> str:
     worker = slow_worker(snapshot)
     if worker:
         return worker
-    if not cause:
-        return "set loader.metrics.on = True to see what for"
     if cause == "transfer":
         return "send less: a smaller dtype, or the decoding of values on the device"
     if "memory_budget" in settings:

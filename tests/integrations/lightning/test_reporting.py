@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Checkpoint, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import ChunkedTraining
@@ -199,6 +202,34 @@ def test_the_place_is_that_of_the_batch_delivered_last(size, batch, chunk, count
             words = describe_position(course.plan.steps, course.cursor)
             places.append(words)
             assert words == f"epoch {before[0]}, chunk {before[1] + 1}/{before[2]}"
+
+
+# -- loggers
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_any_logger_gets_waiting_throughput_and_position(kind, tmp_path):
+    logger = kind(tmp_path)
+    run = fit(ChunkedTraining(4), max_epochs=4, logger=logger, log_every_n_steps=2)
+    found = list(logged(logger, "penstock/chunk"))
+    # two steps to a line, 11 batches an epoch: after 2, 4, ... 14 of chunks 4, 4, 3 and 4
+    assert found == [(1, 0), (3, 0), (5, 1), (7, 1), (9, 2), (11, 0), (13, 0)]
+    assert [epoch for _, epoch in logged(logger, "penstock/epoch")] == [0] * 5 + [1] * 2
+    shares = [share for _, share in logged(logger, "penstock/waiting_share")]
+    assert len(shares) == 7 and all(0 <= share <= 1 for share in shares)
+    rates = [rate for _, rate in logged(logger, "penstock/samples_per_second")]
+    assert all(rate > 0 for rate in rates) and run.trainer.global_step == 15
+
+
+def logged(logger, name):
+    """Yield the steps and values of a figure that a logger wrote."""
+    if isinstance(logger, TensorBoardLogger):
+        events = EventAccumulator(logger.log_dir).Reload()
+        yield from ((each.step, each.value) for each in events.Scalars(name))
+        return
+    for row in csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()):
+        if row[name]:
+            yield int(row["step"]), float(row[name])
 
 
 # -- the end, and the beginning

@@ -19,7 +19,7 @@ from penstock.integrations.lightning.resume import ExactResume, Progress
 from penstock.loaders import Loader
 from penstock.loaders.chunk_report import ChunkSummary, describe_position, samples_between
 from penstock.loaders.chunk_settings import ChunkSettings
-from penstock.metrics import Snapshot, Verdict, merge, verdict_of
+from penstock.metrics import Gauges, Snapshot, Verdict, merge, verdict_of
 from penstock.metrics.verdict import percent
 from penstock.ranks import gathered_texts
 
@@ -46,7 +46,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     or from hooks, which are called once. A checkpoint resumes at the first batch that is not in the
     weights, also with another number of ranks or workers, another batch or chunk size. The sanity
     check moves nothing. If ranks are about to train on different data, all of them stop before the
-    first step.
+    first step. Loggers get the figures of `penstock.metrics.Gauges` every ``log_every_n_steps``.
 
     Args:
         train_chunk_size: Batches of this rank between two validations. Sizes that change are
@@ -94,6 +94,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._resume = ExactResume(self._loaders)
         self._history: reporting.RunHistory | None = None
         self._verdict: Verdict | None = None
+        self._gauges: Gauges | None = None
         self._rotation, self._waits = reporting.Rotation(), reporting.BatchWaits()
         self._bar: reporting.ProgressBar | None = None
         self._first_batch = True  # the next batch is the first of a chunk
@@ -156,6 +157,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
 
     def _close(self) -> None:
         self._loaders.close()
+        self._gauges = None
         if self._bar is not None:
             self._bar.release()
 
@@ -168,6 +170,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             return
         progress = self._resume.start(trainer, loader)
         loader.metrics.pause()
+        self._gauges = Gauges(loader)
         if self._timing is not None and restored.get("timing"):
             self._timing.load(restored["timing"])
             self._validate_if_due()
@@ -201,6 +204,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         # batches since the last optimizer step are not in the weights, and come again
         stepped = self._resume.note(trainer)
+        if stepped:
+            self._log_figures(trainer)
         if self._timing is None:
             return
         self._timing.add(self._loss)
@@ -209,6 +214,15 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if trainer.is_last_batch:
             self._timing.decide(trainer)
             self._validate_if_due()
+
+    def _log_figures(self, trainer: Any) -> None:
+        """Send waiting, throughput and position to all loggers, when Lightning logs a step."""
+        step, every = compat.logged_steps(trainer), trainer.log_every_n_steps
+        if self._gauges is None or not trainer.loggers or not every or (step + 1) % every:
+            return
+        figures = self._gauges.read()
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=step)
 
     def _validate_if_due(self) -> None:
         assert self._timing is not None
