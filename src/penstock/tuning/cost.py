@@ -1,14 +1,20 @@
-"""The cost of a sample: time and bytes, measured on a few samples."""
+"""What a user's dataset costs and holds: a sample's time and bytes, and attributes of objects."""
 
 from __future__ import annotations
 
+import io
 import resource
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from penstock.datasets.gather import gather_of
 from penstock.loaders.pass_through import preserve_random_state
@@ -20,6 +26,8 @@ COPYING_SECONDS = 1e-9  # per byte of a gather; a worker would copy the bytes on
 COSTLY_SECONDS = 1e-3  # above this, a sample is worth a worker process
 ENOUGH_SECONDS = 0.1  # time limit of the measurement
 WAITING_SHARE = 0.5  # of the time not spent computing: the storage is slow to answer
+MOST_NESTED = 4  # objects in objects, as far as attributes are looked at
+ITEMS = 8  # of a list that are looked at
 GATHERS = 3  # the fastest one counts: a short gather is easily disturbed
 
 
@@ -143,3 +151,62 @@ class _Stopwatch:
 def _voluntary_switches() -> int:
     """Return how often this process gave up its core in order to wait."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+# -- attributes
+
+
+def attributes(value: Any, name: str = "dataset", depth: int = MOST_NESTED) -> Iterator[Any]:
+    """Yield name and value of the attributes of an object, and of objects of the user in it."""
+    own = type(value).__module__.partition(".")[0] not in ("penstock", "numpy", "zarr", "pyarrow")
+    inside = own or isinstance(value, Dataset)
+    if isinstance(value, list | tuple):
+        inner = {f"{name}[{i}]": each for i, each in enumerate(value[:ITEMS])}
+    elif isinstance(value, dict):
+        inner = {f"{name}[{key!r}]": value[key] for key in islice(value, ITEMS)}
+    elif inside and not isinstance(value, type | torch.Tensor | torch.nn.Module | io.IOBase):
+        inner = {f"{name}.{key}": each for key, each in getattr(value, "__dict__", {}).items()}
+    else:
+        return
+    for key, each in inner.items():
+        yield key, each
+        if depth and not isinstance(each, threading.Thread | Executor):
+            yield from attributes(each, key, depth - 1)
+
+
+def hazards_of(dataset: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and description of what must not be there when workers are forked."""
+    for name, value in attributes(dataset):
+        module = type(value).__module__.partition(".")[0]
+        if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
+            yield name, "is an open file, whose position all workers would share"
+        elif module in ("h5py", "sqlite3", "socket") and not isinstance(value, type):
+            yield name, f"is an open {type(value).__name__} of {module}, not safe to share"
+        elif isinstance(value, threading.Thread | Executor):
+            yield name, "has threads, which do not run in a forked worker"
+        elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            yield name, f"is on {value.device}, which cannot be used in a forked worker"
+
+
+def long_lists(dataset: Any) -> Iterator[tuple[str, int]]:
+    """Yield name and length of each collection of Python objects."""
+    for name, value in attributes(dataset):
+        if isinstance(value, list | tuple | dict | set):
+            yield name, len(value)
+
+
+def packed(dataset: Any) -> Iterator[str]:
+    """Yield the names of stored arrays whose attributes say how to decode their values."""
+    for name, value in attributes(dataset):
+        marks = getattr(value, "attrs", None)
+        if hasattr(value, "dtype") and isinstance(marks, Mapping) and "scale_factor" in marks:
+            yield name
+
+
+def unbounded_caches(dataset: Any) -> Iterator[tuple[str, int]]:
+    """Yield name and size of caches of methods (`functools.lru_cache`) that have no limit."""
+    for kind in type(dataset).__mro__:
+        for name, method in vars(kind).items():
+            info = getattr(method, "cache_info", None)
+            if info is not None and info().maxsize is None:
+                yield f"the cache of dataset.{name}", info().currsize

@@ -29,9 +29,10 @@ from penstock.ragged import Ragged
 from penstock.sources import Source
 from penstock.sources.base import seams_of
 from penstock.sources.ragged_rows import new_buffers, offsets_of
-from penstock.tuning.cost import SampleCost, cost_of
-from penstock.tuning.user_objects import (
+from penstock.tuning.cost import (
+    SampleCost,
     attributes,
+    cost_of,
     hazards_of,
     long_lists,
     packed,
