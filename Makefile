@@ -48,6 +48,7 @@ docs: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m docs.make.pictures
 	$(BIN)/python -m docs.make.notebooks
+	$(BIN)/python -m docs.make.figures
 	$(BIN)/mkdocs build --strict
 
 # the campaigns at full length; 2,000 examples of every law; the long forms of other tests

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from docs.make import notebooks, pictures
+from docs.make import figures, notebooks, pictures
 from penstock import CollatorRegistry
 
 ROOT = Path(__file__).parent.parent
@@ -78,12 +78,21 @@ def test_every_link_leads_somewhere(page):
             assert anchor in anchors_of(target), link
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.stem)
 def test_figures_of_speed_are_those_that_were_measured(page):
-    measured = (ROOT / "docs/performance.md").read_text()
-    table = (ROOT / page).read_text().partition("times the speed")[2].partition("\n\n")[0]
-    figures = re.findall(r"\| ([\d.]+) \|$", table, re.M)
-    assert figures and all(f"| {figure} |" in measured for figure in figures)
+    """After a benchmark: ``python -m docs.make.figures``."""
+    assert page.read_text() == figures.with_figures(page.read_text())
+    assert len(figures.table().splitlines()) > 6
+
+
+def test_another_result_is_another_page(tmp_path, monkeypatch):
+    results = json.loads((figures.RESULTS / "bench_stores.json").read_text())
+    line = next(each for each in results["lines"] if "times faster" in each.get("claim", ""))
+    line["found"] += 1
+    (tmp_path / "bench_stores.json").write_text(json.dumps(results))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    for page in figures.PAGES:
+        assert page.read_text() != figures.with_figures(page.read_text())
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

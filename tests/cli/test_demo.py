@@ -1,12 +1,14 @@
 """The demo really trains, kills, resumes and compares."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from penstock.cli.demo import PASSES, SAMPLES, Console, _report, run_demo
+from penstock.cli.demo import PASSES, SAMPLES, Console, _promises, run_demo
 
 
 def penstock(*arguments):
@@ -19,6 +21,9 @@ def check_demo(folder, out, err):
     assert "resuming from killed/checkpoints/step-00000270.ckpt" in err
     assert out.count("yes") == 3 and "NO" not in out
     assert "the exact next batch" in out and "the epoch from its start" in out
+    *_, verdict, page = [line for line in out.splitlines() if not line.startswith("data and")]
+    assert re.match(r"(data|compute)-bound|start-up", verdict), out  # of the run that was resumed
+    assert Path(page.removeprefix("  report ")).is_file()
     last = folder / "killed" / "checkpoints" / "step-00000500.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     assert checkpoint["state_dict"]["times_seen"].tolist() == [PASSES] * SAMPLES
@@ -38,7 +43,7 @@ def test_the_demo_is_killed_and_resumes_exactly(commands, tmp_path, capsys):
 
     checkpoint["state_dict"]["digest"] += 1  # the comparison can fail
     torch.save(checkpoint, last)
-    assert _report(Console(quiet=True), tmp_path) == 1
+    assert _promises(Console(quiet=True), tmp_path) == 1
 
 
 @pytest.mark.proof

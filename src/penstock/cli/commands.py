@@ -44,22 +44,18 @@ def demo(
     """Train from Zarr, be killed, resume, prove that nothing was lost, and compare with torch."""
     with explained_imports():
         from penstock.cli.demo import run_demo
+        from penstock.cli.output import command_output
 
-    try:
+    with command_output(debug=False):
         if directory is not None:
             code = run_demo(directory)
             print(f"data and both runs are in {directory}; demo.yaml is the configuration")
         else:
+            page = Path(tempfile.gettempdir()) / "penstock-demo.html"
             with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-                code = run_demo(Path(folder))
+                code = run_demo(Path(folder), page=page)
             print("data and runs are removed again; penstock demo --directory DIR keeps them")
-        raise SystemExit(code)
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("penstock: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    raise SystemExit(code)
 
 
 @contextmanager

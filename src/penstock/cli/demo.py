@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from penstock.extras import optional
 from penstock.loaders.machine import this_machine
 from penstock.loaders.stream import StreamLoader
+from penstock.report import write_report
 from penstock.tuning.monitor import DataLoaderPerformanceMonitor
 
 SAMPLES, FEATURES, BATCH, CHUNK, PASSES, SAVE_EVERY = 24_000, 64, 96, 50, 2, 20
@@ -61,12 +62,15 @@ def run_in_new_process(folder: Path, *arguments: str) -> int:
     return subprocess.run(program, cwd=folder, check=False).returncode
 
 
-def run_demo(folder: Path, run: Callable[..., int] = run_in_new_process) -> int:
+def run_demo(
+    folder: Path, run: Callable[..., int] = run_in_new_process, page: Path | None = None
+) -> int:
     """Run the demo in a directory.
 
     Args:
         folder: For data and runs.
         run: Runs a command: ``run(folder, "train", "demo.yaml")`` returns its exit code.
+        page: Where the report is written; None for the directory of the run.
 
     Returns:
         0 if all promises hold, else 1.
@@ -81,9 +85,11 @@ def run_demo(folder: Path, run: Callable[..., int] = run_in_new_process) -> int:
     kill = f"model.kill_at={KILL_AT}"
     step(3, "the same run, killed half way", "train", "demo.yaml", "run_dir=killed", kill)
     step(4, "the killed run again", "train", "demo.yaml", "run_dir=killed", "--resume")
-    code = _report(console, folder)
+    code = _promises(console, folder)
     console.print("[bold]5 the same data, read by Penstock and by torch's DataLoader[/]")
     _compare(console, folder / "train.zarr")
+    console.print("[bold]6 what the resumed run waited for:[/] penstock report killed")
+    console.print(write_report(folder / "killed", page), highlight=False, soft_wrap=True)
     return code
 
 
@@ -100,7 +106,7 @@ def _step(
         raise SystemExit(code)
 
 
-def _report(console: Console, folder: Path) -> int:
+def _promises(console: Console, folder: Path) -> int:
     whole, killed = _weights(folder / "whole"), _weights(folder / "killed")
     seen = whole["times_seen"]
     promises = {
@@ -122,13 +128,10 @@ def _report(console: Console, folder: Path) -> int:
 
 
 def _compare(console: Console, path: Path) -> None:
-    """Print how fast both loaders read the same shuffled batches, and what ours has to say."""
-    monitor, cores = DataLoaderPerformanceMonitor(), this_machine().cores
-    found, verdict = {}, ""
+    """Print how fast both loaders read the same shuffled batches."""
+    monitor, cores, found = DataLoaderPerformanceMonitor(), this_machine().cores, {}
     with StreamLoader(path, BATCH, memory_budget="8MB") as stream:
         found[f"StreamLoader, {stream.threads} threads"] = monitor.time_batch_loading(stream, 200)
-        if hasattr(stream, "verdict"):  # of the measurement: nothing but loading
-            verdict = str(stream.verdict())
     options: dict[str, Any] = {"num_workers": cores, "shuffle": True}
     rows: DataLoader[Any] = DataLoader(ZarrRows(path), BATCH, **options)
     found[f"DataLoader, {cores} workers"] = monitor.time_batch_loading(rows, TORCH_BATCHES)
@@ -142,8 +145,6 @@ def _compare(console: Console, path: Path) -> None:
         "The dataset of the DataLoader reads one sample at a time, as most do; Penstock reads "
         "whole storage chunks, and shuffles samples of many of them."
     )
-    if verdict:
-        console.print(verdict, highlight=False)
 
 
 class ZarrRows(Dataset[dict[str, Any]]):
