@@ -14,7 +14,7 @@ MATRIX ?= -m "not proof and not cuda" $(SIDE_BY_SIDE)
 # every process of a test would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check bench docs proof reliability flaky matrix cuda clean
+.PHONY: demo test quick check bench docs pages proof reliability flaky matrix cuda clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -50,6 +50,12 @@ docs: $(READY)
 	$(BIN)/python -m docs.make.notebooks
 	$(BIN)/python -m docs.make.figures
 	$(BIN)/mkdocs build --strict
+
+# adds the site of this tree as VERSION to PAGES, which a web server can serve as it is
+PAGES ?= build/pages
+pages: export NO_MKDOCS_2_WARNING = 1
+pages: docs
+	$(BIN)/python -m docs.make.versions $(VERSION) $(PAGES)
 
 # the campaigns at full length; 2,000 examples of every law; the long forms of other tests
 proof: $(READY)

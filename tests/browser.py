@@ -112,7 +112,8 @@ async def _draw(address, url, width, dark, script, picture):
             frames = "new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))"
             await call("Runtime.evaluate", expression=frames, awaitPromise=True)
             drawn.seconds = perf_counter() - begin
-            found = await call("Runtime.evaluate", expression=script, returnByValue=True)
+            asked = {"returnByValue": True, "awaitPromise": True}
+            found = await call("Runtime.evaluate", expression=script, **asked)
             drawn.value = found["result"].get("value")
             wide = "document.documentElement.scrollWidth"
             drawn.width = (await call("Runtime.evaluate", expression=wide))["result"]["value"]
