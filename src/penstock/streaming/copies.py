@@ -38,7 +38,7 @@ def _load_compiled() -> _Compiled | None:
     copy.argtypes = [address, number, address, address, number, address, *[number] * 4]
     boxes.argtypes = [
         *(address, number, address, address, number, address),
-        *(number, number, number, address, number),
+        *(number, number, number, address, number, number),
     ]
     copy.restype = boxes.restype = number
     return _Compiled(copy, boxes)
@@ -146,6 +146,7 @@ def gather_boxes(
         done = _compiled.copy_boxes(
             rows.ctypes.data, len(rows), targets.ctypes.data, held.ctypes.data, held.nbytes,
             table.ctypes.data, len(table), steps, len(shape), sizes.ctypes.data, rows.itemsize,
+            rows.nbytes >= CACHE_BYTES and shape[-1] * rows.itemsize >= 4 * LINE_BYTES,
         )  # fmt: skip
         if done < len(table):
             raise IndexError(f"box {done} of {len(table)} is out of range")

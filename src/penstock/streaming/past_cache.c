@@ -60,14 +60,17 @@ int64_t penstock_copy(char *rows, int64_t row_count, const int64_t *targets, con
 }
 
 static char *copy_box(char *to, const char *from, int64_t axes, const int64_t *shape,
-                      const int64_t *strides, int64_t item)
+                      const int64_t *strides, int64_t item, int64_t past)
 {
     if (axes == 1) {
-        memcpy(to, from, (size_t)(shape[0] * item));
+        if (past)
+            copy_row(to, from, (size_t)(shape[0] * item));
+        else
+            memcpy(to, from, (size_t)(shape[0] * item));
         return to + shape[0] * item;
     }
     for (int64_t i = 0; i < shape[0]; i++)
-        to = copy_box(to, from + i * strides[0], axes - 1, shape + 1, strides + 1, item);
+        to = copy_box(to, from + i * strides[0], axes - 1, shape + 1, strides + 1, item, past);
     return to;
 }
 
@@ -77,7 +80,7 @@ static char *copy_box(char *to, const char *from, int64_t axes, const int64_t *s
 int64_t penstock_copy_boxes(char *rows, int64_t row_count, const int64_t *targets,
                             const char *held, int64_t held_bytes, const int64_t *table,
                             int64_t count, int64_t steps, int64_t axes, const int64_t *shape,
-                            int64_t item)
+                            int64_t item, int64_t past)
 {
     int64_t i = 0, box = item;
     for (int64_t a = 0; a < axes; a++)
@@ -94,11 +97,12 @@ int64_t penstock_copy_boxes(char *rows, int64_t row_count, const int64_t *target
                 end += (shape[a] - 1) * strides[a];
             if (table[j] < 0 || end > held_bytes)
                 break;
-            to = copy_box(to, held + table[j], axes, shape, strides, item);
+            to = copy_box(to, held + table[j], axes, shape, strides, item, past);
         }
         if (j < steps)
             break;
     }
+    _mm_sfence();
     return i;
 }
 

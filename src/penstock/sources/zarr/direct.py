@@ -166,14 +166,14 @@ class DirectArray(ArrayReader):
         """
         part = target[read.target]
         if read.whole and part.flags.c_contiguous:
-            found = self._decode(read.position, part.reshape(-1).view(np.uint8), stored)
+            found = self._decode(read.position, part.reshape(-1).view(np.uint8), stored, None)
         else:
             chunk = self._mapped_chunk(read.position)
             if chunk is not None:  # a few rows of a raw chunk: no need to read all of it
                 part[...] = chunk[read.inside]
                 return True
             decoded = self._chunk_buffer(read.position)
-            found = self._decode(read.position, decoded, stored)
+            found = self._decode(read.position, decoded, stored, self._wanted(read))
             if found:
                 part[...] = self._shaped(decoded)[read.inside]
         if not found:
@@ -189,8 +189,24 @@ class DirectArray(ArrayReader):
                 "more than the free memory: write the array with smaller chunks"
             ) from error
 
-    def _decode(self, position: Position, into: Bytes, stored: Bytes | None) -> bool:
-        """Decode the chunk into ``into``; return False if the chunk is missing."""
+    def _wanted(self, read: ChunkRead) -> int:
+        """Return how many of the first bytes of a chunk are needed."""
+        last = 0
+        for part, length in zip(read.inside, self._layout.chunks, strict=True):
+            last = last * length + part.stop - 1
+        return (last + 1) * self._layout.dtype.itemsize
+
+    def _decode(
+        self, position: Position, into: Bytes, stored: Bytes | None, wanted: int | None
+    ) -> bool:
+        """Decode the chunk into ``into``; return False if the chunk is missing.
+
+        Args:
+            position: Of the chunk.
+            into: Of the size of the chunk.
+            stored: Its bytes, if they are known.
+            wanted: How many of its first bytes are needed; all if None.
+        """
         where = None if stored is not None else self._locate(position)
         if where is not None:
             stored = self._fetch(where, position, into)
@@ -200,7 +216,7 @@ class DirectArray(ArrayReader):
                 raise self._damaged(where, position, "its shard was deleted while it was read")
             return False
         try:
-            self._layout.codecs.decode(stored, into)
+            self._layout.codecs.decode(stored, into, wanted)
         except (BadChunk, MemoryError) as error:
             why = str(error) or "not enough memory to decode it"
             where = where or self._locate(position)
