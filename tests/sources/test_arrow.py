@@ -176,7 +176,7 @@ def test_garbage_and_missing_files_are_a_sentence(tmp_path, name):
     with pytest.raises(SourceError, match="no file"):
         ArrowSource(tmp_path / name)
     (tmp_path / name).write_bytes(b"garbage" * 10)
-    with pytest.raises(SourceError, match="readable"):
+    with pytest.raises(SourceError, match="pyarrow cannot read"):
         ArrowSource(tmp_path / name)
 
 

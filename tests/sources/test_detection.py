@@ -172,7 +172,7 @@ def test_the_way_that_a_refusal_names_works(tmp_path, monkeypatch, name):
     [
         ("a.nc", "neither HDF5 nor netCDF: it begins with b'123'"),
         ("a.h5", "neither HDF5 nor netCDF"),
-        ("a.tar", "not a readable archive"),
+        ("a.tar", "write it as a .tar without compression"),
         ("a.bin", "pass its dtype"),
         ("a.jsonl", "not a JSON object"),
         ("a.zip", "not a zip file"),

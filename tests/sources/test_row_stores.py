@@ -198,7 +198,7 @@ def test_folders_of_arrays_images_and_sound(tmp_path, cache):
     source = open_source(tmp_path / "n")
     np.save(tmp_path / "n" / "3.npy", np.zeros((5, 3)))
     assert open_source(tmp_path / "n").fields[""].ragged
-    with pytest.raises(SourceError, match=r"sample 3 .*(changed|readable)"):
+    with pytest.raises(SourceError, match=r"(changed|cannot read) .*sample 3|sample 3 .*changed"):
         source.read(0, 9, {"": np.empty((9, 4, 3))})
 
 
@@ -208,7 +208,7 @@ def test_folders_that_cannot_be_samples(tmp_path):
     with pytest.raises(SourceError, match="may differ in their first axis only"):
         open_source(tmp_path)
     (tmp_path / "b.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-4])
-    with pytest.raises(SourceError, match=r"b\.npy is not a readable array"):
+    with pytest.raises(SourceError, match=r"cannot read .*b\.npy as array"):
         open_source(tmp_path)
     soundfile.write(tmp_path / "b.wav", np.zeros(10), 8000)
     soundfile.write(tmp_path / "c.wav", np.zeros(10), 16000)
@@ -256,7 +256,7 @@ def test_an_archive_is_what_webdataset_reads(tmp_path):
     assert list(open_source(path, fields=["txt", "cls"]).fields) == ["txt", "cls"]
     raw = path.read_bytes()
     path.write_bytes(raw[:3000])
-    with pytest.raises(SourceError, match=r"truncated|readable archive"):
+    with pytest.raises(SourceError, match=r"truncated|empty header"):
         open_source(path)
     with pytest.raises(SourceError, match=r"truncated|ends"):
         source.read(0, 9, {"cls": np.empty(9, np.int64)})
@@ -268,7 +268,7 @@ def test_an_archive_is_what_webdataset_reads(tmp_path):
     huge = tarfile.TarInfo("a.txt")
     huge.size = 8**11 - 1
     path.write_bytes(huge.tobuf())
-    with pytest.raises(SourceError, match=r"truncated|readable archive"):
+    with pytest.raises(SourceError, match=r"truncated|empty header"):
         open_source(path)
 
 
@@ -384,7 +384,7 @@ def test_sizes_that_cannot_be_are_refused_at_once(tmp_path):
     )
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.encode())
-    with pytest.raises(SourceError, match="not a readable array"):
+    with pytest.raises(SourceError, match="cannot read .* as array"):
         open_source(tmp_path / "n")
 
 

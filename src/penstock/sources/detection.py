@@ -5,16 +5,16 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import flag
+from penstock.arguments import flag, shown
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
@@ -36,8 +36,11 @@ from penstock.sources.storage import (
     is_pattern,
     is_url,
     package_of,
+    reading,
     redacted,
 )
+
+Given: TypeAlias = Mapping[str, Any]  # the arguments of `open_source` that were passed
 
 
 def open_source(
@@ -50,6 +53,22 @@ def open_source(
     **options: Any,
 ) -> BaseSource:
     """Return the source for a path, a URL, arrays, tensors, a dataset, or several of these.
+
+    These are opened:
+
+    - arrays of numpy, tensors, and dicts of them by field name
+    - ``.zarr`` directories (version 2 and 3, OME-Zarr, groups that xarray writes), also in ``.zip``
+    - ``.h5``, ``.hdf5``, ``.nc``, ``.nc4``, ``.cdf``: HDF5 and netCDF
+    - ``.npy``; ``.bin`` with ``dtype=``, such as files of tokens
+    - ``.h5ad`` and ``.zarr`` of AnnData
+    - ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, ``.ipc``, and folders of Parquet files
+    - ``.jsonl``, ``.ndjson``; ``.tar`` of WebDataset
+    - a folder or a pattern (``"clips/*.wav"``) of files that are one sample each: ``.npy``, images,
+      sound; a pattern of any other files is the sources of these, concatenated
+    - ``s3://``, ``gs://``, ``az://`` and ``http(s)://``: Zarr, AnnData, ``.npy`` and Parquet
+    - open objects: of zarr, icechunk, h5py, xarray, tensorstore, pyarrow, Hugging Face datasets,
+      and anything with ``shape``, ``dtype`` and slicing
+    - recordings, and other data of installed packages that name a source in their entry points
 
     A list is concatenated, a mapping is zipped, and a source is returned as it is. A source of a
     class of your own gets the verbs (`select`, `windows`, ...) that Penstock's sources have.
@@ -81,8 +100,9 @@ def open_source(
     penstock.errors.SourceError: there is nothing at nowhere.npy
     """
     axis = checked_along(options.pop("axis", None), along)
-    names = checked_names("fields", fields)
-    return with_verbs(_open(where, Request(names, axis, flag("decode", decode), dtype, options)))
+    named = {"fields": checked_names("fields", fields), "along": axis or None, "dtype": dtype}
+    given = {name: value for name, value in named.items() if value is not None}
+    return with_verbs(_open(where, {**given, "decode": flag("decode", decode), **options}))
 
 
 def concatenate(sources: Sequence[SourceLike]) -> ComposedSource:
@@ -140,29 +160,12 @@ def zip_sources(
 # -- what opens which data
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The arguments of one call of `open_source`."""
-
-    fields: list[str] | None
-    along: int | str | None
-    decode: bool
-    dtype: npt.DTypeLike | None
-    options: Mapping[str, Any]
-
-    def given(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults, without ``decode``."""
-        arguments = {"fields": self.fields, "along": self.along, "dtype": self.dtype}
-        passed = {name: value for name, value in arguments.items() if value is not None}
-        return {name: value for name, value in passed.items() if (name, value) != ("along", 0)}
-
-
 def imported(name: str) -> Callable[..., Any]:
-    """Return a function that imports ``"module:function"`` when it is called, and calls that."""
+    """Return ``"module:function"`` of this package, imported when it is called."""
     module, _, function = name.partition(":")
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(module), function)(*args, **kwargs)
+        return getattr(import_module(f"penstock.sources.{module}"), function)(*args, **kwargs)
 
     return call
 
@@ -189,37 +192,27 @@ class Opener:
     make: Callable[..., Source]
     takes: tuple[str, ...] = ()
 
-    def __call__(self, where: Any, request: Request) -> Source:
+    def __call__(self, where: Any, given: Given) -> Source:
         """Return the source; refuse arguments and options that it does not take."""
+        arguments = dict(given)
+        if "columns" in self.takes and "fields" in arguments:
+            if "columns" in arguments:
+                raise SourceError("columns is given twice: leave out fields=, or columns=")
+            arguments["columns"] = arguments.pop("fields")
+        if "decode" not in self.takes:
+            del arguments["decode"]
         shown = f"a {type(where).__name__}"
         if isinstance(where, Path | StoredFile):
             shown = redacted(str(where) if isinstance(where, Path) else where.name)
-        arguments = request.given()
-        if "columns" in self.takes and "fields" in arguments:
-            arguments["columns"] = arguments.pop("fields")
-        for name in arguments:
-            if name not in self.takes:
-                raise SourceError(f"{shown} {_REFUSALS[name].format(request.along)}")
-        if "decode" in self.takes:
-            arguments["decode"] = request.decode
-        twice = sorted(set(request.options) & set(arguments))
-        if twice:
-            raise SourceError(f"{twice[0]} is given twice: leave out fields=, or {twice[0]}=")
+        for name in _REFUSALS:
+            if name in arguments and name not in self.takes:
+                raise SourceError(f"{shown} {_REFUSALS[name].format(arguments[name])}")
         try:
-            return self.make(where, **arguments, **request.options)
+            return self.make(where, **arguments)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             raise SourceError(f"{shown} cannot be opened with these options: {error}") from error
-
-
-def is_sliceable(where: Any) -> bool:
-    """Return whether an object has shape, dtype and slicing.
-
-    >>> is_sliceable(np.zeros((3, 2))), is_sliceable([1, 2])
-    (True, False)
-    """
-    return all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__"))
 
 
 _REFUSALS = {
@@ -230,151 +223,138 @@ _REFUSALS = {
     ),
     "dtype": "says its dtype itself: leave out dtype=",
 }
-is_anndata = imported("penstock.sources.zarr.hierarchy:is_anndata")
-is_zarr = imported("penstock.sources.zarr.hierarchy:is_zarr")
-ARRAYS = ("fields", "along", "decode")
-ZARR_OPTIONS = ("direct", "missing", "columns", "dense")  # of a URL: others are for obstore
-COLUMNS = ("columns",)
+is_anndata, is_zarr = imported("zarr.hierarchy:is_anndata"), imported("zarr.hierarchy:is_zarr")
+ARRAYS, COLUMNS = ("fields", "along", "decode"), ("columns",)
+# options of a source at a URL; all others are for object storage
+OWN_OPTIONS = (*ARRAYS, "dtype", "direct", "missing", "columns", "dense")
 IN_MEMORY = Opener(MemorySource, ("along",))
-TABLE = Opener(imported("penstock.sources.arrow:ArrowSource"), COLUMNS)
-ANNDATA = Opener(imported("penstock.sources.anndata:AnnDataSource"), COLUMNS)
-JSON_LINES = Opener(imported("penstock.sources.jsonl:JsonLinesSource"), COLUMNS)
-FOLDER = Opener(imported("penstock.sources.sample_files:FolderSource"))
-ZARR = Opener(imported("penstock.sources.zarr:ZarrSource"), ARRAYS)
-HDF5 = Opener(arrays("penstock.sources.hdf5:arrays_of_hdf5"), ARRAYS)
-XARRAY = Opener(arrays("penstock.sources.sliceable:arrays_of_xarray"), ARRAYS)
-TENSORSTORE = Opener(arrays("penstock.sources.sliceable:arrays_of_tensorstore"), ARRAYS)
-SLICEABLE = Opener(arrays("penstock.sources.sliceable:arrays_of_object"), ARRAYS)
+TABLE = Opener(imported("arrow:ArrowSource"), COLUMNS)
+ANNDATA = Opener(imported("anndata:AnnDataSource"), COLUMNS)
+FOLDER = Opener(imported("sample_files:FolderSource"))
+ZARR = Opener(imported("zarr:ZarrSource"), ARRAYS)
+HDF5 = Opener(arrays("hdf5:arrays_of_hdf5"), ARRAYS)
+SLICEABLE = Opener(arrays("sliceable:arrays_of_object"), ARRAYS)
 
 # each kind of data is one line in one of these; the first match opens it
 FILES: dict[str, Opener] = {
-    ".npy": Opener(imported("penstock.sources.npy:NpySource")),
-    ".bin": Opener(imported("penstock.sources.npy:BinarySource"), ("dtype",)),
+    ".npy": Opener(imported("npy:NpySource")),
+    ".bin": Opener(imported("npy:BinarySource"), ("dtype",)),
     ".h5ad": ANNDATA,
-    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
-    ".tar": Opener(imported("penstock.sources.sample_files:TarSource"), COLUMNS),
+    **dict.fromkeys((".jsonl", ".ndjson"), Opener(imported("jsonl:JsonLinesSource"), COLUMNS)),
+    ".tar": Opener(imported("sample_files:TarSource"), COLUMNS),
     **dict.fromkeys((".h5", ".hdf5", ".nc", ".nc4", ".cdf"), HDF5),
     ".zip": ZARR,
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
-FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
+STORES: list[tuple[Callable[[Path], bool], Opener]] = [
     (lambda path: is_anndata(DirectoryStore(path)), ANNDATA),
     (lambda path: is_zarr(DirectoryStore(path)), ZARR),
+]
+FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
     (lambda path: any(path.rglob("*.parquet")), TABLE),
-    (imported("penstock.sources.sample_files:has_samples"), FOLDER),
+    (imported("sample_files:has_samples"), FOLDER),
 ]
 OBJECTS: dict[str, Opener] = {  # by the package that defines their class
     **dict.fromkeys(("datasets", "pyarrow"), TABLE),
     "h5py": HDF5,
     **dict.fromkeys(("zarr", "icechunk"), ZARR),
-    "xarray": XARRAY,
-    "tensorstore": TENSORSTORE,
+    "xarray": Opener(arrays("sliceable:arrays_of_xarray"), ARRAYS),
+    "tensorstore": Opener(arrays("sliceable:arrays_of_tensorstore"), ARRAYS),
 }
 
 
-def _open(where: Any, request: Request) -> Source:
+def _open(where: Any, given: Given) -> Source:
     if isinstance(where, Source):
-        given = [*request.given(), *request.options]
-        if given:
+        passed = [name for name in given if name != "decode"]
+        if passed:
             raise SourceError(
-                f"a source that is open already takes no options, got {', '.join(given)}: pass "
+                f"a source that is open already takes no options, got {', '.join(passed)}: pass "
                 "them where it is opened"
             )
         return where
     if isinstance(where, str | os.PathLike):
-        return _open_path(os.fspath(where), request)
+        return _open_path(os.fspath(where), given)
     if _in_memory(where):
-        return IN_MEMORY(where, request)
+        return IN_MEMORY(where, given)
     if package_of(where) in OBJECTS:
-        return OBJECTS[package_of(where)](where, request)
-    if is_sliceable(where):
-        return SLICEABLE(where, request)
+        return OBJECTS[package_of(where)](where, given)
+    if all(hasattr(where, name) for name in ("shape", "dtype", "__getitem__")):
+        return SLICEABLE(where, given)
     if isinstance(where, Mapping) and where:
-        return _open_mapping(where, request)
+        return _open_mapping(where, given)
     is_list = isinstance(where, list | tuple) and len(where) > 0
     if is_list and not isinstance(where[0], int | float | complex | np.generic):
-        return concatenate([_open(each, request) for each in where])
-    raise SourceError(f"cannot read samples from {_shown(where)}: {_advice_for_object(where)}")
+        return concatenate([_open(each, given) for each in where])
+    raise SourceError(f"cannot read samples from {redacted(shown(where))}: {_object_advice(where)}")
 
 
 def _in_memory(where: Any) -> bool:
     return isinstance(where, np.ndarray) or is_tensor(where)
 
 
-def _open_mapping(where: Mapping[str, Any], request: Request) -> Source:
+def _open_mapping(where: Mapping[str, Any], given: Given) -> Source:
     wrong = [name for name in where if not isinstance(name, str)]
     if wrong:
         raise SourceError(f"field names must be strings, got {wrong[0]!r}")
-    for name in request.fields or ():
+    inner = {name: value for name, value in given.items() if name != "fields"}
+    chosen = {}
+    for name in given.get("fields", where):
         if name not in where:
             raise SourceError(f"no field {name!r} in the dict{did_you_mean(name, where)}")
-    chosen = {name: where[name] for name in request.fields or where}
-    inner = replace(request, fields=None)
+        chosen[name] = where[name]
     if all(map(_in_memory, chosen.values())):
         return IN_MEMORY(chosen, inner)
     return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
-def _open_path(where: str | bytes, request: Request) -> Source:
+def _open_path(where: str | bytes, given: Given) -> Source:
     if isinstance(where, bytes) or not where or "\0" in where:
         raise SourceError(f"a path must be text, got {where!r}")
     if is_url(where):
-        return _open_url(where, request)
-    path, shown = Path(where.removeprefix("file://")), redacted(where)
-    if is_pattern(where) and not path.exists():
-        return _open_pattern(where, request)
-    try:
+        return _open_url(where, given)
+    path, name = Path(where.removeprefix("file://")), redacted(where)
+    with reading(name):
+        if is_pattern(where) and not path.exists():
+            return _open_pattern(where, given)
         opener = _opener_of(path)
         if opener is None and not path.exists():
-            raise SourceError(f"there is nothing at {shown}")
+            raise SourceError(f"there is nothing at {name}")
         if opener is None and path.is_dir():
-            raise SourceError(f"no source reads the folder {shown}: {_advice_for_folder(path)}")
-    except SourceError:
-        raise
-    except OSError as error:
-        raise SourceError(f"cannot read {shown}: {error.strerror}") from error
+            raise SourceError(f"no source reads the folder {name}: {_folder_advice(path)}")
     if opener is None:
-        raise SourceError(f"no source reads the file {shown}: {_advice_for_file(path)}")
-    return opener(path, request)
+        advice = ADVICE.get(path.suffix.lower(), ACCEPTED).format(path=str(path))
+        raise SourceError(f"no source reads the file {name}: {advice}")
+    return opener(path, given)
 
 
-def _open_url(url: str, request: Request) -> Source:
-    own = {name: each for name, each in request.options.items() if name in ZARR_OPTIONS}
-    rest = {name: each for name, each in request.options.items() if name not in own}
-    found = imported("penstock.sources.remote:open_remote")(url, **rest)
-    request = replace(request, options=own)
+def _open_url(url: str, given: Given) -> Source:
+    own = {name: each for name, each in given.items() if name in OWN_OPTIONS}
+    rest = {name: each for name, each in given.items() if name not in own}
+    found = imported("remote:open_remote")(url, **rest)
     if isinstance(found, StoredFile):
-        return FILES[Path(found.name).suffix.lower()](found, request)
-    return (ANNDATA if is_anndata(found) else ZARR)(found, request)
+        return FILES[Path(found.name).suffix.lower()](found, own)
+    return (ANNDATA if is_anndata(found) else ZARR)(found, own)
 
 
-def _open_pattern(where: str, request: Request) -> Source:
+def _open_pattern(where: str, given: Given) -> Source:
     """Return the files that a pattern matches: one sample each, or sources one after the other."""
     found = sorted(glob.glob(where, recursive=True))  # noqa: PTH207 - absolute patterns too
     if not found:
         raise SourceError(f"no file matches {redacted(where)}")
-    if imported("penstock.sources.sample_files:are_samples")(found):
-        return FOLDER(where, request)
-    return concatenate([_open_path(path, request) for path in found])
+    if imported("sample_files:are_samples")(found):
+        return FOLDER(where, given)
+    return concatenate([_open_path(path, given) for path in found])
 
 
 def _opener_of(path: Path) -> Opener | None:
     """Return what opens the data at ``path``, or None if nothing does."""
     if path.is_file():
         return FILES.get(path.suffix.lower())
-    folders = FOLDERS if path.is_dir() else []
-    for accepts, opener in folders[:2]:  # before the extensions: a Zarr store is never theirs
-        if accepts(path):
-            return opener
-    for extension in load_extensions("penstock.sources").values():
-        if extension.accepts(path):
-            return Opener(extension, COLUMNS)
-    return next((opener for accepts, opener in folders[2:] if accepts(path)), None)
-
-
-def _shown(where: object) -> str:
-    text = redacted(" ".join(repr(where).split()))
-    return f"{type(where).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    stores, folders = (STORES, FOLDERS) if path.is_dir() else ([], [])
+    extensions = load_extensions("penstock.sources").values()
+    others = [(each.accepts, Opener(each, COLUMNS)) for each in extensions]
+    # a Zarr store is never an extension's
+    return next((opener for accepts, opener in stores + others + folders if accepts(path)), None)
 
 
 # -- advice about data that no source reads
@@ -382,14 +362,16 @@ def _shown(where: object) -> str:
 _DATASET = (
     "write a torch Dataset that loads one file for each sample, and pass it to ChunkedDataLoader"
 )
-_BINARY = "pass its dtype and shape: open_source(np.memmap({path!r}, dtype, 'r', shape=shape))"
-_JSON = "read it as a table: open_source(pyarrow.json.read_json({path!r}))"
-_PICKLED = "load it, and pass the tensors: open_source(torch.load({path!r}, weights_only=True))"
-
 ADVICE = {
-    **dict.fromkeys((".dat", ".raw"), _BINARY),
-    ".json": _JSON,
-    **dict.fromkeys((".pt", ".pth"), _PICKLED),
+    **dict.fromkeys(
+        (".dat", ".raw"),
+        "pass its dtype and shape: open_source(np.memmap({path!r}, dtype, 'r', shape=shape))",
+    ),
+    ".json": "read it as a table: open_source(pyarrow.json.read_json({path!r}))",
+    **dict.fromkeys(
+        (".pt", ".pth"),
+        "load it, and pass the tensors: open_source(torch.load({path!r}, weights_only=True))",
+    ),
     ".tgz": "decompress it: a .tar without compression is read in place",
     ".gz": "unpack it, and open what is inside",
     ".csv": "read it as a table: open_source(pyarrow.csv.read_csv({path!r}))",
@@ -398,37 +380,25 @@ ADVICE = {
     ".npz": "load it, and pass the arrays: open_source(dict(np.load({path!r})))",
     ".txt": _DATASET,
 }
-ACCEPTED = (
-    "open_source reads .zarr, .zip, .h5, .h5ad, .nc, .npy, .bin, .parquet, .arrow, .jsonl and .tar "
-    "paths, folders and patterns of samples, URLs, objects of zarr, h5py, xarray and tensorstore, "
-    "Hugging Face datasets, pyarrow tables, arrays, tensors, and dicts and lists of these"
-)
+ACCEPTED = "help(penstock.open_source) lists what open_source reads"
 
 
-def _advice_for_file(path: Path) -> str:
-    return ADVICE.get(path.suffix.lower(), ACCEPTED).format(path=str(path))
-
-
-def _advice_for_folder(path: Path) -> str:
-    entries = islice(path.iterdir(), 1000)  # enough to know what it is
-    suffixes = {"/" if entry.is_dir() else entry.suffix.lower() for entry in entries}
-    if not suffixes:
+def _folder_advice(path: Path) -> str:
+    entries = list(islice(path.iterdir(), 1000))  # enough to know what it is
+    if not entries:
         return "it is empty"
-    if "/" in suffixes and any((entry / "zarr.json").exists() for entry in path.iterdir()):
+    if any((entry / "zarr.json").exists() for entry in entries):
         return "open one of the Zarr stores in it"
-    suffix = min(suffixes)
-    if len(suffixes) == 1 and suffix in ADVICE:
-        return f"for each of its {suffix} files: {ADVICE[suffix].format(path='...')}"
-    return _DATASET
+    advice = {ADVICE.get(entry.suffix.lower(), _DATASET).format(path="...") for entry in entries}
+    return f"of each of its files: {advice.pop()}" if len(advice) == 1 else _DATASET
 
 
-def _advice_for_object(value: object) -> str:
+def _object_advice(value: object) -> str:
     if package_of(value) == "pandas":
         return "convert it with pyarrow.Table.from_pandas"
-    if isinstance(value, str | bytes | list | tuple | dict | set | frozenset | range):
-        return ACCEPTED
-    if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
-        return "pass a dataset with __getitem__ and __len__ to ChunkedDataLoader"
-    if hasattr(value, "__iter__"):
-        return "samples that can only be iterated over need a torch DataLoader"
+    if not isinstance(value, str | bytes | list | tuple | dict | set | frozenset | range):
+        if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
+            return "pass a dataset with __getitem__ and __len__ to ChunkedDataLoader"
+        if hasattr(value, "__iter__"):
+            return "samples that can only be iterated over need a torch DataLoader"
     return ACCEPTED

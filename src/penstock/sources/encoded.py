@@ -59,7 +59,7 @@ class Decoder:
 
     def __call__(self, step: Callable[[Bytes], Any], raw: Bytes, name: str) -> Any:
         """Return what `probe` or `decode` returns; an error of a library is a `SourceError`."""
-        with reading(f"the {self.name} {name}", advice=LEAVE_OUT, errors=(Exception,)):
+        with reading(f"{name} as {self.name}", advice=LEAVE_OUT, errors=(Exception,)):
             return step(raw)
 
 
