@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import numpy as np
 from penstock.arguments import a_path, flag
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import ArrayReader
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, Sparse, checked_names
-from penstock.sources.hdf5 import LOCK, ArrayFile, arrays_of_hdf5
-from penstock.sources.ragged_rows import checked_offsets, new_buffers
+from penstock.sources.hdf5 import LOCK, ArrayFile, arrays_of_hdf5, group_attributes
+from penstock.sources.ragged_rows import checked_offsets
 from penstock.sources.sliceable import library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore
 from penstock.sources.zarr.hierarchy import read_node
@@ -96,7 +94,7 @@ class AnnDataSource(BaseSource):
         """Open an element, add its fields (two for a sparse matrix), and return its rows."""
         attributes = self._tree.attributes(element)
         if attributes is None:
-            near = did_you_mean(name, ["X", *self._tree.children("")])
+            near = did_you_mean(name, ["X", *self._tree.names()])
             raise SourceError(f"there is no {name!r} in {self._tree.name}{near}")
         kind = attributes.get("encoding-type", "array")
         if kind == "csr_matrix":
@@ -106,7 +104,7 @@ class AnnDataSource(BaseSource):
                 "is stored by columns (CSC), so that a cell is all over the file: write it by rows "
                 "with adata.X = adata.X.tocsr() and adata.write"
             )
-        if kind not in NUMBERS or (kind == "array" and not self._tree.is_numeric(element)):
+        if kind not in NUMBERS:
             raise _Unsuitable(f"holds {kind}, not numbers: convert it to categories")
         if kind.startswith("nullable") and _whole(self._tree.array(f"{element}/mask")).any():
             raise _Unsuitable("has missing values: fill them, and write the file again")
@@ -178,19 +176,6 @@ class AnnDataSource(BaseSource):
             raise SourceError(f"{name!r} of {self._tree.name} has no categories")
         return [str(each) for each in self._tree.strings(element)]
 
-    def fingerprint(self) -> str:
-        """Return an identity: shapes, dtypes, and values of a few blocks of cells."""
-        facts = [len(self), field_facts(self._fields)]
-        facts += [int(offsets[-1]) for offsets in self._offsets.values()]
-        parts = []
-        for block in sampled_blocks(-(-len(self) // self.block_samples)):
-            start = block * self.block_samples
-            stop = min(start + 8, len(self))
-            out = new_buffers(self, self._fields, start, stop)
-            self.read(start, stop, out)
-            parts += [row_bytes(rows) for rows in out.values()]
-        return digest(facts, parts)
-
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, rows in out.items():
             first, last, offsets = start, stop, self._offsets.get(name)
@@ -216,7 +201,7 @@ def _whole(array: ArrayReader) -> Rows:
     return rows
 
 
-# -- the elements of both formats by path; a pickle holds the address
+# -- the elements of both formats by path
 
 
 class _ZarrTree:
@@ -228,15 +213,11 @@ class _ZarrTree:
         node = read_node(self._store, path)
         return None if node is None else node.attributes
 
-    def children(self, path: str) -> list[str]:
-        return self._store.children(path)
-
-    def is_numeric(self, path: str) -> bool:
-        node = read_node(self._store, path)
-        return node is not None and node.array is not None
+    def names(self) -> list[str]:
+        return self._store.children("")
 
     def array(self, path: str) -> ArrayReader:
-        return stored_arrays(self._store, [path], True, False)[path].reader(0, decode=False)
+        return stored_arrays(self._store, [path])[path].reader(0, decode=False)
 
     def strings(self, path: str) -> list[Any]:
         store, prefix = self._store.zarr_store()
@@ -248,24 +229,14 @@ class _H5Tree:
     def __init__(self, path: Path) -> None:
         self.name, self._found = arrays_of_hdf5(path)
         self._file: ArrayFile = next(iter(self._found.values())).raw.file
-
-    @contextmanager
-    def _root(self) -> Iterator[Any]:
-        with library_lock(LOCK):
-            yield self._file.root()
+        self._groups = group_attributes(self._file)
 
     def attributes(self, path: str) -> Mapping[str, Any] | None:
         """Return the attributes of an element, or None if there is no such element."""
-        with self._root() as root:
-            return dict(root[path or "/"].attrs) if not path or path in root else None
+        return self._found[path].attributes if path in self._found else self._groups.get(path)
 
-    def children(self, path: str) -> list[str]:
-        with self._root() as root:
-            return list(root[path or "/"])
-
-    def is_numeric(self, path: str) -> bool:
-        with self._root() as root:
-            return hasattr(root[path], "dtype") and root[path].dtype.kind in "biufc"
+    def names(self) -> list[str]:
+        return list(self._groups)
 
     def array(self, path: str) -> ArrayReader:
         if path not in self._found:
@@ -273,8 +244,8 @@ class _H5Tree:
         return self._found[path].reader(0, decode=False)
 
     def strings(self, path: str) -> list[Any]:
-        with self._root() as root:
-            return list(root[path].asstr()[...])
+        with library_lock(LOCK):
+            return list(self._file.root()[path].asstr()[...])
 
 
 def _open_tree(path: Any) -> _ZarrTree | _H5Tree:

@@ -47,7 +47,7 @@ class ArrayReader(ABC):
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
 
-    def view(self, start: int, stop: int) -> Rows | None:
+    def view(self, start: int, stop: int, box: Box | None = None) -> Rows | None:
         """Return samples ``start:stop`` over mapped memory, or None if impossible."""
         return None
 
@@ -83,16 +83,6 @@ class DecodedArray(ArrayReader):
     def fingerprint(self) -> str:
         """Return an identity of the stored data and of how it is decoded."""
         return digest([self._stored.fingerprint(), repr(self._decoding)], [])
-
-
-def sample_shape(shape: tuple[int, ...], axis: int, crop: Box | None = None) -> tuple[int, ...]:
-    """Return the shape of one sample, within the crop (first and last of each axis).
-
-    >>> sample_shape((10, 6, 4), 0, ((0, 10), (0, 2), (0, 4)))
-    (2, 4)
-    """
-    sizes = shape if crop is None else tuple(last - first for first, last in crop)
-    return sizes[:axis] + sizes[axis + 1 :]
 
 
 def samples_first(sizes: Sequence[int], axis: int) -> tuple[int, ...]:

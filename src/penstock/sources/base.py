@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
+from penstock.fingerprints import digest, field_facts
 from penstock.sources.assembly import Reads, canvas_places, fill, row_places, store_spans
 from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
 from penstock.sources.contract import Arrays as Arrays
@@ -35,6 +36,7 @@ from penstock.sources.contract import (
     checked_offsets,
     checked_sizes,
     most_in_flight,
+    sampled_rows,
     samples_per_block,
     selected_ranges,
     view_of,
@@ -44,6 +46,7 @@ from penstock.sources.ragged_rows import (
     items_of,
     lengths_of,
     located_offsets,
+    new_buffers,
     ragged_bytes,
     ragged_fields,
     take_by_blocks,
@@ -60,7 +63,7 @@ class BaseSource(ABC):
     """Base class of Penstock's own sources.
 
     Checks ranges, indices and buffers, then calls `_read`, `_take` and `_view`. Subclasses
-    implement `_read` and `fingerprint`, and the others where they can do better.
+    implement `_read`, and the others where they can do better.
 
     Args:
         length: The number of samples.
@@ -120,9 +123,17 @@ class BaseSource(ABC):
         fields = f" of {list(self.fields)}" if list(self.fields) != [""] else ""
         return f"{type(self).__name__}({name}{len(self)} samples{fields})"
 
-    @abstractmethod
     def fingerprint(self) -> str:
-        """Return an identity of the data."""
+        """Return an identity of the data: shapes, dtypes, and the values of a few samples."""
+        lists = ragged_fields(self, self._fields)
+        facts = [len(self), field_facts(self._fields), *(int(self.offsets(n)[-1]) for n in lists)]
+        few = samples_per_block(self._length, self._fields, ragged_bytes(self))
+        return digest(facts, sampled_rows(self._length, few, self._new_rows, list(self._fields)))
+
+    def _new_rows(self, start: int, stop: int, name: str) -> Rows:
+        out = new_buffers(self, [name], start, stop)
+        self.read(start, stop, out)
+        return out[name]
 
     def read(self, start: int, stop: int, out: Arrays) -> None:
         """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""

@@ -7,7 +7,7 @@ caller provides. A class of your own needs only the members of `Source`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import UnionType
@@ -392,12 +392,20 @@ def samples_per_block(length: int, fields: Mapping[str, Field], ragged_bytes: in
 
 
 def sampled_rows(
-    length: int, block: int, rows: Callable[[int, int], Iterable[Rows]]
-) -> list[bytes]:
-    """Return the bytes of a few blocks; ``rows`` gives the arrays of samples ``start:stop``."""
+    length: int, block: int, rows: Callable[[int, int, str], Rows], fields: Iterable[str] = ("",)
+) -> Iterator[bytes]:
+    """Yield the bytes of a few blocks of each field, for a fingerprint.
+
+    Args:
+        length: The number of samples.
+        block: Samples in a block.
+        rows: Returns samples ``start:stop`` of a field.
+        fields: Names of fields.
+    """
     starts = [number * block for number in sampled_blocks(-(-length // block))]
-    spans = [(start, min(length, start + block)) for start in starts]
-    return [row_bytes(each) for span in spans for each in rows(*span)]
+    for name in fields:
+        for start in starts:
+            yield row_bytes(rows(start, min(length, start + block), name))
 
 
 def seams_of(source: Source) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,9 @@ import numpy as np
 from penstock.arguments import image_shape, text
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.npy import parse_header
-from penstock.sources.storage import new_memory, read_exactly, reading
+from penstock.sources.storage import read_exactly, reading
 from penstock.sources.thread_buffers import Bytes, thread_buffer
 
 LEAVE_OUT = "write or copy it again, or leave it out"
@@ -178,16 +176,11 @@ class Members:
         """Return the file of a sample."""
         return self.paths if isinstance(self.paths, Path) else self.paths[sample]
 
-    def raw(self, sample: int, allocate: Callable[[int], Bytes]) -> Bytes:
-        """Return the bytes of a sample."""
-        into = allocate(int(self.sizes[sample]))
-        read_exactly(self.path(sample), into, int(self.begins[sample]))
-        return into
-
     def read(self, sample: int) -> Rows:
         """Return a sample, if it still has the shape that it had when it was indexed."""
         decoder = decoder_for(self.suffix, self.images)
-        raw = self.raw(sample, partial(thread_buffer, "encoded"))
+        raw = thread_buffer("encoded", int(self.sizes[sample]))
+        read_exactly(self.path(sample), raw, int(self.begins[sample]))
         name, field = f"sample {sample} in {self.path(sample)}", self.field
         array: Rows = decoder(decoder.decode, raw, name)
         shape = (int(self.lengths[sample]), *field.shape) if field.ragged else field.shape
@@ -256,16 +249,6 @@ class EncodedSource(BaseSource):
         """The file of each sample."""
         members = next(iter(self._members.values()))
         return [members.path(sample) for sample in range(len(self))]
-
-    def fingerprint(self) -> str:
-        """Return an identity: number and size of samples, and the bytes of a few of them."""
-        facts: list[Any] = [len(self), field_facts(self._fields)]
-        for each in self._members.values():
-            sizes = each.sizes.astype("<i8").tobytes()
-            facts.append(digest([], [sizes, each.lengths.astype("<i8").tobytes()]))
-        chosen = sampled_blocks(len(self))
-        parts = (m.raw(sample, new_memory) for m in self._members.values() for sample in chosen)
-        return digest(facts, parts)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         self._take(np.arange(start, stop), out)

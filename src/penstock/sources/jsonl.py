@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from penstock.arguments import a_path, shown
 from penstock.errors import SourceError
-from penstock.fingerprints import digest, field_facts, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, checked_names
 from penstock.sources.cache import Index, remembered
@@ -57,21 +56,11 @@ class JsonLinesSource(BaseSource):
         offsets = {n: index[f"offsets/{n}"] for n, field in fields.items() if field.ragged}
         super().__init__(len(self._lines) - 1, fields, str(self._path), offsets)
 
-    def fingerprint(self) -> str:
-        """Return an identity: the number of lines, their fields, and the bytes of a few lines."""
-        facts = [len(self), int(self._lines[-1]), field_facts(self._fields)]
-        return digest(facts, (self._bytes(i, i + 1) for i in sampled_blocks(len(self))))
-
-    def _bytes(self, start: int, stop: int) -> bytes:
-        begin, end = int(self._lines[start]), int(self._lines[stop])
-        raw = new_memory(end - begin)
-        read_exactly(self._path, raw, begin)
-        return raw.tobytes()
-
     def _read(self, start: int, stop: int, out: Arrays) -> None:
-        ends = self._lines[start : stop + 1] - self._lines[start]
-        text = self._bytes(start, stop)
-        objects = [_parsed(text[a:b], self._path) for a, b in pairwise(ends.tolist())]
+        ends = (self._lines[start : stop + 1] - self._lines[start]).tolist()
+        raw = new_memory(ends[-1])
+        read_exactly(self._path, raw, int(self._lines[start]))
+        objects = [_parsed(raw[a:b].tobytes(), self._path) for a, b in pairwise(ends)]
         for name, rows in out.items():
             values = [_value(each, name, self._path) for each in objects]
             ragged = self._fields[name].ragged

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.contract import Indexed
 
@@ -49,13 +48,6 @@ class MemorySource(BaseSource):
             name: value.detach().numpy() if is_tensor(value) else value
             for name, value in self._data.items()
         }
-
-    def fingerprint(self) -> str:
-        """Return an identity of the data: shapes, dtypes and the bytes of a few blocks."""
-        block = self.block_samples
-        starts = [i * block for i in sampled_blocks(-(-self._length // block))]
-        parts = [row_bytes(a[s : s + block]) for a in self._arrays.values() for s in starts]
-        return digest([self._length, field_facts(self._fields)], parts)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         arrays = self._arrays

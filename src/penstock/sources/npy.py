@@ -73,7 +73,7 @@ class NpySource(BaseSource):
     def fingerprint(self) -> str:
         """Return an identity of the data: shape, dtype, order and the bytes of a few blocks."""
         head = self._header
-        rows = sampled_rows(len(self), self.block_samples, lambda a, b: [self._rows(a, b)])
+        rows = sampled_rows(len(self), self.block_samples, self._rows)
         return digest([list(head.shape), head.dtype.str, head.fortran], rows)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
@@ -101,7 +101,7 @@ class NpySource(BaseSource):
         is_native = self._header.dtype == self._fields[""].dtype
         return {"": self._rows(start, stop)} if is_native and self._file.path else None
 
-    def _rows(self, start: int, stop: int) -> Rows:
+    def _rows(self, start: int, stop: int, name: str = "") -> Rows:
         """Return rows as they are stored: over mapped pages, or fetched."""
         head, each = self._header, self._fields[""].nbytes
         pages = self._file.mapped()

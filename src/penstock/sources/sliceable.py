@@ -17,7 +17,6 @@ from penstock.sources.array_source import (
     ArrayReader,
     Box,
     StoredArray,
-    sample_shape,
     samples_first,
 )
 from penstock.sources.cf import Attributes
@@ -49,7 +48,6 @@ class SliceableArray(ArrayReader):
         how: The name of the library that reads it.
         chunks: The shape of a chunk of the storage, if it is known.
         lock: The name of the lock that reads must hold; None if any thread may read.
-        crop: First and last of each axis; all of it if None.
     """
 
     def __init__(
@@ -61,14 +59,12 @@ class SliceableArray(ArrayReader):
         how: str,
         chunks: Sequence[int] | None,
         lock: str | None = None,
-        crop: Box | None = None,
     ) -> None:
         self._array, self._axis, self._name, self.how, self._lock = array, axis, name, how, lock
         shape = tuple(int(size) for size in array.shape)
-        self._crop = crop or tuple((0, n) for n in shape)
         self._stored = numpy_dtype(array.dtype, name)
         self.samples = shape[axis]
-        self.field = Field(sample_shape(shape, axis, crop), self._stored.newbyteorder("="))
+        self.field = Field(shape[:axis] + shape[axis + 1 :], self._stored.newbyteorder("="))
         if chunks is None:  # about a megabyte of whole samples
             rows = max(1, min(self.samples, BLOCK_BYTES // max(1, self.field.nbytes)))
             chunks = (*shape[:axis], rows, *shape[axis + 1 :])
@@ -76,10 +72,7 @@ class SliceableArray(ArrayReader):
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
-        parts = [*self._crop[: self._axis], *self._crop[self._axis + 1 :]]
-        if box is not None:
-            inside = zip(parts, box, strict=True)
-            parts = [(begin + low, begin + high) for (begin, _), (low, high) in inside]
+        parts = list(box or [(0, n) for n in self.field.shape])
         parts.insert(self._axis, (start, stop))
         with reading(f"{self._name} at samples {start}:{stop}", self.how, advice=COMPLETE):
             self._fill(tuple(slice(*part) for part in parts), out)

@@ -19,12 +19,11 @@ from penstock.arguments import a_path, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
-from penstock.sources.array_source import ArrayReader
+from penstock.sources.array_source import ArrayReader, Box
 from penstock.sources.base import Field, Rows, Source
 from penstock.sources.npy import NpySource
 from penstock.sources.storage import DirectoryStore
-from penstock.sources.zarr.chunks import Crop
-from penstock.sources.zarr.source import ZarrSource, open_cropped
+from penstock.sources.zarr.source import ZarrSource, stored_arrays
 
 LayoutName = Literal["zarr_v2", "zarr_v1", "npy"]
 
@@ -103,7 +102,7 @@ class RecordingFiles:
 
     def reader(self, column: FlyVisSim, neurons: int | None) -> ArrayReader:
         """Return a reader of one column, for the first ``neurons`` neurons (None for all)."""
-        timesteps, available = self.shape()
+        _, available = self.shape()
         limit = available if neurons is None else whole_number("neuron_limit", neurons)
         if not 0 <= limit <= available:
             raise PlanError(f"neuron_limit must be from 0 to {available} neurons, got {neurons}")
@@ -111,7 +110,7 @@ class RecordingFiles:
             return NpyColumn(NpySource(self.path), limit, int(column))
         # the newest layout stores only the columns that change, in this order
         index = DYNAMIC.index(column) if self.layout == "zarr_v2" else int(column)
-        return ZarrColumn(self.series_path, ((0, timesteps), (0, limit), (index, index + 1)))
+        return ZarrColumn(self.series_path, limit, index)
 
     def shape(self) -> tuple[int, int]:
         """Return the number of timesteps and neurons.
@@ -190,27 +189,30 @@ class ZarrColumn(ArrayReader):
 
     Args:
         folder: The array.
-        crop: The part to read, one column wide.
+        neurons: Neurons to read, the first ones.
+        column: Index on the last axis.
     """
 
-    def __init__(self, folder: Path, crop: Crop) -> None:
-        self._array = open_cropped(DirectoryStore(folder), axis=0, crop=crop)
+    def __init__(self, folder: Path, neurons: int, column: int) -> None:
+        self._array = stored_arrays(DirectoryStore(folder))[""].open(0)
+        self._neurons, self._column = (0, neurons), (column, column + 1)
         self.samples = self._array.samples
-        self.field = Field(self._array.field.shape[:1], self._array.field.dtype)
+        self.field = Field((neurons,), self._array.field.dtype)
         self.chunks, self.how = self._array.chunks[:2], self._array.how
 
-    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with timesteps ``start:stop``, of each only the part ``box``."""
-        self._array.read(start, stop, out[..., None], box and (*box, (0, 1)))
+        part = (box[0] if box else self._neurons, self._column)
+        self._array.read(start, stop, out[..., None], part)
 
-    def view(self, start: int, stop: int) -> Rows | None:
+    def view(self, start: int, stop: int, box: Box | None = None) -> Rows | None:
         """Return timesteps ``start:stop`` without a copy, if the chunks are not compressed."""
-        rows = self._array.view(start, stop)
+        rows = self._array.view(start, stop, (box[0] if box else self._neurons, self._column))
         return None if rows is None else rows[..., 0]
 
     def fingerprint(self) -> str:
-        """Return the identity of the data."""
-        return self._array.fingerprint()
+        """Return the identity of the data: the array and the part of it."""
+        return digest([self._array.fingerprint(), self._neurons[1], self._column[0]], [])
 
 
 class NpyColumn(ArrayReader):
@@ -228,7 +230,7 @@ class NpyColumn(ArrayReader):
         self.field = Field((neurons,), source.fields[""].dtype)
         self.chunks, self.how = (source.block_samples, neurons), "direct"
 
-    def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
+    def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with timesteps ``start:stop``, of each only the part ``box``."""
         rows = self.view(start, stop)
         if rows is None:  # another byte order
@@ -237,10 +239,10 @@ class NpyColumn(ArrayReader):
             rows = whole[:, : self._neurons, self._column]
         np.copyto(out, rows if box is None else rows[:, slice(*box[0])])
 
-    def view(self, start: int, stop: int) -> Rows | None:
+    def view(self, start: int, stop: int, box: Box | None = None) -> Rows | None:
         """Return timesteps ``start:stop`` as a strided view of mapped pages."""
-        whole = self._source.view(start, stop)
-        return None if whole is None else whole[""][:, : self._neurons, self._column]
+        whole, part = self._source.view(start, stop), box[0] if box else (0, self._neurons)
+        return None if whole is None else whole[""][:, slice(*part), self._column]
 
     def fingerprint(self) -> str:
         """Return the identity of the data: the file and the part of it."""

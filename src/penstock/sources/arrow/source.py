@@ -23,7 +23,6 @@ from penstock.sources.base import (
     Rows,
     checked_names,
 )
-from penstock.sources.contract import sampled_rows
 from penstock.sources.ragged_rows import items_of, ragged_fields
 
 OFFSET_ROWS = 1 << 16  # whose lengths are read together
@@ -83,17 +82,10 @@ class ArrowSource(BaseSource):
 
     def fingerprint(self) -> str:
         """Return an identity of the data: columns, length and the bytes of a few blocks."""
-        facts = [len(self), field_facts(self._fields), self._table.batch_samples]
         stored = self._table.stored_bytes()
-        return digest(facts, self._sampled() if stored is None else stored)
-
-    def _sampled(self) -> list[bytes]:
-        def rows(start: int, stop: int) -> list[Rows]:
-            values = [each for _, _, each in self._pieces(start, stop, list(self._fields))]
-            lists = ragged_fields(self, self._fields)
-            return values + [self.offsets(name)[start : stop + 1] for name in lists]
-
-        return sampled_rows(len(self), self.block_samples, rows)
+        if stored is None:
+            return super().fingerprint()
+        return digest([len(self), field_facts(self._fields), self._table.batch_samples], stored)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, first, values in self._pieces(start, stop, list(out)):

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from resource import RLIMIT_NOFILE, getrlimit
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
-from penstock.sources.array_source import ArrayReader, sample_shape, samples_first
+from penstock.sources.array_source import ArrayReader, samples_first
 from penstock.sources.base import Field, Rows
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.thread_buffers import Bytes, thread_buffer
@@ -56,19 +56,21 @@ class DirectArray(ArrayReader):
         store: ByteStore,
         prefix: str,
         layout: ArrayLayout,
-        axis: int,
         missing: MissingChunks,
-        crop: Crop | None = None,
+        axis: int,
     ) -> None:
-        self._store, self._layout, self._axis, self._crop = store, layout, axis, crop
+        self._store, self._layout, self._axis = store, layout, axis
         self._name, self._missing = store.name(prefix.rstrip("/")), missing
-        self._grid = Grid(layout.shape, layout.chunks, axis, crop)
+        self._grid = Grid(layout.shape, layout.chunks, axis)
         self.samples = layout.shape[axis]
-        self.field = Field(sample_shape(layout.shape, axis, crop), layout.dtype)
+        self.field = Field(layout.shape[:axis] + layout.shape[axis + 1 :], layout.dtype)
         self.chunks = samples_first(layout.chunks, axis)
         self._locate = ChunkLocator(store, prefix, layout)
         self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
         self._boxes: dict[Crop, Grid] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_boxes": {}}
 
     def read(self, start: int, stop: int, out: Rows, box: Crop | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``; its first axis is that of samples.
@@ -131,9 +133,10 @@ class DirectArray(ArrayReader):
                 pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for the rest
                 raise
 
-    def view(self, start: int, stop: int) -> Rows | None:
+    def view(self, start: int, stop: int, box: Crop | None = None) -> Rows | None:
         """Return samples ``start:stop`` over mapped pages, if they are in one raw chunk."""
-        read = self._grid.one_read(start, stop)
+        grid = self._grid if box is None else self._grid_within(box)
+        read = grid.one_read(start, stop)
         chunk = None if read is None else self._mapped_chunk(read.position)
         if read is None or chunk is None:
             return None
@@ -143,7 +146,7 @@ class DirectArray(ArrayReader):
     def fingerprint(self) -> str:
         """Return an identity: shape, dtype, chunking and the stored bytes of a few chunks."""
         layout = self._layout
-        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self._axis, self._crop]
+        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self._axis, None]
         return digest(facts, self._sampled_bytes())
 
     def _sampled_bytes(self) -> Iterator[bytes | Bytes]:

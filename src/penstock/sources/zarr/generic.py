@@ -12,7 +12,6 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.sources.array_source import Box
 from penstock.sources.base import Rows
 from penstock.sources.sliceable import SliceableArray, library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore, is_first_process, reading
@@ -26,10 +25,9 @@ class GenericArray(SliceableArray):
         self,
         store: ByteStore,
         key: str,
-        axis: int,
         missing: MissingChunks,
         why: str,
-        crop: Box | None = None,
+        axis: int,
     ) -> None:
         self._store, self._key, self._missing = store, key, missing
         self._opened: tuple[int, Any, _MissingSeen | None] | None = None
@@ -40,7 +38,7 @@ class GenericArray(SliceableArray):
                 "report missing chunks of a shard: open it with missing='fill'"
             )
         how = f"zarr-python ({why})"
-        super().__init__(array, axis, name=name, how=how, chunks=array.chunks, crop=crop)
+        super().__init__(array, axis, name=name, how=how, chunks=array.chunks)
         self._array = None  # each process opens its own
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +66,9 @@ class GenericArray(SliceableArray):
             self._missing.verify()
 
     def _facts(self) -> list[object]:
-        return [self.samples, self._crop, self._stored.str, self.chunk_samples, self._axis]
+        parts = [(0, n) for n in self.field.shape]
+        parts.insert(self._axis, (0, self.samples))
+        return [self.samples, parts, self._stored.str, self.chunk_samples, self._axis]
 
     def _array_here(self) -> tuple[Any, _MissingSeen | None]:
         if self._opened is None or self._opened[0] != os.getpid():

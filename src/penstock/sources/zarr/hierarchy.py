@@ -67,40 +67,14 @@ def array_paths(store: ByteStore) -> list[str]:
     return sorted(_listed(store) if known is None else known)
 
 
-class ImageLevels:
-    """Images of OME-Zarr in a store: their resolution levels, and the names of their axes.
+def image_levels(store: ByteStore, group: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the levels of the OME-Zarr image in a group, and the names of its axes.
 
-    The metadata of an image is in the group around its levels, versions 0.1 to 0.5.
-
-    Args:
-        store: The store.
+    The metadata of an image is in the group around its levels, versions 0.1 to 0.5. Both are empty
+    if there is no image.
     """
-
-    def __init__(self, store: ByteStore) -> None:
-        self._store = store
-        self._groups: dict[str, tuple[list[str], tuple[str, ...]]] = {}
-
-    def axes(self, path: str) -> tuple[str, ...] | None:
-        """Return the names of the axes of an array, or None if it is not a level of an image."""
-        group, _, level = path.rpartition("/")
-        levels, names = self._image(group)
-        return names if level in levels else None
-
-    def first_only(self, paths: list[str]) -> list[str]:
-        """Return the paths without all but the first level of each image."""
-
-        def is_kept(path: str) -> bool:
-            group, _, level = path.rpartition("/")
-            return level not in self._image(group)[0][1:]
-
-        return [path for path in paths if is_kept(path)]
-
-    def _image(self, group: str) -> tuple[list[str], tuple[str, ...]]:
-        """Return the levels and axes of the image in a group; both are empty if there is none."""
-        if group not in self._groups:
-            node = read_node(self._store, group)
-            self._groups[group] = _image_of(node.attributes if node is not None else {})
-        return self._groups[group]
+    node = read_node(store, group)
+    return _image_of(node.attributes if node is not None else {})
 
 
 def _image_of(attributes: Attributes) -> tuple[list[str], tuple[str, ...]]:

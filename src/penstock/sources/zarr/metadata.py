@@ -7,7 +7,7 @@ What only the direct reader cannot do is a `NotDirect`: a reason, and zarr-pytho
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -118,14 +118,9 @@ def _layout_v2(
         raise NotDirect(f"dtype {shown(metadata['dtype'])}")
     dtype = plain_dtype(_numpy_dtype(metadata["dtype"]))
     compressor = metadata["compressor"]
-    return ArrayLayout(
-        shape=shape,
-        dtype=dtype,
-        chunks=chunks,
-        keys=keys,
-        fill=fill_value(metadata["fill_value"], dtype, version=2),
-        codecs=CodecChain(compressor and compressor_named(compressor["id"]), checksum=False),
-    )
+    codecs = CodecChain(compressor and compressor_named(compressor["id"]), checksum=False)
+    fill = fill_value(metadata["fill_value"], dtype, version=2)
+    return ArrayLayout(shape, dtype, chunks, keys, fill, codecs)
 
 
 def _layout_v3(
@@ -142,15 +137,8 @@ def _layout_v3(
         raise NotDirect(f"metadata key {unknown[0]!r}")
     dtype = _dtype_v3(metadata["data_type"])
     shards, chunks, inner = _unsharded(chain, outer)
-    return ArrayLayout(
-        shape=shape,
-        dtype=dtype,
-        chunks=chunks,
-        keys=keys,
-        fill=fill_value(metadata["fill_value"], dtype, version=3),
-        codecs=_chain(inner, dtype),
-        shards=shards,
-    )
+    fill = fill_value(metadata["fill_value"], dtype, version=3)
+    return ArrayLayout(shape, dtype, chunks, keys, fill, _chain(inner, dtype), shards)
 
 
 def _dtype_v3(data_type: object) -> np.dtype[np.generic]:
@@ -248,60 +236,35 @@ def fill_value(stored: object, dtype: np.dtype[np.generic], *, version: int) -> 
     >>> fill_value("NaN", np.dtype("f4"), version=3), fill_value(None, np.dtype("i2"), version=2)
     (np.float32(nan), np.int16(0))
     """
+    kind = dtype.kind
     if stored is None and version == 2:
-        stored = {"m": "NaT", "M": "NaT", "b": False}.get(dtype.kind, 0)
+        stored = {"m": "NaT", "M": "NaT", "b": False}.get(kind, 0)
     try:
-        return _FILLS[dtype.kind](stored, dtype)
+        if kind in "mM":
+            ticks = np.iinfo(np.int64).min if stored == "NaT" else stored
+            return _values([ticks], np.dtype("i8")).view(dtype)[0]  # type: ignore[no-any-return]
+        if kind == "c":
+            parts = stored if isinstance(stored, list) and len(stored) == 2 else [stored, 0]
+            found = _values(parts, np.dtype(f"f{dtype.itemsize // 2}"))
+            return found.view(dtype)[0]  # type: ignore[no-any-return]
+        return _values([stored], dtype)[0]  # type: ignore[no-any-return]
     except (ValueError, TypeError, OverflowError) as error:
         raise NotDirect(f"fill value {str(stored)[:60]!r}") from error
 
 
-def _bool_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
-    if not isinstance(stored, bool):
-        raise TypeError
-    return np.bool_(stored)
-
-
-def _integer_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
-    if isinstance(stored, bool) or not isinstance(stored, int):
-        raise TypeError
-    value: np.generic = np.array([stored], dtype)[0]  # OverflowError if it does not fit
-    return value
-
-
-def _float_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
-    if isinstance(stored, bool) or not isinstance(stored, int | float | str):
-        raise TypeError
-    if isinstance(stored, str) and stored not in ("NaN", "Infinity", "-Infinity"):
-        raise TypeError
+def _values(parts: Sequence[object], dtype: np.dtype[np.generic]) -> np.ndarray[Any, Any]:
+    """Return values of JSON as an array; raise ``TypeError`` for one that is not of the dtype."""
+    kinds = {"b": bool, "f": int | float | str}.get(dtype.kind, int)
+    for each in parts:
+        is_text = isinstance(each, str)
+        if not isinstance(each, kinds) or (isinstance(each, bool) and dtype.kind != "b"):
+            raise TypeError
+        if is_text and each not in ("NaN", "Infinity", "-Infinity"):
+            raise TypeError
+    if dtype.kind != "f":
+        return np.array(parts, dtype)  # OverflowError if one does not fit
     with np.errstate(over="ignore"):  # infinity, as in zarr-python
-        value: np.generic = np.array([float(stored)]).astype(dtype)[0]
-    return value
-
-
-def _complex_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
-    parts = stored if isinstance(stored, list) else [stored, 0]
-    part = np.dtype(f"f{dtype.itemsize // 2}")
-    real, imaginary = (_float_fill(each, part) for each in parts)
-    value: np.generic = np.array([real, imaginary], part).view(dtype)[0]
-    return value
-
-
-def _time_fill(stored: object, dtype: np.dtype[np.generic]) -> np.generic:
-    ticks = np.iinfo(np.int64).min if stored == "NaT" else stored
-    value: np.generic = np.array([_integer_fill(ticks, np.dtype("i8"))]).view(dtype)[0]
-    return value
-
-
-_FILLS: dict[str, Callable[[object, np.dtype[np.generic]], np.generic]] = {
-    "b": _bool_fill,
-    "i": _integer_fill,
-    "u": _integer_fill,
-    "f": _float_fill,
-    "c": _complex_fill,
-    "m": _time_fill,
-    "M": _time_fill,
-}
+        return np.array([float(each) for each in parts]).astype(dtype)  # type: ignore[arg-type]
 
 
 # -- checks of single values

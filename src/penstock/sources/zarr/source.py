@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ from penstock.errors import SourceError
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import (
     ArrayReader,
-    Box,
     StoredArray,
     StoreSource,
     checked_along,
@@ -23,11 +22,11 @@ from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
 from penstock.sources.zarr.generic import GenericArray
 from penstock.sources.zarr.hierarchy import (
-    ImageLevels,
     MissingChunks,
     Node,
     array_paths,
     check_path,
+    image_levels,
     read_node,
 )
 from penstock.sources.zarr.stores import store_of
@@ -91,7 +90,10 @@ class ZarrSource(StoreSource):
 
 
 def stored_arrays(
-    store: ByteStore, fields: Sequence[str] | None, direct: bool, refused: bool
+    store: ByteStore,
+    fields: Sequence[str] | None = None,
+    direct: bool = True,
+    refused: bool = False,
 ) -> dict[str, StoredArray]:
     """Return the one array as field ``""``, or the arrays of a group by their paths.
 
@@ -109,23 +111,17 @@ def stored_arrays(
         )
     if root.array is not None:
         return {"": _stored_array(store, root, None, direct, refused)}
-    levels = ImageLevels(store)
-    if fields is None:
-        paths = levels.first_only(array_paths(store))
-    else:
-        paths = [check_path(path) for path in fields]
-    return {
-        path: _stored_array(store, _named(store, path), levels.axes(path), direct, refused)
-        for path in paths
-    }
-
-
-def open_cropped(store: ByteStore, *, axis: int, crop: Box) -> ArrayReader:
-    """Return the one array of a store, with only the part ``crop`` of its other axes."""
-    node = read_node(store, "")
-    if node is None or node.array is None:
-        raise SourceError(f"there is no Zarr array {store.name('')}")
-    return _open_array(store, node, True, False, axis, crop)
+    paths = array_paths(store) if fields is None else [check_path(path) for path in fields]
+    groups = {path.rpartition("/")[0] for path in paths}
+    images = {group: image_levels(store, group) for group in groups}
+    found = {}
+    for path in paths:
+        group, _, level = path.rpartition("/")
+        levels, axes = images[group]
+        if fields is not None or level not in levels[1:]:  # of an image the first level
+            node, named = _named(store, path), axes if level in levels else None
+            found[path] = _stored_array(store, node, named, direct, refused)
+    return found
 
 
 def _named(store: ByteStore, path: str) -> Node:
@@ -148,17 +144,12 @@ def _stored_array(
     attributes = zarr_attributes(
         metadata.attributes, fill_value=metadata.fill_value, version=metadata.version
     )
-    opened = partial(_open_array, store, node, direct, refused)
-    return StoredArray(store.name(node.path), metadata.shape, dims, attributes, opened)
-
-
-def _open_array(
-    store: ByteStore, node: Node, direct: bool, refused: bool, axis: int, crop: Box | None = None
-) -> ArrayReader:
-    assert node.array is not None
-    layout, prefix = node.array.layout, f"{node.path}/" if node.path else ""
+    layout, prefix = metadata.layout, f"{node.path}/" if node.path else ""
     missing = MissingChunks(store, node.metadata_key, refused)
+    opened: Callable[[int], ArrayReader]
     if direct and not isinstance(layout, NotDirect):
-        return DirectArray(store, prefix, layout, axis, missing, crop)
-    why = str(layout) if isinstance(layout, NotDirect) else "direct=False"
-    return GenericArray(store, prefix, axis, missing, why, crop)
+        opened = partial(DirectArray, store, prefix, layout, missing)
+    else:
+        why = str(layout) if isinstance(layout, NotDirect) else "direct=False"
+        opened = partial(GenericArray, store, prefix, missing, why)
+    return StoredArray(store.name(node.path), metadata.shape, dims, attributes, opened)
