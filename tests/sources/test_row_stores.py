@@ -384,7 +384,7 @@ def test_sizes_that_cannot_be_are_refused_at_once(tmp_path):
     )
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.encode())
-    with pytest.raises(SourceError, match="cannot read .* as array"):
+    with pytest.raises(SourceError, match=r"cannot read .* as array"):
         open_source(tmp_path / "n")
 
 
