@@ -15,7 +15,8 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import ArrayReader
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, Sparse, checked_names
+from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, checked_names
+from penstock.sources.contract import Sparse
 from penstock.sources.hdf5 import LOCK, ArrayFile, arrays_of_hdf5, group_attributes
 from penstock.sources.ragged_rows import checked_offsets
 from penstock.sources.sliceable import library_lock
@@ -85,6 +86,13 @@ class AnnDataSource(BaseSource):
                 "it again"
             )
         super().__init__(next(iter(samples.values())), fields, tree.name, offsets)
+        chunks = {}
+        for name, array in self._arrays.items():
+            chunk = array.chunk_samples
+            if name in offsets:  # the cells that have as many values on average
+                chunk = chunk * len(self) // max(1, int(offsets[name][-1]))
+            chunks[name] = (max(1, min(chunk, len(self))), *fields[name].shape)
+        self.chunks = chunks
 
     # -- opening
 
@@ -153,17 +161,6 @@ class AnnDataSource(BaseSource):
             mean = max(1, int(offsets[-1]) // max(1, len(self)))
             found = max(found, BLOCK_CHUNKS * self._arrays[name].chunk_samples // mean)
         return max(1, min(found, len(self)))
-
-    @property
-    def chunks(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape that is decoded together, by field: cells first."""
-        found = {}
-        for name, array in self._arrays.items():
-            chunk = array.chunk_samples
-            if name in self._offsets:
-                chunk = chunk * len(self) // max(1, int(self._offsets[name][-1]))
-            found[name] = (max(1, min(chunk, len(self))), *self._fields[name].shape)
-        return found
 
     def categories(self, name: str) -> list[str]:
         """Return the names of the categories of a column of obs, in the order of their codes.

@@ -248,22 +248,13 @@ class ArraySource(BaseSource):
             )
         fields = {field: reader.field for field, reader in readers.items()}
         super().__init__(next(iter(lengths.values())), fields, name)
-        self._readers, self._dims = dict(readers), dict(dims or {})
+        self._readers, self.dims = dict(readers), dict(dims or {})
+        self.chunks = {field: reader.chunks for field, reader in readers.items()}
 
     @property
     def readers(self) -> Mapping[str, str]:
         """What reads each field: "direct", or the name of a library and perhaps why."""
         return {name: each.how for name, each in self._readers.items()}
-
-    @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of the axes of a sample, by field; empty where they are not known."""
-        return self._dims
-
-    @property
-    def chunks(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape that is decoded together, by field: samples, then the axes of a sample."""
-        return {name: each.chunks for name, each in self._readers.items()}
 
     @property
     def block_samples(self) -> int:
@@ -288,7 +279,16 @@ class ArraySource(BaseSource):
         high: Sequence[int],
         out: Rows,
     ) -> None:
-        """Fill ``out`` with part ``low:high`` of samples ``start:stop`` of one field."""
+        """Fill ``out`` with part ``low:high`` of samples ``start:stop`` of one field.
+
+        Args:
+            field: The field.
+            start: The first sample.
+            stop: The end of the range.
+            low: The first item along each axis of a sample.
+            high: The end along each axis of a sample.
+            out: Where to.
+        """
         box = tuple(zip(map(int, low), map(int, high), strict=True))
         self._readers[field].read(start, stop, out, box)
 

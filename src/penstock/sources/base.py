@@ -1,8 +1,7 @@
 """The base class of Penstock's own sources, and what its verbs return.
 
-`BaseSource` checks every request before a subclass sees it, and has the verbs: `select`,
-`windows`, `patches`, `split`, `statistics`. Verbs return a `ComposedSource`. A class of your own
-needs only the members of `Source`; `open_source` gives it the verbs.
+`BaseSource` checks every request before a subclass sees it, and has the verbs, which return a
+`ComposedSource`. A class of your own needs only the members of `Source`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,13 @@ from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, field_facts
 from penstock.sources.assembly import Reads, canvas_places, fill, row_places, store_spans
-from penstock.sources.boxes import Borders, Leaf, Located, Output, Places, Span
+from penstock.sources.boxes import Leaf, Located, Places, Span
 from penstock.sources.contract import Arrays as Arrays
 from penstock.sources.contract import Field as Field
 from penstock.sources.contract import Indices as Indices
 from penstock.sources.contract import MappedSource as MappedSource
 from penstock.sources.contract import Rows as Rows
 from penstock.sources.contract import Source as Source
-from penstock.sources.contract import Sparse as Sparse
 from penstock.sources.contract import check_range as check_range
 from penstock.sources.contract import checked_buffers as checked_buffers
 from penstock.sources.contract import checked_indices as checked_indices
@@ -52,7 +51,7 @@ from penstock.sources.ragged_rows import (
     take_by_blocks,
     take_located,
 )
-from penstock.sources.split import group_labels, part_sizes, split_key, split_samples
+from penstock.sources.split import split_samples
 from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
 
@@ -70,8 +69,17 @@ class BaseSource(ABC):
         fields: Shape and dtype of one sample, by field name.
         name: What is read, for messages.
         offsets: Of the ragged fields: where each sample's items begin, and the end of the last.
+
+    Attributes:
+        seams: Positions where a sample does not continue the one before it.
+        dims: The names of the axes of a sample, by field; empty where they are not known.
+        chunks: The shape that is decoded together, by field: samples, then the axes of a sample.
+        in_flight: Simultaneous reads that remote storage needs; None for local storage.
     """
 
+    seams: Sequence[int] = ()
+    dims: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    chunks: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     in_flight: int | None = None
 
     def __init__(
@@ -95,25 +103,14 @@ class BaseSource(ABC):
         return samples_per_block(self._length, self._fields, ragged_bytes(self))
 
     def offsets(self, name: str) -> Indices:
-        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        """Return where each sample's items of a ragged field begin, and the end of the last.
+
+        Args:
+            name: The field.
+        """
         if name not in self._offsets:
             raise PlanError(f"field {name!r} of {self!r} is not ragged: its samples have one size")
         return self._offsets[name]
-
-    @property
-    def seams(self) -> list[int]:
-        """Positions where a sample does not continue the one before it."""
-        return []
-
-    @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of the axes of a sample, by field; empty where they are not known."""
-        return {}
-
-    @property
-    def chunks(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape that is decoded together, by field: samples, then the axes of a sample."""
-        return {}
 
     def __len__(self) -> int:
         return self._length
@@ -125,30 +122,47 @@ class BaseSource(ABC):
 
     def fingerprint(self) -> str:
         """Return an identity of the data: shapes, dtypes, and the values of a few samples."""
+
+        def rows(start: int, stop: int, name: str) -> Rows:
+            out = new_buffers(self, [name], start, stop)
+            self.read(start, stop, out)
+            return out[name]
+
         lists = ragged_fields(self, self._fields)
         facts = [len(self), field_facts(self._fields), *(int(self.offsets(n)[-1]) for n in lists)]
         few = samples_per_block(self._length, self._fields, ragged_bytes(self))
-        return digest(facts, sampled_rows(self._length, few, self._new_rows, list(self._fields)))
-
-    def _new_rows(self, start: int, stop: int, name: str) -> Rows:
-        out = new_buffers(self, [name], start, stop)
-        self.read(start, stop, out)
-        return out[name]
+        return digest(facts, sampled_rows(self._length, few, rows, self._fields))
 
     def read(self, start: int, stop: int, out: Arrays) -> None:
-        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``."""
+        """Fill ``out[name][: stop - start]`` with samples ``start:stop``, for names in ``out``.
+
+        Args:
+            start: The first sample.
+            stop: The end of the range.
+            out: A buffer for each field to read, by name: samples first; items, if it is ragged.
+        """
         check_range(self._length, start, stop)
         items = {name: items_of(self, name, start, stop) for name in ragged_fields(self, out)}
         self._read(start, stop, checked_buffers(self._fields, out, stop - start, items))
 
     def take(self, indices: Indices, out: Arrays) -> None:
-        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``."""
+        """Fill ``out[name][: len(indices)]`` with those samples, for each name in ``out``.
+
+        Args:
+            indices: Numbers of samples, in any order.
+            out: A buffer for each field to read, by name: samples first.
+        """
         chosen = checked_indices(self._length, indices)
         items = {n: int(lengths_of(self, n, chosen).sum()) for n in ragged_fields(self, out)}
         self._take(chosen, checked_buffers(self._fields, out, len(chosen), items))
 
     def view(self, start: int, stop: int) -> Arrays | None:
-        """Return samples ``start:stop`` in place and read-only, or None if impossible."""
+        """Return samples ``start:stop`` in place and read-only, or None if impossible.
+
+        Args:
+            start: The first sample.
+            stop: The end of the range.
+        """
         check_range(self._length, start, stop)
         return self._view(start, stop)
 
@@ -245,14 +259,8 @@ class BaseSource(ABC):
         >>> {name: len(part) for name, part in parts.items()}
         {'train': 8, 'val': 2}
         """
-        layout, sizes = layout_of(self), part_sizes(parts, len(self))
-        if by == "time" and layout.tiled:
-            raise PlanError(
-                "by='time' cannot split patches, which are not in the order of time: split first, "
-                "then make patches of each part"
-            )
-        labels = group_labels(self, by, groups, layout.runs)
-        ranges = split_samples(layout.cells, sizes, by, labels, split_key(seed))
+        layout = layout_of(self)
+        ranges = split_samples(self, layout, parts, by, groups, seed)
         return {name: ComposedSource(Selected(layout, *each)) for name, each in ranges.items()}
 
     def statistics(
@@ -302,50 +310,36 @@ class ComposedSource(BaseSource):
 
     Args:
         layout: Where the samples are stored.
+
+    Attributes:
+        leaves: The stored arrays, each with its own chunks; `Output.leaves` are numbers of these.
+        outputs: What a sample consists of, by field name.
+        cells: Borders between samples that begin in different storage chunks.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self._draw = layout, Draw()
+        self.leaves, self.outputs, self.cells = layout.leaves, layout.outputs, layout.cells
+        self.seams = layout.runs[1:-1].tolist()
+        named = {name: each for name, each in layout.outputs.items() if any(each.dims)}
+        self.dims = {name: ("",) * len(each.steps) + each.dims for name, each in named.items()}
         fields = {name: each.field for name, each in layout.outputs.items()}
         super().__init__(len(layout), fields)
         outputs = layout.outputs.values()
         self._plain = all(not (o.steps or o.ragged) and o.pitch == 1 for o in outputs)
         self.in_flight = most_in_flight(leaf.source for leaf in self.leaves)
 
-    # -- what there is
-
-    @property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """The stored arrays, each with its own chunks; `Output.leaves` are numbers of these."""
-        return self.layout.leaves
-
-    @property
-    def outputs(self) -> Mapping[str, Output]:
-        """What a sample consists of, by field name."""
-        return self.layout.outputs
-
-    @property
-    def cells(self) -> Borders:
-        """Borders between samples that begin in different storage chunks."""
-        return self.layout.cells
-
     @property
     def block_samples(self) -> int:
         """The samples of a typical cell."""
         return self.cells.typical()
 
-    @property
-    def seams(self) -> list[int]:
-        """Positions where a sample does not continue the one before it."""
-        return self.layout.runs[1:-1].tolist()  # type: ignore[no-any-return]
-
-    @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of the axes of a sample, by field; "" for the rows of a window."""
-        return {n: ("",) * len(o.steps) + o.dims for n, o in self.outputs.items() if any(o.dims)}
-
     def offsets(self, name: str) -> Indices:
-        """Return where each sample's items of a ragged field begin, and the end of the last."""
+        """Return where each sample's items of a ragged field begin, and the end of the last.
+
+        Args:
+            name: The field.
+        """
         if name in self._fields and self._fields[name].ragged and name not in self._offsets:
             found = self.layout.locate(name, np.arange(len(self)), self._draw)
             self._offsets[name] = located_offsets(self.leaves, found)
@@ -361,10 +355,7 @@ class ComposedSource(BaseSource):
     # -- where samples are
 
     def drawn(self, seed: int, epoch: int) -> ComposedSource:
-        """Return the same source with the random patches of this seed and epoch.
-
-        Without it, random patches are those of seed 0 and epoch 0. The copy shares everything, so
-        that it costs nothing.
+        """Return a copy with the random patches of this seed and epoch; by default both are 0.
 
         Args:
             seed: Of the loader.
@@ -394,7 +385,7 @@ class ComposedSource(BaseSource):
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
-            located: What `locate` returns for them, if it is known.
+            located: What `locate` returns for them, if known.
         """
         found, cell = located or self.locate(samples), self.cells.around(samples)[0]
         return store_spans(self.leaves, self.outputs, found, cell)
@@ -488,11 +479,7 @@ class ComposedSource(BaseSource):
 
 
 def composed(source: Source) -> ComposedSource:
-    """Return any source as a `ComposedSource`, a plain one as the rows it stores.
-
-    Args:
-        source: Any source, also of a class of your own.
-    """
+    """Return any source as a `ComposedSource`, a plain one as the rows it stores."""
     return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
 
 

@@ -168,6 +168,10 @@ class MappedSource(Source, Protocol):
 
         The arrays are read-only, their rows may be strided, and they stay valid as long as they
         are referenced.
+
+        Args:
+            start: The first sample.
+            stop: The end of the range.
         """
         ...
 
@@ -184,6 +188,11 @@ def view_of(source: Source, start: int, stop: int) -> Arrays | None:
 
 def check_range(length: int, start: int, stop: int) -> None:
     """Raise ``PlanError`` unless ``start:stop`` is within ``range(length)``.
+
+    Args:
+        length: The number of samples.
+        start: The first sample asked for.
+        stop: The end of the range asked for.
 
     >>> check_range(10, 3, 10)
     >>> check_range(10, 3, 11)
@@ -202,6 +211,10 @@ def check_range(length: int, start: int, stop: int) -> None:
 
 def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
     """Return the indices as int64; each must be within ``range(length)``, none is negative.
+
+    Args:
+        length: The number of samples.
+        indices: The samples asked for: a flat array or list of integers.
 
     >>> checked_indices(10, [9, 0]).tolist()
     [9, 0]
@@ -232,6 +245,12 @@ def checked_buffers(
     A buffer of a ragged field must have exactly ``items[name]`` rows: a caller that does not know
     of ragged fields would take the rest for samples.
 
+    Args:
+        fields: The fields of the source.
+        out: The caller's buffers by field name.
+        samples: The number of samples asked for.
+        items: Of the ragged fields in ``out``: how many items these samples have.
+
     >>> fields = {"x": Field((3,), np.dtype("f4"))}
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
     (2, 3)
@@ -260,6 +279,11 @@ def checked_buffers(
 
 def checked_names(name: str, value: object, kinds: type | UnionType = str) -> list[Any] | None:
     """Return the names of fields or columns as a list without repetitions; None stays None.
+
+    Args:
+        name: The argument.
+        value: Its value.
+        kinds: The types that a name may have.
 
     >>> checked_names("fields", ("x", "y"))
     ['x', 'y']

@@ -42,46 +42,23 @@ NO_RANGES = "non-partial response"
 NO_SUFFIXES = "not support suffix range"
 
 
-def open_remote(
-    url: str,
-    *,
-    concurrency: int = 8,
-    retry_seconds: float = 60.0,
-    timeout_seconds: float = 30.0,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_bytes: int = 10 * 10**9,
-    **options: Any,
-) -> ObjectStore | ObjectFile:
-    """Return a ``.npy`` or a Parquet file on object storage, or what is anything else there.
+def open_remote(url: str, **options: Any) -> ObjectStore | ObjectFile:
+    """Return a ``.npy`` or a Parquet file on object storage, or the store of anything else there.
 
     Args:
         url: ``s3://bucket/data.zarr``, or with ``gs://``, ``az://``, ``http(s)://``.
-        concurrency: Requests in flight at once, over all threads of a process.
-        retry_seconds: How long to try again when the server is unreachable or overloaded.
-        timeout_seconds: How long one request may take.
-        cache_dir: A local directory for fetched chunks; no cache if None.
-        cache_bytes: The size limit of that directory; the least recently used chunks are
-            deleted first.
-        options: Credentials and settings of obstore, such as ``access_key_id=``,
-            ``secret_access_key=``, ``endpoint=``, ``region=``, ``skip_signature=True``.
+        options: Of `ObjectStore`.
     """
     plain, asked, _ = url.partition("?")
     folder, _, file = plain.rstrip("/").rpartition("/")
-    single = file.lower().endswith(SINGLE_FILES)
-    if single and asked:
+    if not file.lower().endswith(SINGLE_FILES):
+        return ObjectStore(url, **options)
+    if asked:
         raise SourceError(
             f"{redacted(url)} has a query, which ranges of a file cannot be read with: pass "
             "credentials as options, such as access_key_id="
         )
-    store = ObjectStore(
-        folder if single else url,
-        concurrency=concurrency,
-        retry_seconds=retry_seconds,
-        timeout_seconds=timeout_seconds,
-        cache=None if cache_dir is None else BlockCache(cache_dir, cache_bytes),
-        options=options,
-    )
-    return ObjectFile(store, file) if single else store
+    return ObjectFile(ObjectStore(folder, **options), file)
 
 
 class Fetched(NamedTuple):
@@ -106,21 +83,26 @@ class ObjectStore(ByteStore):
     Args:
         url: ``s3://bucket/path``, ``gs://``, ``az://`` or ``http(s)://``.
         concurrency: Requests in flight at once, over all threads of a process.
-        retry_seconds: How long a failing request is repeated.
+        retry_seconds: How long to try again when the server is unreachable or overloaded.
         timeout_seconds: How long one request may take.
-        cache: Where fetched chunks are saved; metadata is always fetched again.
-        options: Credentials and settings of obstore: ``endpoint=``, ``region=``, ...
+        cache_dir: A local directory for fetched chunks; no cache if None. Metadata is always
+            fetched again.
+        cache_bytes: The size limit of that directory; the least recently used chunks are
+            deleted first.
+        options: Credentials and settings of obstore, such as ``access_key_id=``,
+            ``secret_access_key=``, ``endpoint=``, ``region=``, ``skip_signature=True``.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        concurrency: int,
-        retry_seconds: float,
-        timeout_seconds: float,
-        cache: BlockCache | None,
-        options: dict[str, Any],
+        concurrency: int = 8,
+        retry_seconds: float = 60.0,
+        timeout_seconds: float = 30.0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 10 * 10**9,
+        **options: Any,
     ) -> None:
         if not is_url(url):
             raise SourceError(f"{redacted(url)} is not a URL of object storage")
@@ -132,7 +114,8 @@ class ObjectStore(ByteStore):
         seconds = partial(real_number, maximum=MOST_SECONDS, error=SourceError)
         self._retry = seconds("retry_seconds", retry_seconds, minimum=0.0)
         self._timeout = seconds("timeout_seconds", timeout_seconds, minimum=0.001)
-        self._cache, self._options = cache, options
+        self._cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
+        self._options = options
         self._versions: dict[str, str] = {}  # of the metadata of each array, by its path
         self._clients: dict[int, _Client] = {}  # by process
         self._gives_ranges = self._gives_suffixes = True

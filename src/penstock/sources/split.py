@@ -16,6 +16,7 @@ from penstock.registry import did_you_mean
 from penstock.sources.boxes import Borders
 from penstock.sources.contract import Indices, Source
 from penstock.sources.ragged_rows import new_buffers, offsets_of
+from penstock.sources.verbs import Layout
 
 SMALLEST_PART_PIECES = 16  # of a random split: fewer would hardly be a shuffle
 
@@ -49,20 +50,29 @@ def part_sizes(parts: Mapping[str, float], samples: int) -> dict[str, int]:
 
 
 def split_samples(
-    cells: Borders, sizes: Mapping[str, int], by: str, groups: Any, key: int
+    source: Source, layout: Layout, parts: Mapping[str, float], by: str, groups: Any, seed: int
 ) -> dict[str, tuple[Indices, Indices]]:
     """Return starts and stops of the ranges of each part, ascending.
 
     Args:
-        cells: Of the source that is split.
-        sizes: Samples of each part.
+        source: What is split.
+        layout: Where its samples are.
+        parts: Shares or numbers of samples, by name.
         by: "random", "time" or "group".
-        groups: The group of each sample, for "group".
-        key: Of the shuffle.
+        groups: The group of each sample, or the field that has it; only for "group".
+        seed: Of the shuffle.
     """
+    sizes, cells = part_sizes(parts, len(source)), layout.cells
+    key = derive_key(whole_number("seed", seed, minimum=0, maximum=2**64 - 1), "split")
+    labels = _group_labels(source, by, groups, layout.runs)
     if choice("by", by, ("random", "time", "group")) == "group":
-        return _by_group(np.asarray(groups), sizes, key)
+        return _by_group(np.asarray(labels), sizes, key)
     if by == "time":
+        if layout.tiled:
+            raise PlanError(
+                "by='time' cannot split patches, which are not in the order of time: split first, "
+                "then make patches of each part"
+            )
         borders = np.array([0, cells.size])
         order = np.zeros(1, np.int64)
     else:
@@ -116,7 +126,7 @@ def merged(starts: Indices, stops: Indices) -> tuple[Indices, Indices]:
     return starts[np.append(True, gaps)], stops[np.append(gaps, True)]
 
 
-def group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
+def _group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
     """Return the group of each sample: as given, from a field, or by default of each run."""
     if by != "group":
         if groups is not None:
@@ -147,8 +157,3 @@ def group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
             raise PlanError(f"groups must all be numbers or all be text, got {named}")
         labels = np.array(labels.tolist())
     return labels
-
-
-def split_key(seed: int) -> int:
-    """Return the key of a split."""
-    return derive_key(whole_number("seed", seed, minimum=0, maximum=2**64 - 1), "split")

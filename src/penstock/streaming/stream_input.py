@@ -175,7 +175,7 @@ class ResidentSource(BaseSource):
             if self._kept is None:
                 kept: dict[str, Rows] = {}
                 for name in sorted(self._names):
-                    field = self._fields[name]
+                    field = self.fields[name]
                     kept[name] = np.empty((self._length, *field.shape), field.dtype)
                 self._source.read(0, self._length, kept)
                 self._kept = kept

@@ -49,7 +49,7 @@ class ArrowSource(BaseSource):
         names = checked_names("columns", columns)
         self._table = open_rows(table)
         super().__init__(self._table.samples, _fields_of(self._table.schema, names))
-        self.in_flight = self._table.in_flight
+        self.in_flight, self.seams = self._table.in_flight, list(self._table.seams)
         if self._table.batch_samples is None:  # lengths are stored, and cost nothing
             for name in ragged_fields(self, self._fields):
                 self.offsets(name)
@@ -59,13 +59,12 @@ class ArrowSource(BaseSource):
         """Rows in a row group, or in about a megabyte where any range costs the same."""
         return self._table.batch_samples or super().block_samples
 
-    @property
-    def seams(self) -> list[int]:
-        """Where rows do not continue each other: between files, and where they were selected."""
-        return list(self._table.seams)
-
     def offsets(self, name: str) -> Indices:
-        """Return where each row's items of a column of lists or strings begin."""
+        """Return where each row's items of a column of lists or strings begin.
+
+        Args:
+            name: The column.
+        """
         if name not in self._offsets and ragged_fields(self, [name]):
             found = self._table.remembered(name, partial(self._read_offsets, name))
             return self._offsets.setdefault(name, found["offsets"])
