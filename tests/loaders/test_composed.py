@@ -23,8 +23,6 @@ from penstock import (
 )
 from penstock.datasets import AugmentedDataset
 from penstock.errors import PlanError, SourceError, StateError
-from penstock.order.subset import Bitmap, RaggedBlockOrder, SubsetOrder
-from penstock.order.weighted import WeightedBlocks, WeightedOrder
 from penstock.sources import MemorySource
 
 few = settings(max_examples=10)
@@ -51,12 +49,6 @@ def documents():
     return [np.arange(i * 100, i * 100 + n) for i, n in enumerate(LENGTHS)]
 
 
-def every_third():
-    """Blocks over storage: each is read once."""
-    bitmap = Bitmap(np.arange(N) % 3 == 0)
-    return SubsetOrder(bitmap, RaggedBlockOrder(bitmap.block_counts(5), 42, 2, lanes=2))
-
-
 # by name: a loader of one rank; all take 12 samples (or one batch per rank) in a step
 LOADERS = {
     "mixture": lambda **o: ChunkedDataLoader(mixed(), **o),
@@ -64,10 +56,6 @@ LOADERS = {
     "nested": lambda **o: ChunkedDataLoader(nested(), **o),
     "balanced": lambda **o: ChunkedDataLoader(balanced(rows(), np.arange(N) ** 2 % 7), **o),
     "weights": lambda **o: ChunkedDataLoader(rows(), weights=WEIGHTS, epoch_samples=50, **o),
-    "weighted blocks": lambda **o: ChunkedDataLoader(
-        rows(), order=WeightedBlocks(WeightedOrder(WEIGHTS, 50, 42), 5, 3, lanes=2), **o
-    ),
-    "subset": lambda **o: ChunkedDataLoader(rows(), order=every_third(), **o),
     "parts": lambda **o: ChunkedDataLoader(rows(), epoch_samples=25, **o),
     "packed": lambda **o: ChunkedDataLoader(pack(documents(), 16), shuffle=True, **o),
     "whole": lambda **o: ChunkedDataLoader(pack(documents(), 32, split=False), shuffle=True, **o),
@@ -386,14 +374,15 @@ def test_what_a_stream_cannot_mix_is_refused():
         StreamLoader(stored(label="from"), 4)
     with pytest.raises(SourceError, match="member 'a'"):
         StreamLoader(Mixture({"a": torch.utils.data.TensorDataset(rows(9))}), 4)
-    for options in (
-        {"steps": 2},
-        {"shuffle": False},
-        {"evaluation": True},
-        {"on_error": "replace"},
-    ):
-        with pytest.raises(PlanError, match="of a Mixture"):
+    for options in ({"steps": 2}, {"on_error": "replace"}, {"weights": np.ones(561)}):
+        with pytest.raises(PlanError, match="Mixture"):
             StreamLoader(stored(), 4, **options)
+    with pytest.raises(PlanError, match="shuffle"):
+        StreamLoader(rows(), 4, weights=WEIGHTS, evaluation=True)
+    with pytest.raises(PlanError, match="59 weights for 60"):
+        StreamLoader(rows(), 4, weights=WEIGHTS[1:])
+    with StreamLoader(rows(), 4) as plain, pytest.raises(PlanError, match="no weights"):
+        plain.set_weights(WEIGHTS)
 
 
 # -- weights
@@ -490,8 +479,6 @@ def test_arguments_that_do_not_go_together_are_refused():
         with pytest.raises(PlanError):
             ChunkedDataLoader(mixed(), 4, **options)
     loader = ChunkedDataLoader(rows(), lengths=LENGTHS, max_tokens=60, group=4)
-    with pytest.raises(PlanError, match="cannot skip"):
-        loader.skip(0, 5, 9)
     with pytest.raises(PlanError, match="no weights"):
         loader.set_weights(WEIGHTS)
 

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.order import Indices, Order, Steps
+from penstock.order.block_rounds import BlockRounds
 
 seeds = st.integers(0, 2**64 - 1)
 DTYPES = (np.int64, np.int32, np.uint64, np.uint16)
@@ -21,6 +22,31 @@ def one(order: Order, epoch: int = 0) -> Indices:
 
 def feasible(size: int, batch: int, world: int, drop: bool) -> bool:
     return size >= batch * world if drop else size >= world and not (batch == 1 and size % world)
+
+
+def assert_rounds_are_read(order: BlockRounds, epoch: int) -> None:
+    """What every lane reads for a round is what it delivers, each block in one span."""
+    samples, seen = one(order, epoch), []
+    for k in range(order.rounds):
+        begin, end = order.round_start(epoch, k), order.round_start(epoch, k + 1)
+        assert order.round_of(epoch, begin) == order.round_of(epoch, end - 1) == k
+        for lane in range(order.lanes):
+            reads = order.window_reads(epoch, k, lane)
+            positions = order.window_positions(epoch, k, lane)
+            held = [span.start + np.arange(span.count) for span in reads]
+            taken = [
+                each if span.take is None else each[span.take]
+                for each, span in zip(held, reads, strict=True)
+            ]
+            assert np.array_equal(np.concatenate([[], *taken]), samples[positions])
+            assert (positions % order.lanes == lane).all()
+            assert ((positions >= begin) & (positions < end)).all()
+            assert len(positions) <= order.window_samples
+            assert all(span.count <= order.block for span in reads)
+            read = np.concatenate([[], *held])
+            assert len(read) == len(set(read.tolist()))  # no sample is read twice
+            seen += positions.tolist()
+    assert sorted(seen) == list(range(order.size))
 
 
 # batch size, world and steps until the next change; drawn at once, as laws may end at any time

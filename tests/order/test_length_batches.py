@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order import BlockOrder, ShuffledOrder
-from penstock.order.length_batches import LaneBatches, LengthBatches, LengthSteps, split_to
+from penstock.order import Plan, ShuffledOrder, Skips
+from penstock.order.length_batches import LengthBatches, LengthSteps, split_to
 from tests.order.composed import one, seeds
 
 few = settings(max_examples=15)
@@ -74,8 +74,8 @@ def test_batches_keep_to_the_budget_and_windows_to_whole_groups(order, epoch):
 def test_a_world_that_divides_the_group_loses_nothing_and_splits_nothing(order, world, epoch):
     last = int(np.diff(order.first_batches(epoch))[-1])
     assume(order.group % world == 0 and last % order.group == 0)
-    p, seen = 0, []
-    while step := order.step(epoch, p, world):
+    p, seen, steps = 0, [], LengthSteps(order.size, 1, world, 1, False, batches=order).of(epoch)
+    while step := steps.batches_at(p):
         assert len(step) == world and len({int(order.windows.of(a)) for a, _ in step}) == 1
         seen += step
         p = step[-1][1]
@@ -95,7 +95,7 @@ def test_ranks_have_equal_steps_and_nothing_is_lost_on_any_sequence_of_worlds(
     for world in cycle(worlds):
         steps = LengthSteps(order.size, 1, world, 1, drop, batches=order).of(epoch)
         stop, left = steps.stop(p), steps.steps_from(p)
-        step = order.step(epoch, p, world, drop)
+        step = steps.batches_at(p)
         if not step:
             assert stop == p and left == 0
             break
@@ -126,6 +126,37 @@ def test_steps_counted_from_any_origin_cover_the_epoch(order, world, epoch, data
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
 
 
+@given(
+    length_batches(),
+    st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_skipped_positions_leave_every_other_batch_as_it_is(order, holes, world, drop, epoch):
+    skips = Skips([(epoch, a, min(a + n, order.size)) for a, n in holes])
+    assume(skips)
+    plan = Plan(order, order.make_steps(order.size, 1, world, 1, drop)).skipping(skips)
+    steps, p, seen = plan.steps.of(epoch), 0, []
+    assert steps.size == order.size - sum(stop - start for _, start, stop in skips.ranges)
+    while step := steps.batches_at(p):
+        assert len(step) == world and step[0][0] == p and all(b > a for a, b in step)
+        assert steps.span(len(seen) // world) == (p, step[-1][1])
+        assert steps.steps_from(p) == 1 + steps.steps_from(step[-1][1])
+        for rank, (a, b) in enumerate(step):
+            assert steps.locate(a) == (len(seen) // world, rank, 0)
+            assert steps.locate(b - 1) == (len(seen) // world, rank, b - 1 - a)
+        seen += step
+        p = step[-1][1]
+    assert steps.count == len(seen) // world and steps.stop(p) == p
+    assert steps.size - p < world if not drop else len(plan.steps.kept.batches(epoch, p, 9)) < world
+    left = [skips.kept(epoch, np.array(batch)).tolist() for batch in cuts(order, epoch)]
+    whole = [(a, b) for a, b in left if a < b]
+    assert seen[: len(whole) // world * world] == whole[: len(whole) // world * world]
+    other = plan.steps.of(epoch + 1)  # nothing is skipped there
+    assert other.size == order.size and other.kept.total(epoch + 1) == order.total(epoch + 1)
+
+
 @few
 @given(length_batches(), st.integers(0, 3))
 def test_resuming_at_any_batch_gives_the_rest(order, epoch):
@@ -147,36 +178,6 @@ def test_resuming_asks_the_order_for_one_window():
     order = LengthBatches(Asked(10_000, 1), np.arange(10_000) % 50, 100, budget=400)
     order.at(3, np.concatenate([np.arange(a, b) for a, b in order.batches(3, 5_000, 2)]))
     assert Asked.asked <= 200
-
-
-@few
-@given(
-    st.integers(2, 25),
-    st.integers(1, 6),
-    seeds,
-    st.integers(1, 4),
-    st.integers(1, 2),
-    st.integers(4, 50),
-    st.integers(0, 3),
-)
-def test_batches_of_a_lane_keep_ranks_to_their_own_blocks_and_steps_equal(
-    each, block, seed, world, per_rank, window, epoch
-):
-    lanes = world * per_rank
-    size = each * lanes
-    blocks = BlockOrder(size, seed, block, 2, lanes)
-    lengths = np.random.default_rng(block).integers(1, 30, size)
-    order = LaneBatches(blocks, lengths, window, budget=60)
-    samples, p, batches = one(order, epoch), 0, 0
-    assert np.array_equal(order.position_of(epoch, samples), np.arange(size))
-    while step := order.step(epoch, p, world):
-        assert len(step) == world and len({int(order.windows.of(a)) for a, _ in step}) == 1
-        for rank, (a, b) in enumerate(step):
-            assert fits(order, samples[a:b]) and b > a
-            own = set((blocks.position_of(epoch, samples[a:b]) % lanes).tolist())
-            assert len(own) == 1 and own.pop() % world == rank
-        p, batches = step[-1][1], batches + world
-    assert p == size and batches == order.first_batches(epoch)[-1]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 60))

@@ -8,8 +8,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.order import SequentialOrder
+from penstock.order.block_rounds import OrderInRounds
 from penstock.order.mixed_blocks import MixedBlocks
-from tests.order.composed import changes, deliver_on_changing_ranks, one, seeds
+from penstock.order.mixture import MixtureOrder
+from tests.order.composed import (
+    assert_rounds_are_read,
+    changes,
+    deliver_on_changing_ranks,
+    one,
+    seeds,
+)
 
 
 @st.composite
@@ -61,24 +70,27 @@ def test_a_stage_changes_nothing_before_it(order):
 @settings(max_examples=25)
 @given(mixed(), st.integers(0, 3))
 def test_a_window_is_what_it_reads_and_lanes_read_blocks_once(order, epoch):
-    samples, seen = one(order, epoch), []
-    for k in range(order.rounds):
-        begin, end = order.round_start(epoch, k), order.round_start(epoch, k + 1)
-        assert order.round_of(epoch, begin) == order.round_of(epoch, end - 1) == k
+    assert_rounds_are_read(order, epoch)
+    for k in range(order.rounds if len(order.mixture.stages) == 1 else 0):
         for lane in range(order.lanes):
             reads = order.window_reads(epoch, k, lane)
-            positions = order.window_positions(epoch, k, lane)
-            held = [np.arange(span.start, span.start + span.count) for span in reads]
-            assert np.array_equal(np.concatenate([[], *held]), samples[positions])
-            assert (positions % order.lanes == lane).all()
-            assert ((positions >= begin) & (positions < end)).all()
-            assert all(span.count <= order.block for span in reads)
-            if len(order.mixture.stages) == 1:
-                members = len(order.mixture.members)
-                passes = len(set(order.passes(epoch, positions).tolist()))
-                assert len(reads) <= order.window + 2 * members * max(1, passes)
-            seen += positions.tolist()
-    assert sorted(seen) == list(range(order.size))
+            assert len(reads) <= order.window + 4 * len(order.mixture.members)
+
+
+@settings(max_examples=15)
+@given(mixed(), st.integers(0, 2), st.integers(1, 30), st.integers(1, 4))
+def test_any_order_with_one_lane_is_read_in_rounds(order, epoch, block, window):
+    members = [SequentialOrder(n) for n in order.mixture.sizes]
+    plain = MixtureOrder(members, order.mixture.stages, order.seed, until=order.size)
+    stored = OrderInRounds(plain, block, window, plain.first[:-1])
+    assert_rounds_are_read(stored, epoch)
+    assert np.array_equal(one(stored, epoch), one(plain, epoch))
+    positions = np.arange(plain.size)
+    assert np.array_equal(stored.passes(epoch, positions), plain.passes(epoch, positions))
+    assert stored.identity() == plain.identity()
+    for sample in range(0, plain.samples, 7):
+        found = stored.positions_of(epoch, sample)
+        assert list(found) == plain.positions_of(epoch, sample).tolist()
 
 
 @settings(max_examples=15)

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.order import ShuffledOrder
 from penstock.order.weighted import COPY, Reweighted, WeightedBlocks, WeightedOrder, fixed_point
-from tests.order.composed import DTYPES, changes, deliver_on_changing_ranks, one, seeds
+from tests.order.composed import (
+    DTYPES,
+    assert_rounds_are_read,
+    changes,
+    deliver_on_changing_ranks,
+    one,
+    seeds,
+)
 
 integer_weights = st.lists(st.integers(0, 50), min_size=1, max_size=60).filter(any)
 float_weights = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60).filter(
@@ -118,7 +125,7 @@ def test_new_weights_change_nothing_before_them(first, second, places, seed, epo
 @given(integer_weights, st.integers(1, 300), seeds, *(st.integers(1, n) for n in (9, 4, 4)))
 def test_weights_read_in_blocks_are_the_same_copies(weights, places, seed, block, window, lanes):
     plain = WeightedOrder(weights, places, seed)
-    order = WeightedBlocks(plain, block, window, lanes)
+    order = WeightedBlocks(Reweighted([(0, plain)]), block, window, lanes)
     for epoch in (0, 3):
         samples = one(order, epoch)
         assert Counter(samples.tolist()) == Counter(one(plain, epoch).tolist())
@@ -126,6 +133,12 @@ def test_weights_read_in_blocks_are_the_same_copies(weights, places, seed, block
         assert len(reads) <= len(set(samples // block)) + lanes - 1
         for s in set(samples.tolist()):
             assert np.array_equal(order.positions_of(epoch, s), np.flatnonzero(samples == s))
+        pairs = zip(samples.tolist(), order.passes(epoch, np.arange(places)).tolist(), strict=True)
+        expected = zip(
+            *(each.tolist() for each in plain.at_with_passes(epoch, np.arange(places))), strict=True
+        )
+        assert Counter(pairs) == Counter(expected)
+        assert_rounds_are_read(order, epoch)
 
 
 @pytest.mark.parametrize(

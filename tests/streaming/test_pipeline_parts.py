@@ -15,7 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, WorkerError
-from penstock.order import BlockOrder, Cursor, Plan, Span, Steps
+from penstock.order import BlockOrder, Cursor, Plan, Steps
+from penstock.order.weighted import Reweighted, WeightedBlocks, WeightedOrder
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.sources.base import Field
 from penstock.streaming import planner
@@ -283,76 +284,29 @@ def test_every_row_of_every_batch_is_written_exactly_once(
         assert not samples
 
 
-# -- windows of single lanes
+# -- rounds that repeat samples, and leave some out
 
 
-class Mixed:
-    """Two members, mixed at random in each lane; each has windows of unequal size of its own."""
-
-    kind, seed = "mixed", 5
-
-    def __init__(self, size, lanes, seed):
-        rng = np.random.default_rng(seed)
-        self.size, self.lanes, self.table = size, lanes, np.full(size, -1)
-        self.samples, self._windows, first = size, {}, 0
-        for lane in range(lanes):
-            rows = np.arange(len(range(lane, size, lanes)))
-            member, found = rng.integers(0, 2, len(rows)), []
-            for each in (rows[member == 0], rows[member == 1]):
-                while len(each):
-                    mine, each = np.split(each, [rng.integers(1, 9)])
-                    cut = rng.integers(0, len(mine) + 1)
-                    spans = [Span(first, cut), Span(first + cut, len(mine) - cut)]
-                    shuffled = rng.permutation(mine)
-                    self.table[shuffled * lanes + lane] = first + np.arange(len(mine))
-                    first += len(mine)
-                    spans = [span for span in spans if span.count]
-                    found.append(Window(int(mine[0]), int(mine[-1]) + 1, spans, shuffled))
-            self._windows[lane] = sorted(found, key=lambda window: window.start)
-
-    def identity(self):
-        return {"order": self.kind}
-
-    def at(self, epoch, positions):
-        return self.table[positions]
-
-    def position_of(self, epoch, samples):
-        return np.argsort(self.table)[samples]
-
-    def windows(self, epoch, lane):
-        return iter(self._windows[lane])
-
-
-@dataclass
-class Window:
-    start: int
-    stop: int
-    spans: list
-    shuffled: np.ndarray
-
-    def rows(self, begin, end):
-        return self.shuffled[begin:end]
-
-
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     st.integers(3, 120), st.integers(1, 4), st.integers(2, 20), st.integers(1, 3), st.booleans(),
     st.integers(0, 99), st.data(),
 )  # fmt: skip
-def test_lanes_with_windows_of_their_own_fill_every_batch(
+def test_rounds_that_repeat_samples_fill_every_batch(
     size, lanes, batch, world, drop_last, seed, data
 ):
     assume(size >= (batch * world if drop_last else world))
-    order = Mixed(size, lanes, seed)
+    weights = np.random.default_rng(seed).gamma(0.3, size=data.draw(st.integers(1, 90))) + 1e-3
+    weighted = Reweighted([(0, WeightedOrder(weights, size, seed))])
+    order = WeightedBlocks(weighted, data.draw(st.integers(1, 20)), 3, lanes)
     steps = Steps(size, batch, world, lanes, drop_last)
     cursor = Cursor(0, steps.start(data.draw(st.integers(0, steps.count - 1))))
     for rank in range(world):
         plan = Plan(order, steps, rank)
         segment = Segment.of(steps, cursor, steps.steps_from(cursor.position))
-        parts = list(plan_parts(plan, order, iter([segment])))
         walked = list(plan.walk(cursor, segment.count))
         table, delivered = HeldTable(Numbers(4 * size), batch), 0
-        for part in parts:
+        for part in plan_parts(plan, order, iter([segment])):
             for read, target in zip(part.reads, table.open_part(part), strict=True):
                 HeldReader(table._blocks).read(read, target)
             if part.ends:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import gcd, lcm
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class Mixture(Dataset[Any]):
     across epochs. Shares are exact within a short cycle of rows, so practically in every batch.
     As a dataset it is the members one after the other; the shares are those of the order that a
     loader makes for it: `ChunkedDataLoader`, or `StreamLoader` if all members are sources, arrays
-    or paths. For `ChunkedDataLoader`, a member may be a `Mixture` itself.
+    or paths. A member may be a `Mixture` itself.
 
     Args:
         members: By name: sources, map-style datasets, or paths of what `open_source` opens.
@@ -149,6 +150,11 @@ class Mixture(Dataset[Any]):
         return list(self._stages)
 
     @property
+    def all_stages(self) -> list[Any]:
+        """The stages of this mixture, and those of members that are mixtures."""
+        return [self.stages, *(m.all_stages for m in self.members.values() if _is_mixed(m))]
+
+    @property
     def shares(self) -> dict[str, float]:
         """The share of each member in the first stage, by name."""
         counts = self._stages[0][1]
@@ -201,7 +207,8 @@ class Mixture(Dataset[Any]):
     @property
     def is_stored(self) -> bool:
         """Whether all members are sources, which `StreamLoader` reads in blocks."""
-        return all(isinstance(member, SourceDataset) for member in self.members.values())
+        members = self.members.values()
+        return all(m.is_stored if _is_mixed(m) else isinstance(m, SourceDataset) for m in members)
 
     def joined_source(self) -> Source:
         """Return the members as one source, for `StreamLoader`."""
@@ -212,17 +219,54 @@ class Mixture(Dataset[Any]):
             )
         return concatenate([_source_of(n, member) for n, member in self.members.items()])
 
-    def block_order(self, seed: int, block: int, window: int, lanes: int) -> MixedBlocks:
+    @property
+    def starts(self) -> Indices:
+        """The first sample of each stored member, also of the members of a mixture."""
+        inner = [m.starts if _is_mixed(m) else np.zeros(1, int) for m in self.members.values()]
+        firsts = zip(self._first.tolist(), inner, strict=False)
+        return np.concatenate([first + each for first, each in firsts])
+
+    def block_order(
+        self, seed: int, block: int, window: int, lanes: int, until: int | None = None
+    ) -> MixedBlocks:
         """Return the order of a loader that reads the members in blocks.
+
+        The members of a mixture in this one are mixed directly, in the same shares.
 
         Args:
             seed: Of all shuffles.
             block: Samples per block.
             window: Blocks that a lane holds, over all members.
             lanes: Independent readers.
+            until: Samples of an epoch, instead of those of the mixture.
         """
-        sizes = [len(member) for member in self.members.values()]
-        return MixedBlocks(sizes, self._stages, seed, block, window, lanes, self.until)
+        sizes = np.diff(self.starts, append=len(self)).tolist()
+        size = until or self.until
+        return MixedBlocks(sizes, self._flat_stages(), seed, block, window, lanes, size)
+
+    def _flat_stages(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the stages of a mixture of all stored members."""
+        inner = [m._flat_stages() if _is_mixed(m) else [(0, (1,))] for m in self.members.values()]
+        moved = [[(self._place_of(i, at), c) for at, c in each] for i, each in enumerate(inner)]
+        begins = {place for stages in (self._stages, *moved) for place, _ in stages}
+        found = []
+        for place in sorted(begins - {-1}):
+            counts, *parts = (_latest(stages, place) for stages in (self._stages, *moved))
+            unit, pairs = lcm(*map(sum, parts)), zip(counts, parts, strict=True)
+            flat = [count * each * unit // sum(part) for count, part in pairs for each in part]
+            found.append((place, tuple(each // gcd(*flat) for each in flat)))
+        return found
+
+    def _place_of(self, member: int, draws: int) -> int:
+        """Return the place up to which a member had as many rows, by its shares; -1 for never."""
+        ends = [*(place for place, _ in self._stages[1:]), LARGEST]
+        for (begin, counts), end in zip(self._stages, ends, strict=True):
+            cycle, own = sum(counts), counts[member]
+            place = begin - (-draws * cycle // own) if own else LARGEST
+            if not draws or place < end:
+                return place if draws else 0
+            draws -= (end - begin) * own // cycle
+        return -1
 
     # -- samples
 
@@ -431,6 +475,15 @@ def _of_parts(
     return mixture
 
 
+def _is_mixed(member: Any) -> TypeGuard[Mixture]:
+    return isinstance(member, Mixture)
+
+
+def _latest(stages: Sequence[tuple[int, tuple[int, ...]]], place: int) -> tuple[int, ...]:
+    """Return the counts of the last stage that begins at or before a place."""
+    return [counts for at, counts in stages if 0 <= at <= place][-1]
+
+
 def mixture_of(dataset: Any) -> Mixture | None:
     """Return the mixture that a dataset is, or wraps sample by sample; None for others."""
     inner = dataset
@@ -452,6 +505,8 @@ def _opened(name: str, member: Any) -> Any:
 
 def _source_of(name: str, member: Any) -> Source:
     """Return a member as a source, to be read in blocks."""
+    if isinstance(member, Mixture):
+        return member.joined_source()
     if isinstance(member, SourceDataset):
         return member.source
     if isinstance(member, torch.Tensor | np.ndarray):

@@ -1,12 +1,12 @@
-"""The orders that a `ChunkedDataLoader` makes from its arguments: weights, lengths, mixtures."""
+"""The orders that loaders make from their arguments: weights, lengths, mixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,33 @@ from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_fac
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import make_order
 from penstock.order import Order
+from penstock.order.block_rounds import OrderInRounds
 from penstock.order.keys import digest_of
 from penstock.order.length_batches import LengthBatches, checked_lengths
+from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder
+from penstock.order.permutation import LARGEST
 from penstock.order.state import check_identity
-from penstock.order.weighted import Reweighted, WeightedOrder, fixed_point
+from penstock.order.weighted import Reweighted, WeightedBlocks, WeightedOrder, fixed_point
 
 WINDOW, GROUP = 131_072, 64  # samples sorted together: 0.1 % padding; worlds that divide 64
+
+
+class InRounds(NamedTuple):
+    """How a `StreamLoader` makes an order that is read in rounds of blocks.
+
+    Args:
+        make: Returns the order for a request, and samples per block, blocks per window, and lanes.
+        blocks: Returns the most blocks that rows of a lane are from in a round, for the number of
+            rows and the samples per block.
+        most: The most samples of an epoch, as far as they are known.
+        weights: The weights of the order, if it has any.
+    """
+
+    make: Callable[[OrderRequest, int, int, int], Order]
+    blocks: Callable[[int, int], int]
+    most: int = LARGEST
+    weights: WeightedOrders | None = None
 
 
 class OrderOptions:
@@ -44,10 +64,10 @@ class OrderOptions:
         self,
         weights: npt.ArrayLike | None,
         epoch_samples: int | None,
-        lengths: npt.ArrayLike | None,
-        max_tokens: int | None,
-        window: int | None,
-        group: int | None,
+        lengths: npt.ArrayLike | None = None,
+        max_tokens: int | None = None,
+        window: int | None = None,
+        group: int | None = None,
     ) -> None:
         self.given = {
             "weights": weights,
@@ -87,17 +107,38 @@ class OrderOptions:
             lengths = checked_lengths(self.lengths, samples)
             return partial(_by_length, lengths, self.max_tokens, self.window, self.group, shuffle)
         if self.weights is not None:
-            if mixture is not None:
-                raise PlanError("weights= with a Mixture: give the weights to the Mixture itself")
-            if not shuffle:
-                raise PlanError(
-                    "weights= draws samples in a shuffle, without a fixed order: leave out "
-                    "shuffle=False and evaluation=True, or the weights"
-                )
-            return WeightedOrders(self.weights, self.epoch_samples, samples)
+            return self._weighted(mixture, samples, shuffle)
         if mixture is not None:
             return partial(_mixed, mixture, shuffle, self.epoch_samples)
         return order_factory(partial(_repeated, shuffle, self.epoch_samples or samples))
+
+    def stored(self, source: Any, samples: int, shuffle: bool) -> InRounds | None:
+        """Return how `StreamLoader` makes the order; None for a plain shuffle or sequence."""
+        mixture, places = source if isinstance(source, Mixture) else None, self.epoch_samples
+        if self.weights is not None:
+            weights = self._weighted(mixture, samples, shuffle)
+            blocks = partial(_any_blocks, samples)
+            return InRounds(partial(_weighted_blocks, weights), blocks, places or samples, weights)
+        if mixture is not None:
+            most = places or (mixture.until if isinstance(mixture.until, int) else LARGEST)
+            make = partial(_mixed_blocks, mixture, shuffle, places)
+            return InRounds(make, partial(_line_blocks, len(mixture.starts)), most)
+        if places is None:
+            return None
+        return InRounds(
+            partial(_repeated_blocks, shuffle, places), partial(_line_blocks, 1), places
+        )
+
+    def _weighted(self, mixture: Mixture | None, samples: int, shuffle: bool) -> WeightedOrders:
+        if mixture is not None:
+            raise PlanError("weights= with a Mixture: give the weights to the Mixture itself")
+        if not shuffle:
+            raise PlanError(
+                "weights= draws samples in a shuffle, without a fixed order: leave out "
+                "shuffle=False and evaluation=True, or the weights"
+            )
+        assert self.weights is not None
+        return WeightedOrders(self.weights, self.epoch_samples, samples)
 
 
 def _by_length(
@@ -124,6 +165,50 @@ def _repeated(shuffle: bool, places: int, samples: int, seed: int) -> Order:
     return MixtureOrder(
         [make_order(samples, seed, shuffle=shuffle)], [(0, [1])], seed, until=places
     )
+
+
+# -- from storage
+
+
+def _line_blocks(members: int, rows: int, block: int) -> int:
+    # of each member: a block that is cut at either end, one where a pass begins and a short one
+    # where it ends, and one that is left of a stage before
+    return min(rows, -(-rows // block) + 5 * members)
+
+
+def _any_blocks(samples: int, rows: int, block: int) -> int:
+    return min(rows, -(-samples // block))
+
+
+def _weighted_blocks(
+    weights: WeightedOrders, request: OrderRequest, block: int, window: int, lanes: int
+) -> Order:
+    return WeightedBlocks(weights(request), block, window, lanes)
+
+
+def _mixed_blocks(
+    mixture: Mixture,
+    shuffle: bool,
+    until: int | None,
+    request: OrderRequest,
+    block: int,
+    window: int,
+    lanes: int,
+) -> Order:
+    if shuffle:
+        return mixture.block_order(request.seed, block, window, lanes, until)
+    order = mixture.make_order(request.seed, shuffle=False, until=until)
+    return OrderInRounds(order, block, window, mixture.starts)
+
+
+def _repeated_blocks(
+    shuffle: bool, places: int, request: OrderRequest, block: int, window: int, lanes: int
+) -> Order:
+    if shuffle:
+        stages = [(0, [1])]
+        return MixedBlocks([request.samples], stages, request.seed, block, window, lanes, places)
+    order = _repeated(shuffle, places, request.samples, request.seed)
+    return OrderInRounds(order, block, window, [0])
 
 
 class WeightedOrders:
@@ -227,16 +312,16 @@ def use_new_stages(position: Position) -> None:
 
 
 class ComposedOrders:
-    """The part of a `ChunkedDataLoader` that changes weights while training."""
+    """The part of a loader that changes weights while training."""
 
     _weights: WeightedOrders | None = None
-    _mixture: Mixture | None = None
-    _stages: list[tuple[int, tuple[int, ...]]] = []  # noqa: RUF012 - replaced, never changed
+    mixture: Mixture | None = None
+    _stages: Sequence[object] = ()  # of the mixture, when the plan was made
 
-    def _remember(self, dataset: Any, order: OrderFactory) -> None:
+    def _remember(self, dataset: Any, order: object) -> None:
         self._weights = order if isinstance(order, WeightedOrders) else None
-        self._mixture = mixture_of(dataset)
-        self._stages = [] if self._mixture is None else self._mixture.stages
+        self.mixture = mixture_of(dataset)
+        self._stages = [] if self.mixture is None else self.mixture.all_stages
 
     def set_weights(self, weights: npt.ArrayLike) -> None:
         """Use other weights from the next epoch on; nothing of the current epoch is lost.
@@ -299,6 +384,6 @@ class ComposedOrders:
 
     def _follow_stages(self, position: Position) -> None:
         """Use the stages that were added to the mixture, if they are still to come."""
-        if self._mixture is not None and self._mixture.stages != self._stages:
+        if self.mixture is not None and self.mixture.all_stages != self._stages:
             use_new_stages(position)
-            self._stages = self._mixture.stages
+            self._stages = self.mixture.all_stages

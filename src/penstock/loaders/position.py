@@ -299,8 +299,6 @@ class Position(PlanSettings):
         """Use other skips; kept positions before the cursor stay the same."""
         if skips.ranges == self.skips.ranges:
             return
-        if hasattr(self.plan.order, "make_steps"):
-            raise PlanError("batches by length cannot skip positions: leave out lengths=")
         self.skips = skips
         self.rebuild_plan()
         if self.live is not None:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
-from penstock.loaders.composed import use_new_stages
+from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.online import MOST_READERS, check_tune
 from penstock.loaders.position import Position
 from penstock.loaders.sampler import RankSampler
@@ -23,8 +24,8 @@ from penstock.loaders.stream_settings import (
     StreamOrders,
     bad_blocks,
     brief,
+    check_composed,
     check_fields,
-    check_mixture,
     check_transform,
     checked_mixing,
     one_of,
@@ -37,8 +38,8 @@ from penstock.loaders.stream_settings import (
 )
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
+from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
-from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
@@ -58,7 +59,7 @@ from penstock.streaming.transfer import check_device, transfer_to
 log = logging.getLogger("penstock")
 
 
-class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
+class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[misc]
     """Shuffled batches straight from storage, at storage speed.
 
     Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
@@ -103,6 +104,10 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
         on_error: ``"raise"``: a block that cannot be read is an error. ``"replace"``: the rows of
             another block replace it, the same in every run and resume, with a warning.
         quarantine: A file that lists replaced blocks, one JSON object per line.
+        weights: One number per sample: in every epoch each comes floor or ceil of
+            ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
+        epoch_samples: Samples delivered per epoch; None for as many as there are. Without weights,
+            the next epoch continues where this one ended.
 
     >>> loader = StreamLoader(torch.arange(1000.0), batch_size=100)
     >>> with loader:
@@ -139,6 +144,8 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
         collate: Callable[[Any], Any] | None = None,
         on_error: str = "raise",
         quarantine: str | os.PathLike[str] | None = None,
+        weights: npt.ArrayLike | None = None,
+        epoch_samples: int | None = None,
         **not_ours: Any,
     ) -> None:
         refuse_arguments(not_ours)
@@ -160,14 +167,17 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
         rank = optional_number("rank", rank, minimum=0)
         world_size = optional_number("world_size", world_size, minimum=1)
         drawn = Seed.of(seed)
-        self.mixture = check_mixture(source, steps=self.steps, shuffle=self.shuffle, bad=on_error)
-        self._stages = [] if self.mixture is None else self.mixture.stages
+        chosen = OrderOptions(weights, epoch_samples)
+        check_composed(source, chosen, steps=self.steps, on_error=on_error)
         self.source = opened(source, fields)
         samples = with_steps(self.source, self.steps)
         self.samples = len(samples)
         check_fields(samples.fields)
         check_transform(transform, samples.fields)
         self.stream_input = stream_input(samples, self.memory_budget)
+        composed = chosen.stored(source, self.samples, self.shuffle)
+        if composed is not None:
+            self._remember(source, composed.weights)
         self._slots: BatchBuffers | None = None
         self._held: HeldRows | None = None
         self._orders = StreamOrders(
@@ -179,7 +189,7 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
             asked=asked,
             given_threads=threads,
             adopted=Geometry(),
-            mixture=self.mixture,
+            composed=composed,
             mixing=mixing,
         )
         self._position = Position(
@@ -202,12 +212,9 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
     @property
     def position(self) -> Position:
         """The plan and the position in it."""
-        position = self._position
-        stages = self._stages if self.mixture is None else self.mixture.stages
-        if stages != self._stages and position.live is None:  # after `Mixture.then`
-            use_new_stages(position)
-            self._stages = stages
-        return position
+        if self._position.live is None:
+            self._follow_stages(self._position)
+        return self._position
 
     # -- settings in use
 
@@ -305,11 +312,12 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
         check_format(state_dict)
         before = self._orders.adopted
         try:
-            if self.shuffle and state_dict.get("order") in (BlockOrder.kind, MixedBlocks.kind):
+            if self.shuffle and state_dict.get("order") == self._position.plan.order.kind:
                 names = ("block", "window", "lanes")
                 self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
                 self._position.rebuild_plan()
-            super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
+            with self._adopted_weights(state_dict, self._position):
+                super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
         except (PlanError, StateError) as error:
             self._orders.adopted = before
             self._position.rebuild_plan()
@@ -338,12 +346,12 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
-        assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
+        assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
         replacement = None
         if bad is not None:
-            assert not isinstance(order, MixedBlocks)
+            assert not isinstance(order, BlockRounds)
             replacement = BlockReplacement(order, bad)
         memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
         pipeline = Pipeline(
@@ -374,7 +382,7 @@ class StreamLoader(Loader[Batch], TorchLoader):  # type: ignore[misc]
     ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
         """Return the memory of blocks and batches, and what makes the reader of a thread."""
         order, source = plan.order, self.stream_input
-        assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
+        assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
         held: HeldBlocks
         if isinstance(demand, HeldDemand):
@@ -455,5 +463,5 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 def round_samples(order: Order) -> int:
     """Return the samples of a round of windows over all lanes."""
-    assert isinstance(order, BlockOrder | StoredOrder | MixedBlocks)
+    assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
     return order.window_samples * order.lanes

@@ -14,10 +14,11 @@ from torch.utils.data import Dataset
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
+from penstock.loaders.composed import InRounds, OrderOptions
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
+from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
-from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.quality import blocks_for, check_mixing, shuffle_quality
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
@@ -74,7 +75,7 @@ OURS: Final = (
     *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
     *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform", "tune"),
     *("collate_fn", "evaluation", "rank", "world_size", "lanes", "mixing", "threads", "timeout"),
-    *("collate", "on_error", "quarantine"),
+    *("collate", "on_error", "quarantine", "weights", "epoch_samples"),
 )
 
 
@@ -137,17 +138,15 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     return open_source(source, fields=fields)
 
 
-def check_mixture(source: Any, *, steps: int, shuffle: bool, bad: str) -> Mixture | None:
-    """Return the source if it is a mixture, else None; refuse options that a mixture excludes."""
-    if not isinstance(source, Mixture):
-        return None
-    if steps > 1:
+def check_composed(source: Any, options: OrderOptions, *, steps: int, on_error: str) -> None:
+    """Refuse arguments that a mixture, weights or epochs of another length exclude."""
+    if isinstance(source, Mixture) and steps > 1:
         raise PlanError(f"steps={steps} of a Mixture: make its members source.windows({steps})")
-    if not shuffle:
-        raise PlanError("shuffle=False or evaluation=True of a Mixture: evaluate its members")
-    if bad != "raise":
-        raise PlanError(f"on_error={bad!r} of a Mixture: only 'raise' is possible")
-    return source
+    if on_error != "raise" and options.composes(source):
+        raise PlanError(
+            f"on_error={on_error!r} with a Mixture, weights= or epoch_samples=: only 'raise' is "
+            "possible, because blocks come in parts"
+        )
 
 
 def with_steps(source: Source, steps: int) -> Source:
@@ -226,7 +225,8 @@ class StreamOrders:
         asked: The geometry that was passed in.
         given_threads: Reader threads that were passed in, or None.
         adopted: The geometry of a state that was loaded.
-        mixture: Whose members the source has one after the other; None for a single source.
+        composed: Makes the order of a mixture, of weights, or of epochs of another length; None
+            for a plain shuffle or sequence.
         mixing: The quality of the shuffle to choose blocks and windows for; None for what the
             budget allows.
     """
@@ -239,7 +239,7 @@ class StreamOrders:
     asked: Geometry
     given_threads: int | None
     adopted: Geometry
-    mixture: Mixture | None = None
+    composed: InRounds | None = None
     mixing: float | None = None
 
     def __call__(self, request: OrderRequest) -> Order:
@@ -252,8 +252,8 @@ class StreamOrders:
             self.source.sizes.check(self.memory_budget, found.block.value, needed)
         resolved = resolver.check(asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
-        if self.mixture is not None:
-            return self.mixture.block_order(request.seed, block, window, lanes)
+        if self.composed is not None:
+            return self.composed.make(request, block, window, lanes)
         if self.shuffle:
             return BlockOrder(self.samples, request.seed, block, window, lanes)
         return StoredOrder(self.samples, request.seed, block=block, window=window)
@@ -277,10 +277,11 @@ class StreamOrders:
                 "numbers": numbers,
                 "drop_last": self.drop_last,
                 "sizes": sizes,
+                "blocks": None if self.composed is None else self.composed.blocks,
             }
             return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.rows is None or self.mixture is not None:
+        if self.source.rows is None or self.composed is not None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
@@ -303,8 +304,8 @@ class StreamOrders:
     def _demand(self, batch: int, world: int) -> dict[str, Any]:
         source = self.source
         return {
-            # a mixture also holds sample, pass and row of what is in its windows: three integers
-            "sample_bytes": source.sample_bytes + (24 if self.mixture is not None else 0),
+            # a composed order also holds sample, pass and row of what is in three rounds
+            "sample_bytes": source.sample_bytes + (36 if self.composed is not None else 0),
             "batch": batch,
             "whole": batch * world,
             "threads": self.threads,
@@ -329,6 +330,7 @@ class StreamOrders:
             self.memory_budget,
             again,
             in_order=not self.shuffle,
+            most=None if self.composed is None else self.composed.most,
         )
 
     def resolve(self, batch: int, world: int) -> Resolved:
@@ -391,10 +393,12 @@ def page(loader: StreamLoader) -> str:
 
 def _shuffle(loader: StreamLoader) -> str:
     order, steps = loader.plan.order, loader.plan.steps
-    if isinstance(order, MixedBlocks):
+    if isinstance(order, BlockRounds):
         shares = loader.mixture.shares if loader.mixture is not None else {}
-        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        return f"within {order.window:,} blocks of all members in each lane: {text}"
+        text = "".join(f", {name} {share:.1%}" for name, share in shares.items())
+        if not loader.shuffle:
+            return f"none: samples come in storage order{text}"
+        return f"within {order.window_samples:,} samples of each lane{text}"
     if not isinstance(order, BlockOrder):
         return "none: samples come in storage order"
     found = shuffle_quality(order, steps.batch, steps.world)

@@ -22,10 +22,18 @@ class Span:
     Args:
         start: The first sample.
         count: Number of samples.
+        take: Those that are delivered, counted from ``start``, ascending, some several times; None
+            for each of them once.
     """
 
     start: int
     count: int
+    take: Indices | None = None
+
+    @property
+    def items(self) -> int:
+        """Rows that are delivered."""
+        return self.count if self.take is None else len(self.take)
 
 
 class BlockOrder:
@@ -314,7 +322,7 @@ class StoredOrder(SequentialOrder):
 
     >>> order = StoredOrder(10, block=2, window=2)
     >>> order.rounds, order.window_reads(0, 2, 0)
-    (3, [Span(start=8, count=2)])
+    (3, [Span(start=8, count=2, take=None)])
     """
 
     def __init__(self, size: int, seed: int = 0, *, block: int, window: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -18,6 +18,7 @@ from penstock.errors import PlanError
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import Order, check_positions
 from penstock.order.permutation import Indices, Permutation
+from penstock.order.skips import Skips
 from penstock.order.steps import Steps
 from penstock.order.windows import EqualWindows, Recent
 
@@ -108,7 +109,6 @@ class LengthBatches:
         self.group = whole_number("group", group, minimum=1, unit="batch")
         self.windows = EqualWindows(self.size, window, unit=self.group)
         self._plans, self._counts = Recent(self._plan), Recent(self._count_all)
-        self.step = Recent(self._step, keep=2)
         self._digest: str | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -160,22 +160,6 @@ class LengthBatches:
             position = borders[-1]
         return found
 
-    def _step(
-        self, epoch: int, position: int, world: int, drop_last: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return one batch per rank; none where the epoch is over.
-
-        The last batches of an epoch, if fewer than the ranks, are halved until there are enough;
-        fewer samples than ranks are dropped.
-        """
-        found = self.batches(epoch, position, world)
-        if len(found) == world or not found:
-            return found
-        if drop_last or self.size - position < world:
-            return []
-        ends = split_to(np.array([b for _, b in found]) - position, world) + position
-        return list(zip([position, *ends[:-1].tolist()], ends.tolist(), strict=True))
-
     def first_batches(self, epoch: int) -> Indices:
         """Return the number of batches before each window of an epoch, and in all.
 
@@ -183,10 +167,14 @@ class LengthBatches:
         """
         return self._counts(epoch)
 
+    def total(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return int(self.first_batches(epoch)[-1])
+
     def batch_at(self, epoch: int, position: int) -> int:
         """Return the number of batches that end at or before a position."""
         if position >= self.size:
-            return int(self.first_batches(epoch)[-1])
+            return self.total(epoch)
         w = self.windows.of(position)
         ends = self._plans(epoch, w)[1]
         inside = np.searchsorted(ends, position - self.windows.start(w), side="right")
@@ -285,47 +273,59 @@ def checked_lengths(lengths: npt.ArrayLike, samples: int) -> npt.NDArray[Any]:
     return found
 
 
-class LaneBatches(LengthBatches):
-    """Batches of similar length, each from one lane of a block order.
+class KeptBatches:
+    """The batches of an order of which positions are skipped, in kept positions.
 
-    Every lane of a window is cut by itself; lanes with fewer batches than the one with most halve
-    their largest. Batches deal the lanes one by one: rank r of a world that divides the lanes has
-    those that are r modulo the world, reads only their blocks, and has as many steps as the others.
+    Where batches end does not change; those that are skipped as a whole are left out, and those
+    that are skipped in part are shorter. So nothing before a skip is cut differently.
 
     Args:
-        order: An order with one lane per reader.
-        lengths: Tokens of each sample.
-        window: Samples of all lanes that are sorted together.
-        budget: Tokens of a batch, including padding.
-
-    >>> from penstock.order.blocks import BlockOrder
-    >>> order = LaneBatches(BlockOrder(12, 42, 2, 2, lanes=2), np.ones(12), 12, budget=3)
-    >>> order.order.position_of(0, order.at(0, np.arange(6))) % 2
-    array([0, 0, 0, 1, 1, 1])
+        order: The order.
+        skips: The skipped positions.
     """
 
-    kind = "lane length"
+    def __init__(self, order: LengthBatches, skips: Skips) -> None:
+        self._order, self._skips, self._gone = order, skips, Recent(self._skipped_batches)
 
-    def __init__(self, order: Order, lengths: npt.ArrayLike, window: int, *, budget: int) -> None:
-        super().__init__(order, lengths, window, budget=budget, group=order.lanes)
+    def batches(self, epoch: int, position: int, most: int) -> list[tuple[int, int]]:
+        """Return the next batches as ranges of kept positions, as `LengthBatches.batches` does."""
+        found: list[tuple[int, int]] = []
+        at = self._original(epoch, position)
+        while at < self._order.size and len(found) < most:
+            batches = self._order.batches(epoch, at, most - len(found))
+            borders = self._skips.kept(epoch, np.array([batches[0][0], *(b for _, b in batches)]))
+            found += [(a, b) for a, b in itertools.pairwise(borders.tolist()) if a < b]
+            at = self._original(epoch, int(borders[-1]))
+        return found
 
-    def _plan(self, epoch: int, w: int) -> tuple[Indices, Indices]:
-        positions = self.windows.positions(w)
-        lanes = [self._sorted(epoch, positions[lane :: self.group]) for lane in range(self.group)]
-        cuts = [budget_cuts(lengths, self.budget or 0) for _, lengths in lanes]
-        rows, dealt = max(map(len, cuts)), []
-        for lane, ((samples, _), ends) in enumerate(zip(lanes, cuts, strict=True)):
-            ends = split_to(ends, rows)
-            key = derive_key(self.seed, "batches", epoch, w, lane)
-            order = Permutation(len(ends), key)(np.arange(len(ends)))
-            batches = np.split(samples, ends[:-1])
-            dealt += [(row, lane, batches[i]) for row, i in enumerate(order.tolist())]
-        dealt.sort(key=lambda batch: batch[:2])
-        ends = np.cumsum([len(batch) for _, _, batch in dealt])
-        return np.concatenate([batch for _, _, batch in dealt]), ends
+    def total(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return self._gone(epoch).size(epoch, self._order.total(epoch))
 
-    def _count(self, epoch: int, w: int) -> int:
-        return len(self._plans(epoch, w)[1])
+    def batch_at(self, epoch: int, position: int) -> int:
+        """Return the number of batches that end at or before a kept position."""
+        batch = self._order.batch_at(epoch, self._original(epoch, position))
+        return self._gone(epoch).size(epoch, batch)
+
+    def batch_start(self, epoch: int, batch: int) -> int:
+        """Return the kept position at which batch number ``batch`` of an epoch begins."""
+        number = int(self._gone(epoch).original(epoch, np.array([batch]))[0])
+        number = min(number, self._order.total(epoch))
+        return self._skips.size(epoch, self._order.batch_start(epoch, number))
+
+    def _original(self, epoch: int, position: int) -> int:
+        return min(int(self._skips.original(epoch, np.array([position]))[0]), self._order.size)
+
+    def _skipped_batches(self, epoch: int) -> Skips:
+        """Return the numbers of the batches that are skipped as a whole."""
+        order, found = self._order, []
+        for e, start, stop in self._skips.ranges:
+            if e == epoch:
+                start, stop = min(start, order.size), min(stop, order.size)
+                first = order.batch_at(epoch, start)
+                first += order.batch_start(epoch, first) < start  # that one begins before it
+                found.append((epoch, first, order.batch_at(epoch, stop)))
+        return Skips(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,9 @@ class LengthSteps(Steps):
 
     Args:
         batches: The order whose batches the steps are made of; ``batch`` is not used.
-        epoch: The epoch these steps are of; `of` returns those of another.
+        kept: The same without skipped positions; None if nothing is skipped.
+        epoch: The epoch these steps are of, which `of` sets; None for an epoch 0 that nothing of is
+            skipped.
 
     >>> from penstock.order.orders import ShuffledOrder
     >>> order = LengthBatches(ShuffledOrder(9, seed=1), np.arange(9), window=9, budget=16)
@@ -344,7 +346,8 @@ class LengthSteps(Steps):
     """
 
     batches: LengthBatches | None = None
-    epoch: int = 0
+    kept: KeptBatches | None = None
+    epoch: int | None = None
 
     def _check_sizes(self) -> None:
         if self.size < self.world:
@@ -353,10 +356,11 @@ class LengthSteps(Steps):
                 "use fewer ranks"
             )
 
-    @property
-    def _order(self) -> LengthBatches:
-        assert self.batches is not None
-        return self.batches
+    def skipping(self, skips: Skips, order: Order) -> Steps:
+        """Return the steps of the positions that are left."""
+        assert isinstance(order, LengthBatches)
+        kept = KeptBatches(order, skips) if skips else None
+        return replace(self, sizes=skips.sizes(order), kept=kept)
 
     def of(self, epoch: int) -> Steps:
         """Return the steps of an epoch."""
@@ -364,49 +368,70 @@ class LengthSteps(Steps):
             return self
         steps = copy(self)
         object.__setattr__(steps, "epoch", epoch)
+        object.__setattr__(steps, "size", self.size if self.sizes is None else self.sizes(epoch))
         return steps
+
+    @property
+    def _cut(self) -> tuple[LengthBatches | KeptBatches, int]:
+        """The batches, and the epoch."""
+        assert self.batches is not None
+        if self.epoch is None:
+            return self.batches, 0
+        return self.kept or self.batches, self.epoch
 
     @property
     def whole(self) -> int:
         """Batches in a whole step: one for every rank."""
         return self.world
 
-    def _step(self, p: int) -> list[tuple[int, int]]:
-        return self._order.step(self.epoch, p, self.world, self.drop_last)
+    def batches_at(self, p: int) -> list[tuple[int, int]]:
+        """Return one batch per rank, in positions; none where the epoch is over.
+
+        The last batches of an epoch, if fewer than the ranks, are halved until there are enough;
+        fewer samples than ranks are dropped.
+        """
+        cut, epoch = self._cut
+        found = cut.batches(epoch, p, self.world)
+        if len(found) == self.world or not found:
+            return found
+        if self.drop_last or self.size - p < self.world:
+            return []
+        ends = split_to(np.array([b for _, b in found]) - p, self.world) + p
+        return list(itertools.pairwise([p, *ends.tolist()]))
 
     def stop(self, p: int) -> int:
         """Return the end of the step that begins at ``p``; ``p`` itself when the epoch is over."""
         if self.limit is not None and self.step_of(p) >= self.limit:
             return p
-        step = self._step(p)
+        step = self.batches_at(p)
         return step[-1][1] if step else p
 
     def steps_from(self, p: int) -> int:
         """Return the number of steps left in the epoch at ``p``."""
-        order, epoch = self._order, self.epoch
-        here = order.batch_at(epoch, p)
-        n, rest = divmod(int(order.first_batches(epoch)[-1]) - here, self.world)
+        cut, epoch = self._cut
+        here = cut.batch_at(epoch, p)
+        n, rest = divmod(cut.total(epoch) - here, self.world)
         if rest and not self.drop_last:
-            begin = max(p, order.batch_start(epoch, here + n * self.world))
+            begin = max(p, cut.batch_start(epoch, here + n * self.world))
             n += self.size - begin >= self.world
         return n if self.limit is None else max(0, min(n, self.limit - self.step_of(p)))
 
     def span(self, step: int, origin: int = 0) -> tuple[int, int]:
         """Return the begin and end of a step, of the steps counted from ``origin``."""
-        first, order = self.step_of(origin), self._order
+        first, (cut, epoch) = self.step_of(origin), self._cut
         count = first + self.steps_from(origin)
         if not 0 <= step < count:
             raise IndexError(f"step must be in [0, {count}), got {step!r}")
-        batch = order.batch_at(self.epoch, origin) + (step - first) * self.world
-        begin = origin if step == first else order.batch_start(self.epoch, max(0, batch))
+        batch = cut.batch_at(epoch, origin) + (step - first) * self.world
+        begin = origin if step == first else cut.batch_start(epoch, max(0, batch))
         if step < first:
-            return begin, order.batch_start(self.epoch, batch + self.world)
+            return begin, cut.batch_start(epoch, batch + self.world)
         return begin, self.stop(begin)
 
     def locate(self, p: int, origin: int = 0) -> tuple[int, int, int] | None:
         """Return the step, rank and row of position ``p``; None if it is dropped."""
-        batch, first = self._order.batch_at(self.epoch, p), self.step_of(origin)
-        further = batch - self._order.batch_at(self.epoch, origin)
+        first, (cut, epoch) = self.step_of(origin), self._cut
+        further = cut.batch_at(epoch, p) - cut.batch_at(epoch, origin)
         step = min(first + further // self.world, first + self.steps_from(origin) - 1)
         if step < 0:
             return None
@@ -414,17 +439,18 @@ class LengthSteps(Steps):
         if not begin <= p < stop:
             return None
         if step < first:  # counted backwards from the origin: the first one may be short
-            batches = self._order.batches(self.epoch, begin, self.world)
+            batches = cut.batches(epoch, begin, self.world)
         else:
-            batches = self._step(begin)
+            batches = self.batches_at(begin)
         rank = next(rank for rank, (a, b) in enumerate(batches) if a <= p < b)
         return step, rank, p - batches[rank][0]
 
     def step_of(self, p: int, origin: int = 0) -> int:
         """Return the number of the step at ``p``, of the steps counted from ``origin``."""
-        first = self._order.batch_at(self.epoch, origin) if origin else 0
-        return -(-first // self.world) - (first - self._order.batch_at(self.epoch, p)) // self.world
+        cut, epoch = self._cut
+        first = cut.batch_at(epoch, origin) if origin else 0
+        return -(-first // self.world) - (first - cut.batch_at(epoch, p)) // self.world
 
     def rank_positions(self, p: int, rank: int, stop: int | None = None) -> Indices:
         """Return the positions of a rank's batch in the step at ``p``, in delivery order."""
-        return np.arange(*self._step(p)[rank])
+        return np.arange(*self.batches_at(p)[rank])

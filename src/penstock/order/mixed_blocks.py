@@ -7,41 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.arguments import whole_number
-from penstock.order.blocks import Span
+from penstock.order.block_rounds import BlockLines, BlockRounds
 from penstock.order.keys import derive_key
 from penstock.order.mixture import MixtureOrder
-from penstock.order.orders import at_epochs, check_positions, first_positions
-from penstock.order.permutation import Indices, Permutation
-from penstock.order.subset import RaggedBlockOrder
+from penstock.order.orders import at_epochs
+from penstock.order.permutation import STRIDE, Indices, Permutation
 from penstock.order.windows import Recent
-
-
-class BlockLines(RaggedBlockOrder):
-    """The blocks of a member, permuted in every pass and laid end to end, one line per lane.
-
-    Samples of a block follow each other; `MixedBlocks` shuffles them in its windows.
-
-    Args:
-        size: Samples of the member.
-        seed: Of the permutations.
-        block: Samples per block.
-        lanes: Independent readers.
-
-    >>> BlockLines(10, seed=1, block=5).at(0, np.arange(5)).tolist()
-    [5, 6, 7, 8, 9]
-    """
-
-    kind = "lines"
-
-    def __init__(self, size: int, seed: int, block: int, lanes: int = 1) -> None:
-        counts = np.minimum(block, size - np.arange(0, size, block))
-        super().__init__(counts, seed, window=1, lanes=lanes)
-
-    def _shuffle_windows(
-        self, epoch: int, y: Indices, lane: Indices, *, backwards: bool
-    ) -> Indices:
-        return y
 
 
 class _Pools(NamedTuple):
@@ -55,15 +26,7 @@ class _Pools(NamedTuple):
     round: Indices
 
 
-class _Window(NamedTuple):
-    """One lane's rows of a round: sample and pass of each, and the rows in reading order."""
-
-    samples: Indices
-    passes: Indices
-    rows: Indices
-
-
-class MixedBlocks:
+class MixedBlocks(BlockRounds):
     """A mixture whose members are read in blocks, a round of windows at a time.
 
     In every lane a round has ``block * window`` rows. What a member contributes to them is one
@@ -99,20 +62,18 @@ class MixedBlocks:
         lanes: int = 1,
         until: str | int = "first",
     ) -> None:
-        self.block = whole_number("block", block, minimum=1, unit="sample")
-        self.window = whole_number("window", window, minimum=1, unit="block")
+        counts = [np.minimum(block, n - np.arange(0, n, block)) for n in sizes]
         keys = [derive_key(seed, "member", i) for i in range(len(sizes))]
-        lines = [BlockLines(n, key, block, lanes) for n, key in zip(sizes, keys, strict=True)]
+        lines = [BlockLines(each, key, lanes) for each, key in zip(counts, keys, strict=True)]
         if isinstance(until, str):  # an epoch is as long as the first stage makes it
             until = MixtureOrder(lines, stages[:1], seed, lanes, until).size
         until = -(-until // lanes) * lanes  # so that an epoch begins with lane 0
         self.mixture = MixtureOrder(lines, stages, seed, lanes, until)
-        self.size, self.samples, self.seed = self.mixture.size, self.mixture.samples, seed
-        self.lanes = lanes
-        self._rows = self.size // lanes  # of a lane in an epoch
-        self.window_samples = min(self.block * self.window, self._rows)
-        self.rounds = -(-self.size // (self.window_samples * lanes))
-        self._windows = Recent(self._window, keep=lanes + 1)
+        self.samples, self.seed = self.mixture.samples, seed
+        super().__init__(until, block, window, lanes, self.mixture.first[:-1])
+        self._lane_rows = self.size // lanes  # in an epoch
+        self._together = max(1, STRIDE // self.window_samples)
+        self._dealt = Recent(self._deal_rounds, keep=lanes + 1)
         self._open = Recent(self._open_pools, keep=lanes + 1)
 
     def identity(self) -> dict[str, Any]:
@@ -126,84 +87,34 @@ class MixedBlocks:
     def _named(self, identity: dict[str, Any]) -> dict[str, Any]:
         return identity | {"order": self.kind, "block": self.block, "window": self.window}
 
-    # -- the order
-
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.at_with_passes(epoch, positions)[0]
-
-    def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return how often each sample came before."""
-        return self.at_with_passes(epoch, positions)[1]
-
-    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at these positions, and how often each came before."""
-        positions = check_positions(positions, self.size)
-        row, lane = np.divmod(positions, self.lanes)
-        k, row = np.divmod(row, self.window_samples)
-        samples, passes = np.empty_like(positions), np.empty_like(positions)
-        which = k * self.lanes + lane
-        for each in np.unique(which).tolist():
-            here, window = which == each, self._windows(epoch, *divmod(each, self.lanes))
-            samples[here], passes[here] = window.samples[row[here]], window.passes[row[here]]
-        return samples, passes
-
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
         member, draws = self.mixture.draws_of(epoch, sample)
         moved = [self._moved(member, draw) for draw in draws.tolist()]
         return self.mixture.positions_of_draws(epoch, member, np.array(moved, np.int64))
 
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the first position of each sample in this epoch."""
-        return first_positions(self, epoch, samples)
+    def _deal_rounds(self, epoch: int, part: int, lane: int) -> tuple[Indices, Indices]:
+        """Return member and draw of a lane's rows in several rounds: a round alone takes longer."""
+        first, last = part * self._together, min((part + 1) * self._together, self.rounds) - 1
+        rows = np.arange(self.rows_of(first, lane)[0], self.rows_of(last, lane)[1])
+        return self.mixture.draws(epoch * self.size + rows * self.lanes + lane)
 
-    # -- what a reader needs: one lane's window
-
-    def round_of(self, epoch: int, position: int) -> int:
-        """Return the round that contains a position."""
-        return position // (self.window_samples * self.lanes)
-
-    def round_start(self, epoch: int, k: int) -> int:
-        """Return the first position of round ``k``; for ``k = rounds``, the end of the epoch."""
-        return min(k * self.window_samples * self.lanes, self.size)
-
-    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
-        """Return what a lane reads for a window: blocks of all members, or parts of them."""
-        window = self._windows(epoch, k, column)
-        samples = window.samples[window.rows]
-        if not len(samples):
-            return []
-        member = np.searchsorted(self.mixture.first, samples, side="right") - 1
-        block = (samples - self.mixture.first[member]) // self.block
-        new = (np.diff(samples) != 1) | (np.diff(block) != 0) | (np.diff(member) != 0)
-        begins = np.concatenate([[0], np.flatnonzero(new) + 1])
-        counts = np.diff(begins, append=len(samples))
-        return [Span(*each) for each in zip(samples[begins].tolist(), counts.tolist(), strict=True)]
-
-    def window_positions(
-        self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
-    ) -> Indices:
-        """Return the position of each sample of the window, in the order of `window_reads`."""
-        rows = self._windows(epoch, k, column).rows[begin:end]
-        return (k * self.window_samples + rows) * self.lanes + column
-
-    def _window(self, epoch: int, k: int, lane: int) -> _Window:
-        begin, end = (self.round_start(epoch, each) // self.lanes for each in (k, k + 1))
-        places = epoch * self.size + np.arange(begin, end) * self.lanes + lane
-        member, draw = self.mixture.draws(places)
-        passes = draw // self.mixture.sizes[member]
-        samples = self.mixture.first[member]
-        first = epoch * self._rows + begin
+    def _rows(self, epoch: int, k: int, lane: int) -> tuple[Indices, Indices]:
+        (begin, end), mixture = self.rows_of(k, lane), self.mixture
+        at = k % self._together * self.window_samples
+        dealt = self._dealt(epoch, k // self._together, lane)
+        member, draw = (each[at : at + end - begin] for each in dealt)
+        passes, samples = draw // mixture.sizes[member], mixture.first[member]
+        first = epoch * self._lane_rows + begin
         for i in np.unique(member).tolist():
             here = np.flatnonzero(member == i)
             rows = draw[here] // self.lanes
             for low, high, shuffle in self._shuffles(i, lane, int(rows[0]), int(rows[-1]), first):
                 inside = (rows >= low) & (rows < high)
                 rows[inside] = low + shuffle(rows[inside] - low)
-            own = np.divmod(rows * self.lanes + lane, self.mixture.sizes[i])
-            samples[here] += at_epochs(self.mixture.members[i], *own)
-        return _Window(samples, passes, np.lexsort((samples, passes)))
+            own = np.divmod(rows * self.lanes + lane, mixture.sizes[i])
+            samples[here] += at_epochs(mixture.members[i], *own)
+        return samples, passes
 
     def _moved(self, member: int, draw: int) -> int:
         """Return the draw of a member in whose place another one comes: the inverse."""
@@ -221,10 +132,10 @@ class MixedBlocks:
 
     def _round(self, row: int) -> tuple[int, int]:
         """Return the first row of the round that has a row of a lane, and of the next round."""
-        epoch, row = divmod(row, self._rows)
+        epoch, row = divmod(row, self._lane_rows)
         begin = row // self.window_samples * self.window_samples
-        end = min(begin + self.window_samples, self._rows)
-        return epoch * self._rows + begin, epoch * self._rows + end
+        end = min(begin + self.window_samples, self._lane_rows)
+        return epoch * self._lane_rows + begin, epoch * self._lane_rows + end
 
     def _shuffles(
         self, member: int, lane: int, first: int, last: int, round_: int

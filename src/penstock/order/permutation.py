@@ -209,13 +209,24 @@ def all_values(length: int, keys: Keys) -> Indices:
     [[2, 1, 0], [1, 0, 2]]
     """
     each = Permutation(length, keys)
-    domain = 1 << each._low + each._high
-    tables = np.tile(np.arange(domain, dtype=np.uint64), (len(keys), 1))
-    together = max(1, STRIDE // domain)
-    for begin in range(0, len(keys), together):
-        rows = slice(begin, begin + together)
-        by_row = [np.asarray(k)[rows, None] for k in each._keys]
-        each._scramble_stride(tables[rows], by_row, FORWARD)
-    x, base = np.tile(np.arange(length), len(keys)), np.repeat(np.arange(len(keys)), length)
-    found = _walked(tables.view(np.int64).ravel(), x, length, base * domain)
-    return found.reshape(len(keys), length)
+    low, high, domain = each._low, each._high, 1 << each._low + each._high
+    many = max(1, STRIDE // domain)  # temporaries stay in the cache
+    if len(keys) > many:
+        parts = range(0, len(keys), many)
+        return np.concatenate([all_values(length, keys[i : i + many]) for i in parts])
+    values, rows = np.arange(domain), np.arange(len(keys))
+    lows, highs = (
+        np.tile(half, (len(keys), 1)) for half in (values & (1 << low) - 1, values >> low)
+    )
+    halves, first = np.arange(1 << high, dtype=np.uint64), rows[:, None] << high
+    at, change = np.empty_like(lows), np.empty_like(lows)
+    for i in FORWARD:  # a round is a table, by key, of the few values that a half has
+        f = halves ^ np.asarray(each._keys[i])[:, None]
+        _mix_half(f, np.empty_like(f))
+        f &= np.uint64((1 << (low if i % 2 else high)) - 1)
+        source, target = (highs, lows) if i % 2 else (lows, highs)
+        np.add(source, first, out=at)
+        np.take(f.view(np.int64).ravel(), at, out=change, mode="clip")
+        np.bitwise_xor(target, change, out=target)
+    x, base = np.tile(values[:length], len(keys)), np.repeat(rows * domain, length)
+    return _walked((highs << low | lows).ravel(), x, length, base).reshape(len(keys), length)

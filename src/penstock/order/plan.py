@@ -76,8 +76,7 @@ class Plan:
 
     def skipping(self, skips: Skips) -> Plan:
         """Return the same plan with other skips."""
-        steps = replace(self.steps, sizes=skips.sizes(self.order))
-        return replace(self, steps=steps, skips=skips)
+        return replace(self, steps=self.steps.skipping(skips, self.order), skips=skips)
 
     def when(self, epoch: int, sample: int, origin: int = 0) -> list[Occurrence]:
         """Return every time that a sample comes in an epoch, in the order of time.

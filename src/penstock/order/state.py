@@ -21,7 +21,10 @@ WORDS: Final = {
     "block": "blocks of {:,} samples",
     "window": "windows of {:,} blocks",
     "lanes": "{} lanes",
+    "cut": "batches of {0[1]:,} {0[0]}",
+    "sorted": "sorted windows of {:,} samples",
 }
+ARGUMENTS: Final = {"cut": "batch_size or max_tokens", "sorted": "window"}
 
 SMALLEST: Final = {  # value of each number that a state may have
     "epoch": 0,
@@ -189,7 +192,7 @@ def _words(identity: Mapping[str, Any], names: list[str]) -> str:
 def _advice(differing: list[str]) -> str:
     if "samples" in differing:
         return "the dataset changed; restore it, or start over with seek(epoch)"
-    return "build the loader with the same " + ", ".join(differing)
+    return "build the loader with the same " + ", ".join(ARGUMENTS.get(n, n) for n in differing)
 
 
 def _brief(value: object) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError
 from penstock.order.permutation import Indices
+
+if TYPE_CHECKING:
+    from penstock.order.orders import Order
+    from penstock.order.skips import Skips
 
 MOST_EMPTY: Final = 10_000  # epochs in a row without a step: then something is wrong
 
@@ -120,6 +124,10 @@ class Steps:
         steps = copy(self)  # not checked again: this epoch alone may have too little for a step
         object.__setattr__(steps, "size", size)
         return steps
+
+    def skipping(self, skips: Skips, order: Order) -> Steps:
+        """Return the steps of the positions of an order that are left."""
+        return replace(self, sizes=skips.sizes(order))
 
     @property
     def whole(self) -> int:

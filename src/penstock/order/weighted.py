@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
+from penstock.order.block_rounds import BlockLines, BlockRounds
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import check_positions, check_seed
 from penstock.order.permutation import Indices, Permutation, permutation
-from penstock.order.subset import RaggedBlockOrder
 from penstock.order.windows import Recent
 
 MOST_PLACES: Final = 1 << 31  # more would overflow 64 bits in `points`
@@ -123,17 +123,15 @@ class WeightedOrder:
 
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
         """Return the samples at these positions, and their passes."""
-        t = self._copies_at(epoch, positions)
-        samples = self.sample_of_copy(epoch, t)
-        return samples, epoch + COPY * self.copy_numbers(epoch, t, samples)
+        return self.of_copies(epoch, self._copies_at(epoch, positions))
 
-    def copy_numbers(self, epoch: int, t: Indices, samples: Indices) -> Indices:
-        """Return the number of points of the same sample before each point."""
-        found = np.zeros_like(t)
+    def of_copies(self, epoch: int, t: Indices) -> tuple[Indices, Indices]:
+        """Return the sample of each copy, and its pass."""
+        samples, passes = self.sample_of_copy(epoch, t), np.full_like(t, epoch)
         begin = np.where(samples > 0, self.ends[samples - 1], 0)
         again = np.flatnonzero((t > 0) & (self.points(epoch, t - 1) >= begin))
-        found[again] = t[again] - self.points_before(epoch, begin[again])
-        return found
+        passes[again] += COPY * (t[again] - self.points_before(epoch, begin[again]))
+        return samples, passes
 
     # -- points on the line of cumulative weights
 
@@ -252,62 +250,61 @@ class Reweighted:
         return self.version(epoch).at_with_passes(epoch, positions)
 
 
-class WeightedBlocks:
-    """A `WeightedOrder` for storage that is read in blocks.
+class WeightedBlocks(BlockRounds):
+    """Weighted samples, for storage that is read in blocks.
 
-    All copies of a block's samples come in the window of that block, so that each block is read
-    once in an epoch.
+    In every epoch, the blocks hold as many items as their samples come: all copies of a block's
+    samples follow each other on its lane's line, and are shuffled in the rounds of that line. So
+    each block is read once in an epoch, or once for each round that it reaches into.
 
     Args:
         weighted: Which samples come how often.
         block: Samples per block.
-        window: Blocks per window.
+        window: Blocks whose number of samples a lane holds.
         lanes: Independent readers.
 
-    >>> order = WeightedBlocks(WeightedOrder([1, 2, 3, 4], 10, seed=42), block=2, window=1)
-    >>> np.bincount(order.at(0, np.arange(10)))
+    >>> order = Reweighted([(0, WeightedOrder([1, 2, 3, 4], 10, seed=42))])
+    >>> np.bincount(WeightedBlocks(order, block=2, window=1).at(0, np.arange(10)))
     array([1, 2, 3, 4])
     """
 
     kind = "weighted blocks"
 
-    def __init__(self, weighted: WeightedOrder, block: int, window: int, lanes: int = 1) -> None:
-        self.weighted, self.window, self.lanes = weighted, window, lanes
-        self.block = whole_number("block", block, minimum=1, unit="sample")
-        self.size, self.samples, self.seed = weighted.size, weighted.samples, weighted.seed
-        self.blocks = Recent(self._blocks)
-        self.blocks(0)  # invalid settings are refused here
+    def __init__(self, weighted: Reweighted, block: int, window: int, lanes: int = 1) -> None:
+        super().__init__(weighted.size, block, window, lanes, [0])
+        self.weighted, self.samples, self.seed = weighted, weighted.samples, weighted.seed
+        self._lines = Recent(self._lay_out)
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of the weighted order, and the geometry."""
         geometry = {"block": self.block, "window": self.window, "lanes": self.lanes}
         return self.weighted.identity() | {"order": self.kind} | geometry
 
-    def _blocks(self, epoch: int) -> RaggedBlockOrder:
-        """Return the order of an epoch's copies, by the blocks of their samples."""
-        ends = self.weighted.ends
-        last = np.minimum(np.arange(self.block, len(ends) + self.block, self.block), len(ends)) - 1
-        counts = np.diff(self.weighted.points_before(epoch, ends[last]), prepend=0)
-        return RaggedBlockOrder(counts, self.seed, self.window, self.lanes)
-
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.weighted.sample_of_copy(epoch, self.blocks(epoch).at(epoch, positions))
-
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
-        copies = self.weighted.copies_of(epoch, sample)
-        return np.sort(self.blocks(epoch).position_of(epoch, copies))
+        copies = self.weighted.version(epoch).copies_of(epoch, sample)
+        row, lane = np.divmod(self._lines(epoch).position_of(epoch, copies), self.lanes)
+        for i, (r, each) in enumerate(zip(row.tolist(), lane.tolist(), strict=True)):
+            k = r // self.window_samples
+            begin = self.rows_of(k, each)[0]
+            row[i] = begin + self._shuffle(epoch, k, each).inverse(r - begin)
+        return np.sort(row * self.lanes + lane)
 
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the position of the first copy of each sample in this epoch."""
-        first, count = self.weighted.copies(epoch, np.asarray(samples))
-        if not count.all():
-            raise IndexError(f"some of these samples do not come in epoch {epoch}")
-        return self.blocks(epoch).position_of(epoch, first)
+    def _rows(self, epoch: int, k: int, lane: int) -> tuple[Indices, Indices]:
+        begin, end = self.rows_of(k, lane)
+        if begin == end:  # fewer places than lanes
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows = begin + self._shuffle(epoch, k, lane)(np.arange(end - begin))
+        copies = self._lines(epoch).at(epoch, rows * self.lanes + lane)
+        return self.weighted.version(epoch).of_copies(epoch, copies)
 
-    def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return a number for each position that differs between the copies of a sample."""
-        copy = self.blocks(epoch).at(epoch, positions)
-        samples = self.weighted.sample_of_copy(epoch, copy)
-        return epoch + COPY * self.weighted.copy_numbers(epoch, copy, samples)
+    def _shuffle(self, epoch: int, k: int, lane: int) -> Permutation:
+        begin, end = self.rows_of(k, lane)
+        key = derive_key(derive_key(self.seed, "window", epoch), lane, k)
+        return permutation(end - begin, key)
+
+    def _lay_out(self, epoch: int) -> BlockLines:
+        order, samples = self.weighted.version(epoch), self.samples
+        last = np.minimum(np.arange(self.block, samples + self.block, self.block), samples) - 1
+        counts = np.diff(order.points_before(epoch, order.ends[last]), prepend=0)
+        return BlockLines(counts, self.seed, self.lanes)

@@ -128,10 +128,13 @@ class HeldDemand(Demand):
     Args:
         numbers: Integers for each sample that say where it is.
         drop_last: Whether incomplete batches are dropped.
+        blocks: Returns the most blocks that rows of a lane are from in a round of a `BlockRounds`,
+            for these rows and the block size; None for the windows of a `BlockOrder`.
     """
 
     numbers: int = 1
     drop_last: bool = False
+    blocks: Callable[[int, int], int] | None = None
 
     def slots(self, round_samples: int) -> int:
         """Return the number of batches in memory: the lent ones, and one to gather the next."""
@@ -146,7 +149,9 @@ class HeldDemand(Demand):
         world = self.whole // self.batch
         regular = self.drop_last and self.whole % lanes == 0 and lanes % world == 0
         mine = lanes // world if regular else lanes
-        return ROUNDS_HELD * mine * (-(-round_samples // lanes // block) + 2)
+        rows = -(-round_samples // lanes)
+        blocks = -(-rows // block) + 2 if self.blocks is None else self.blocks(rows, block)
+        return ROUNDS_HELD * mine * blocks
 
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of all blocks and batches."""
@@ -265,6 +270,8 @@ class Resolver:
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
+        most: Most samples of a round, where rounds have as many samples as the blocks of a window,
+            whatever blocks these are from (`BlockRounds`); None for the rounds of a `BlockOrder`.
     """
 
     demand: Demand
@@ -276,6 +283,7 @@ class Resolver:
     budget: int
     again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
+    most: int | None = None
 
     def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
         """Return the geometry: as asked, else from a state, else from storage and budget."""
@@ -289,6 +297,8 @@ class Resolver:
     def round_samples(self, resolved: Resolved) -> int:
         """Return the samples in a round of windows, over all lanes."""
         block, window, lanes = (choice.value for choice in resolved)
+        if self.most is not None:
+            return min(block * window * lanes, -(-self.most // lanes) * lanes)
         if self.in_order:
             return min(block * window, self.samples)
         return BlockOrder(self.samples, 0, block, window, lanes).window_samples * lanes

@@ -116,9 +116,8 @@ class HeldReader:
 
     def read(self, read: BlockRead, target: HeldTarget) -> None:
         """Read the selected samples of a block, and note where they are."""
-        fill_place(self._blocks.fill, target.place, read, self._replacement)
-        first = target.place * self._blocks.block
-        target.index[target.rows] = np.arange(first, first + read.selected)
+        which = fill_place(self._blocks.fill, target.place, read, self._replacement)
+        target.index[target.rows] = target.place * self._blocks.block + which
 
 
 def fill_place(
@@ -126,15 +125,22 @@ def fill_place(
     place: int,
     read: BlockRead,
     replacement: BlockReplacement | None,
-) -> None:
-    """Read the selected samples of a block to a place, or those of the block that replaces it."""
-    within = np.arange(read.count) if read.keep is None else np.flatnonzero(read.keep)
+) -> Indices:
+    """Read the selected samples of a block to a place, or those of the block that replaces it.
+
+    Return which of the samples in the place each selected one is: a sample is read once, also if
+    it comes several times.
+    """
+    within, which = read.index, np.arange(read.selected)
+    if read.repeats:
+        within, which = np.unique(within, return_inverse=True)
     try:
         fill(place, read.start + within, read.epoch)
     except SourceError as error:
         if replacement is None:
             raise
         replacement.read(read, error, lambda start, _: fill(place, start + within, read.epoch))
+    return which
 
 
 @dataclass(slots=True, eq=False)

@@ -438,6 +438,6 @@ class ComposedReader:
 
     def read(self, read: BlockRead, target: Indices) -> None:
         """Read a block and write its selected samples to rows of the buffers."""
-        fill_place(self._rows.fill, 0, read, self._replacement)
-        self._rows.copy(np.arange(read.selected), target)
+        which = fill_place(self._rows.fill, 0, read, self._replacement)
+        self._rows.copy(which, target)
         self._rows.free(0)

@@ -13,7 +13,7 @@ import torch
 from penstock.keyed import Reading, announce, current_reading, keyed_generator, sample_keys
 from penstock.metrics import Probe
 from penstock.order import Cursor, Plan
-from penstock.order.orders import passes_of
+from penstock.order.orders import at_with_passes
 from penstock.sources.base import Field
 from penstock.streaming.planner import Part, Planner, Segment
 from penstock.streaming.ragged import Assembly
@@ -159,8 +159,7 @@ class BatchStream:
     def _finish(self, batch: Any, cursor: Cursor) -> Any:
         order, outer = self._plan.order, current_reading()
         positions, place = self._plan.positions(cursor), self._plan.skips.to_order(cursor)
-        samples = order.at(cursor.epoch, positions)
-        passes = passes_of(order, cursor.epoch, positions)
+        samples, passes = at_with_passes(order, cursor.epoch, positions)
         announce(Reading(order.seed, cursor.epoch, samples, passes))
         try:
             with Probe("transform"):

@@ -80,7 +80,7 @@ class SlotReader:
             if read.keep is None:
                 scatter(samples, rows, target)
                 continue
-            selected = np.flatnonzero(read.keep)
+            selected = read.index
             step = max(1, PIECE_BYTES // rows.itemsize)
             for at in range(0, len(selected), step):  # the selection is a copy: bound its size
                 some = samples[selected[at : at + step]]

@@ -5,14 +5,12 @@ Planning is pure arithmetic; nothing is read here. `Planner` plans one part ahea
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise, repeat
-from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from itertools import chain, repeat
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,41 +41,6 @@ class WindowedOrder(Protocol):
 
     def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
         """Return positions of the window's samples ``begin:end``, ordered as `window_reads`."""
-        ...
-
-
-class LaneWindow(Protocol):
-    """What a lane reads together, and where it is delivered.
-
-    Attributes:
-        start: The first row of the lane with a sample of this window; row i of a lane is position
-            ``i * lanes + lane``.
-        stop: One past the last one. Rows between them can belong to other windows.
-        spans: The blocks to read; they can have different sizes.
-    """
-
-    @property
-    def start(self) -> int: ...  # noqa: D102
-    @property
-    def stop(self) -> int: ...  # noqa: D102
-    @property
-    def spans(self) -> Sequence[Span]: ...  # noqa: D102
-
-    def rows(self, begin: int, end: int) -> Indices:
-        """Return the row of samples ``begin:end`` of the window, in the order of ``spans``."""
-        ...
-
-
-@runtime_checkable
-class LaneOrder(Protocol):
-    """An order whose lanes have windows of their own.
-
-    Windows of a lane can have different sizes, and overlap: a mixture has one of each member at a
-    time. Every row of a lane is in exactly one of its windows.
-    """
-
-    def windows(self, epoch: int, lane: int) -> Iterator[LaneWindow]:
-        """Yield the windows of a lane, ascending by their first row."""
         ...
 
 
@@ -167,14 +130,29 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Read samples ``start : start + count``, and write those selected by ``keep``."""
+    """Read samples ``start : start + count``, and write those selected by ``keep``.
+
+    ``keep`` is a mask of the samples, or their numbers, ascending, some several times.
+    """
 
     epoch: int
     start: int
     count: int
     first: int  # index into the part's rows: the destination of the first selected sample
-    keep: npt.NDArray[np.bool_] | None  # None selects all samples
+    keep: npt.NDArray[np.bool_] | Indices | None  # None selects all samples
     selected: int  # number of selected samples
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample may be selected several times."""
+        return self.keep is not None and self.keep.dtype != np.bool_
+
+    @property
+    def index(self) -> Indices:
+        """The selected samples, counted from ``start``."""
+        if self.keep is None:
+            return np.arange(self.count)
+        return self.keep.astype(np.int64) if self.repeats else np.flatnonzero(self.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +231,11 @@ class Planner:
         return self._next
 
 
-def plan_parts(
-    plan: Plan, order: WindowedOrder | LaneOrder, segments: Iterator[Segment]
-) -> Iterator[Part]:
+def plan_parts(plan: Plan, order: WindowedOrder, segments: Iterator[Segment]) -> Iterator[Part]:
     """Yield the parts of a rank's stream, segment after segment; each is planned on request."""
     done = 0
     for segment in segments:
-        if isinstance(order, LaneOrder):
-            yield from _plan_lanes(plan, order, segment, done)
-        else:
-            yield from _plan_rounds(plan, order, segment, done)
+        yield from _plan_rounds(plan, order, segment, done)
         done += segment.count
 
 
@@ -290,34 +263,6 @@ def _plan_rounds(plan: Plan, windows: WindowedOrder, segment: Segment, done: int
         ]
         this = Round(done + touched.start, done + touched.stop, done + complete)
         yield from _parts(plan, segment, this, (begin, end), touched.start, read)
-
-
-def _plan_lanes(plan: Plan, order: LaneOrder, segment: Segment, done: int) -> Iterator[Part]:
-    """Yield the parts of each window, which is a round of its own, by their first positions.
-
-    A step is complete when the next window begins after it.
-    """
-    whole, lanes = plan.steps.whole, plan.steps.lanes
-
-    def opened(lane: int) -> Iterator[tuple[int, int, LaneWindow, Positions]]:
-        def positions(window: LaneWindow, begin: int, end: int) -> Indices:
-            return window.rows(begin, end) * lanes + lane
-
-        for window in order.windows(segment.epoch, lane):
-            ends = np.array([window.start * lanes + lane, (window.stop - 1) * lanes + lane + 1])
-            begin, end = plan.skips.kept(segment.epoch, ends).tolist()
-            if segment.steps_in(begin, end, whole):
-                yield begin, end, window, partial(positions, window)
-
-    mine = _lanes(plan, segment, range(segment.count))
-    windows = heapq.merge(*map(opened, mine), key=itemgetter(0))
-    for (begin, end, window, of), after in pairwise(chain(windows, [None])):  # type: ignore[misc]
-        touched = segment.steps_in(begin, end, whole)
-        complete = segment.count
-        if after is not None:
-            complete = segment.steps_in(max(after[0], segment.start), segment.stop, whole).start
-        this = Round(done + touched.start, done + touched.stop, done + complete)
-        yield from _parts(plan, segment, this, (begin, end), touched.start, [(window.spans, of)])
 
 
 def _parts(
@@ -351,7 +296,7 @@ def _runs(windows: Sequence[tuple[Sequence[Span], Positions]]) -> Iterator[list[
         begin = end = 0
         for span in window:
             spans.append(span)
-            end += span.count
+            end += span.items
             if size + end - begin >= PART_SAMPLES or len(spans) >= PART_BLOCKS:
                 yield [*group, _Run(begin, end, spans, positions)]
                 group, size, spans, begin = [], 0, [], end
@@ -392,9 +337,12 @@ def _reads(
     """Yield a read for each block that has a sample of this rank."""
     end = 0
     for span in spans:
-        part = slice(end, end := end + span.count)
+        part = slice(end, end := end + span.items)
+        keep: npt.NDArray[Any] | None
         keep = None if mine is None or mine[part].all() else mine[part]
-        count = span.count if keep is None else int(keep.sum())
+        count = span.items if keep is None else int(keep.sum())
+        if span.take is not None:
+            keep = span.take if keep is None else span.take[keep]
         if count:
             yield BlockRead(epoch, span.start, span.count, wanted, keep, count)
         wanted += count
