@@ -1,10 +1,14 @@
 """`penstock plan`: what will be read, and when."""
 
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from penstock.training.config import read_settings
+from penstock.training.run.plan import plan_text, sample_text, skip_text, step_text
 from tests.cli.projects import final_state
 
 
@@ -191,3 +195,76 @@ def test_steps_are_converted_to_positions_that_a_run_leaves_out(commands, projec
     assert final_state(project / "run")["seen"] == expected
     for wrong in ("5:3", "7", "a:b"):
         assert commands(project, "plan", "tiny.yaml", "--skip-steps", wrong).code == 2
+
+
+ORDERS = """
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from penstock import ChunkedDataLoader, StreamLoader, open_source
+
+LENGTHS = np.arange(60) % 7 + 1
+
+
+class Module(LightningDataModule):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def train_dataloader(self):
+        rows, weights = torch.zeros(60, 32), np.arange(60) % 5 + 1
+        if self.kind == "weights":
+            return ChunkedDataLoader(rows, 6, 3, weights=weights, epoch_samples=50)
+        if self.kind == "stored weights":
+            return StreamLoader(rows, 6, chunk_size=3, weights=weights, epoch_samples=50)
+        return ChunkedDataLoader(rows, chunk_size=3, lengths=LENGTHS, max_tokens=28, group=2)
+
+    def val_dataloader(self):
+        return []
+"""
+MEMBERS = "mixture: {a: x.npy, b: {path: y.npy}}, weights: {a: 2, b: 1}"
+KINDS = {
+    "mixture": "{train: {" + MEMBERS + "}}",
+    "nested": "{train: {mixture: {in: {" + MEMBERS + "}, c: x.npy}, weights: {in: 2, c: 1}}}",
+    "priority": "{train: x.npy}",
+    "packed": "{train: {_target_: penstock.pack, data: tokens.npy, length: 32}}",
+    "weights": "{_target_: orders.Module, kind: weights}",
+    "stored weights": "{_target_: orders.Module, kind: stored weights}",
+    "lengths": "{_target_: orders.Module, kind: lengths}",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_found_and_steps_are_skipped_in_every_order(monkeypatch, tmp_path, kind):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "orders", raising=False)
+    np.save("x.npy", np.zeros((90, 32), np.float32))
+    np.save("y.npy", np.zeros((40, 32), np.float32))
+    np.save("tokens.npy", np.arange(2000))
+    Path("orders.py").write_text(ORDERS)
+    chosen = ", priority: {parts: {hard: [0, 30], rest: null}, weights: {hard: 1, rest: 1}}"
+    Path("orders.yaml").write_text(
+        f"train: {{train_chunk_size: 3{chosen if kind == 'priority' else ''}}}\n"
+        "loader: {batch_size: 6}\ntrainer: {max_epochs: 5}\n"
+        f"dataset: {KINDS[kind]}\nmodel: {{_target_: orders.BoringModel}}\n"
+    )
+
+    def settings(*overrides):
+        return read_settings(tmp_path / "orders.yaml", list(overrides))
+
+    def samples_of(step, *overrides):
+        text = step_text(settings(*overrides), step)
+        return [int(number) for number in re.findall(r"sample (\d+)", text)]
+
+    assert "training: 5 chunks" in plan_text(settings())
+    first, second, third = (samples_of(step) for step in (1, 2, 3))
+    for row in (0, len(first) - 1):
+        found = re.findall(
+            r"epoch 0, step (\d+), rank 0, row (\d+)", sample_text(settings(), first[row])
+        )
+        assert found[0] == ("1", str(row)) or found[0][0] == "0"  # it may come before, too
+    (override,) = re.findall(r"'(train\.skip=\S+)'", skip_text(settings(), "2:3"))
+    assert samples_of(1, override) == first and samples_of(2, override) == third != second

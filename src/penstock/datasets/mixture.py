@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import gcd, lcm
 from os import PathLike
 from typing import Any, Self, TypeGuard
 
@@ -28,7 +27,7 @@ from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
 from penstock.order.mixed_blocks import MixedBlocks
-from penstock.order.mixture import MixtureOrder, shortest_counts
+from penstock.order.mixture import MixtureOrder, Stage, flat_stages, shortest_counts
 from penstock.order.permutation import LARGEST
 from penstock.registry import unknown_name
 from penstock.sources import Source, concatenate, open_source
@@ -76,18 +75,8 @@ class Mixture(Dataset[Any]):
         given = mapping("members", members)
         if not given:
             raise PlanError("members must be at least one dataset by name, got none")
-        opened = {name: _opened(name, member) for name, member in given.items()}
-        self._begin(JoinedDataset(list(opened.values())), opened, weights, until, label)
-
-    def _begin(
-        self,
-        data: Any,
-        members: Mapping[str, Any],
-        weights: Weights,
-        until: str | int,
-        label: str | None,
-    ) -> None:
-        self.members, self._reader = dict(members), Reader(data)
+        self.members = {name: _opened(name, member) for name, member in given.items()}
+        self._reader = Reader(JoinedDataset(list(self.members.values())))
         self._first = np.cumsum([0, *map(len, self.members.values())])
         for name, member in self.members.items():
             if not len(member):
@@ -96,7 +85,7 @@ class Mixture(Dataset[Any]):
         if not isinstance(until, str):
             until = whole_number("until", until, minimum=1, maximum=LARGEST, unit="sample")
         self.until = until
-        self._stages = [(0, self._counts(weights))]
+        self._stages: list[Stage] = [(0, self._counts(weights))]
         self.make_order(0)  # an invalid `until` is refused here
 
     def _counts(self, weights: Weights) -> tuple[int, ...]:
@@ -145,7 +134,7 @@ class Mixture(Dataset[Any]):
         return self
 
     @property
-    def stages(self) -> list[tuple[int, tuple[int, ...]]]:
+    def stages(self) -> list[Stage]:
         """The place from which on each stage is asked for, and its rows per member in a cycle."""
         return list(self._stages)
 
@@ -244,29 +233,10 @@ class Mixture(Dataset[Any]):
         size = until or self.until
         return MixedBlocks(sizes, self._flat_stages(), seed, block, window, lanes, size)
 
-    def _flat_stages(self) -> list[tuple[int, tuple[int, ...]]]:
+    def _flat_stages(self) -> list[Stage]:
         """Return the stages of a mixture of all stored members."""
-        inner = [m._flat_stages() if _is_mixed(m) else [(0, (1,))] for m in self.members.values()]
-        moved = [[(self._place_of(i, at), c) for at, c in each] for i, each in enumerate(inner)]
-        begins = {place for stages in (self._stages, *moved) for place, _ in stages}
-        found = []
-        for place in sorted(begins - {-1}):
-            counts, *parts = (_latest(stages, place) for stages in (self._stages, *moved))
-            unit, pairs = lcm(*map(sum, parts)), zip(counts, parts, strict=True)
-            flat = [count * each * unit // sum(part) for count, part in pairs for each in part]
-            found.append((place, tuple(each // gcd(*flat) for each in flat)))
-        return found
-
-    def _place_of(self, member: int, draws: int) -> int:
-        """Return the place up to which a member had as many rows, by its shares; -1 for never."""
-        ends = [*(place for place, _ in self._stages[1:]), LARGEST]
-        for (begin, counts), end in zip(self._stages, ends, strict=True):
-            cycle, own = sum(counts), counts[member]
-            place = begin - (-draws * cycle // own) if own else LARGEST
-            if not draws or place < end:
-                return place if draws else 0
-            draws -= (end - begin) * own // cycle
-        return -1
+        inner = [m._flat_stages() if _is_mixed(m) else None for m in self.members.values()]
+        return flat_stages(self._stages, inner)
 
     # -- samples
 
@@ -470,18 +440,13 @@ def _of_parts(
     """Return a mixture of samples of one dataset, which is read in one operation."""
     rows: Any = np.concatenate(list(parts.values()))  # Subset takes arrays: 8 bytes per index
     members = {name: Subset(dataset, part) for name, part in parts.items()}
-    mixture = Mixture.__new__(Mixture)
-    mixture._begin(Subset(dataset, rows), members, weights, until, None)
+    mixture = Mixture(members, weights, until=until)
+    mixture._reader = Reader(Subset(dataset, rows))
     return mixture
 
 
 def _is_mixed(member: Any) -> TypeGuard[Mixture]:
     return isinstance(member, Mixture)
-
-
-def _latest(stages: Sequence[tuple[int, tuple[int, ...]]], place: int) -> tuple[int, ...]:
-    """Return the counts of the last stage that begins at or before a place."""
-    return [counts for at, counts in stages if 0 <= at <= place][-1]
 
 
 def mixture_of(dataset: Any) -> Mixture | None:

@@ -261,7 +261,7 @@ class Position(PlanSettings):
                 "with seek(epoch, step)"
             )
         all_steps = self.plan.steps
-        if all_steps.sizes is None:  # all epochs have as many chunks
+        if all_steps.is_constant:  # all epochs have as many chunks
             further, chunk = divmod(chunk, all_steps.total_chunks)
             epoch += further
         while chunk >= (steps := all_steps.of(epoch)).total_chunks:

@@ -380,6 +380,11 @@ class LengthSteps(Steps):
         return self.kept or self.batches, self.epoch
 
     @property
+    def is_constant(self) -> bool:
+        """False: each epoch is cut into another number of batches."""
+        return False
+
+    @property
     def whole(self) -> int:
         """Batches in a whole step: one for every rank."""
         return self.world

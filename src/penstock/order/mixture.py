@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import pairwise
-from math import lcm
-from typing import Any, Final
+from math import gcd, lcm
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,11 @@ from penstock.order.orders import (
 )
 from penstock.order.permutation import LARGEST, SMALLEST_DOMAIN, Indices, all_values
 
+Stage: TypeAlias = tuple[int, tuple[int, ...]]  # first place, and rows of each member in a cycle
+
 AT_ONCE: Final = 1 << 20  # slots of cycles that are computed together
 LONGEST_CYCLE: Final = 10_000
+NEVER: Final = LARGEST + 1
 TOLERANCE: Final = 0.01  # of a member's share: a shorter cycle mixes better than an exact one
 
 
@@ -101,6 +104,43 @@ def _whole(weights: Sequence[Any]) -> list[int]:
         raise PlanError(f"weights must not be negative, nor all zero, got {list(weights)!r}")
     unit = lcm(*(share.denominator for share in shares))
     return [int(share * unit) for share in shares]
+
+
+def flat_stages(stages: Sequence[Stage], inner: Sequence[Sequence[Stage] | None]) -> list[Stage]:
+    """Return the stages of a mixture of members of members, in the same shares.
+
+    Args:
+        stages: Those of a mixture.
+        inner: For each member, its stages if it is a mixture itself, counted in its own places.
+
+    >>> flat_stages([(0, (2, 1))], [[(0, (1, 1)), (40, (1, 0))], None])
+    [(0, (1, 1, 1)), (60, (2, 0, 1))]
+    """
+    moved: list[list[Stage]] = []
+    for i, each in enumerate(inner):
+        own = [(0, (1,))] if each is None else each
+        moved.append([(_place_of_draws(stages, i, at), counts) for at, counts in own])
+    found = []
+    for place in sorted({at for each in (stages, *moved) for at, _ in each} - {NEVER}):
+        counts, *parts = ([c for at, c in each if at <= place][-1] for each in (stages, *moved))
+        unit, pairs = lcm(*map(sum, parts)), zip(counts, parts, strict=True)
+        flat = [count * each * unit // sum(part) for count, part in pairs for each in part]
+        found.append((place, tuple(each // gcd(*flat) for each in flat)))
+    return found
+
+
+def _place_of_draws(stages: Sequence[Stage], member: int, draws: int) -> int:
+    """Return the place up to which a member has as many rows, by its shares."""
+    ends = [*(place for place, _ in stages[1:]), NEVER]
+    if not draws:
+        return 0
+    for (begin, counts), end in zip(stages, ends, strict=True):
+        cycle, own = sum(counts), counts[member]
+        place = begin - (-draws * cycle // own) if own else NEVER
+        if place < end:
+            return place
+        draws -= (end - begin) * own // cycle
+    return NEVER
 
 
 class MixtureOrder:

@@ -130,6 +130,11 @@ class Steps:
         return replace(self, sizes=skips.sizes(order))
 
     @property
+    def is_constant(self) -> bool:
+        """Whether every epoch has as many steps."""
+        return self.sizes is None
+
+    @property
     def whole(self) -> int:
         """Positions in a whole step."""
         return self.batch * self.world

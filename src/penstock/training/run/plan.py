@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.arguments import whole_number
+from penstock.datasets.mixture import Mixture
 from penstock.errors import ConfigError, PlanError
 from penstock.integrations.lightning.loaders import (
     as_training_loader,
@@ -25,6 +26,7 @@ from penstock.loaders.chunk_report import counted, counted_passes, coverage, pas
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Occurrence, Steps, Topology
 from penstock.sizes import format_bytes
+from penstock.sources import Source
 from penstock.training.build import build
 from penstock.training.build.data import flat_loaders
 from penstock.training.config import Settings
@@ -185,7 +187,7 @@ def resume_in(loader: Loader, settings: Settings) -> Cursor:
 def epoch_of_step(loader: Loader, step: int) -> tuple[int, int]:
     """Return the epoch of a step counted over all passes, and its number there."""
     steps, epoch = steps_of(loader), 0
-    if steps.sizes is None:
+    if steps.is_constant:
         return divmod(step, steps.count)
     while step >= (count := steps.of(epoch).count):
         epoch, step = epoch + 1, step - count
@@ -272,7 +274,8 @@ def length_text(loader: Loader, chunks: float) -> str:
 
 def located(loader: Any, sample: int) -> str:
     """Return the number of a sample, and where it is stored if that is known."""
-    where = locate(getattr(loader, "dataset", None), sample)
+    data = getattr(loader, "mixture", None)
+    where = locate(getattr(loader, "dataset", None) if data is None else data, sample)
     return f"sample {sample:,}" + (f"  {where}" if where else "")
 
 
@@ -287,6 +290,11 @@ def locate(dataset: Any, index: int) -> str | None:
     >>> locate(Subset(Lines(), [7, 8]), 1)
     'book.txt:9'
     """
+    if isinstance(dataset, Mixture):
+        ((member, inner),) = dataset.locate([index])
+        return f"{member} {inner:,}"
+    if isinstance(dataset, Source):
+        return None
     if isinstance(dataset, Subset):
         return locate(dataset.dataset, int(dataset.indices[index]))
     if isinstance(dataset, ConcatDataset):
