@@ -8,7 +8,6 @@ import time
 import pytest
 import torch
 
-from penstock.domains.folds.engine import RunDirectory
 from penstock.training import CheckpointManager
 from penstock.training.checkpoint_files import read_checkpoint, write_checkpoint
 from penstock.training.run.directory import KEPT, RunPaths, last_readable
@@ -69,21 +68,6 @@ class Manager:
         return state["global_step"], state["model_state_dict"]["weight"][0]
 
 
-class Folds:
-    """A run directory of folds: one file, replaced again and again."""
-
-    def __init__(self, folder):
-        self.folder = folder / "folds"
-
-    def save(self, step):
-        RunDirectory(self.folder, {"seed": 1}).save(1, {"epoch": step, "weights": weights(step)})
-
-    def resumed(self):
-        state = RunDirectory(self.folder, {"seed": 1}).load(1)
-        assert {path.name for path in self.folder.iterdir()} <= {"run.json", "fold_1.pt"}
-        return None if state is None else (state["epoch"], state["weights"])
-
-
 def saving(kind, folder, first, at=None):
     """A child's work: save ``first`` and the following steps, each said when it is saved."""
 
@@ -109,7 +93,7 @@ def check_resumed(kind, folder, said):
     return step
 
 
-@pytest.mark.parametrize("kind", [Run, Manager, Folds])
+@pytest.mark.parametrize("kind", [Run, Manager])
 def test_a_kill_between_any_two_file_operations_leaves_a_directory_to_resume(kind, tmp_path):
     for at in range(1000):
         folder = tmp_path / str(at)
@@ -130,7 +114,7 @@ def test_a_kill_between_any_two_file_operations_leaves_a_directory_to_resume(kin
 @pytest.mark.parametrize(
     "kills", [4, pytest.param(150, marks=pytest.mark.proof)], ids=["quick", "proof"]
 )
-@pytest.mark.parametrize("kind", [Run, Manager, Folds])
+@pytest.mark.parametrize("kind", [Run, Manager])
 def test_kills_at_random_times_leave_a_directory_to_resume(kind, tmp_path, kills):
     rng, step = random.Random(kills), 0
     for _ in range(kills):

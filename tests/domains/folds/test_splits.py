@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
 
 from penstock.domains.folds import author_folds, author_split
-from penstock.domains.folds.splits import BETTER_ATTEMPTS, NEW_ATTEMPTS, Rating, search
+from penstock.domains.folds.splits import BETTER_ATTEMPTS, NEW_ATTEMPTS, search
 from penstock.errors import PlanError
 
 
@@ -153,8 +153,9 @@ def trying(scores, attempts, repeat=False):
         return parts
 
     scored = []
-    rate = lambda parts: Rating(score=scored[-1])  # noqa: E731
-    found = search(propose, rate, first_seed=0, attempts=attempts, progress=False)
+    found = search(
+        propose, lambda parts: scored[-1], first_seed=0, attempts=attempts, progress=False
+    )
     return found, len(calls)
 
 

@@ -182,13 +182,14 @@ def collect_data(
             raise ConfigError(f"features has {len(values)} samples, labels {len(classes)}")
         x = torch.as_tensor(values, dtype=torch.float32)
         dataset = TensorDataset(x, torch.from_numpy(classes))
-    known: list[npt.NDArray[Any] | None] = []
+    known: dict[str, npt.NDArray[Any]] = {}
     for name, given in (("authors", authors), ("groups", groups)):
-        array = None if given is None else array_of(name, given, error=ConfigError)
-        if array is not None and array.shape != classes.shape:
-            raise ConfigError(f"{name} has shape {array.shape}, labels {classes.shape}")
-        known.append(array)
-    return LabelledData(dataset, classes, *known)
+        if given is not None:
+            known[name] = array_of(name, given, error=ConfigError)
+            if known[name].shape != classes.shape:
+                found = known[name].shape
+                raise ConfigError(f"{name} has shape {found}, labels {classes.shape}")
+    return LabelledData(dataset, classes, known.get("authors"), known.get("groups"))
 
 
 def _classes(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:

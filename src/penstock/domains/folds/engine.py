@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from penstock.arguments import a_path, flag, map_style, mapping, shown, whole_number
-from penstock.atomic_files import remove_unfinished, replace_text
+from penstock.atomic_files import remove_unfinished
 from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
 from penstock.datasets.gather import fingerprint_of, first_field
 from penstock.datasets.standardized import as_indices
@@ -28,7 +27,6 @@ from penstock.domains.folds.fold import (
     fit,
     pool,
     restore,
-    result_from_state,
     summarize_folds,
     vote,
 )
@@ -42,85 +40,49 @@ from penstock.training import checkpoint_files as files
 from penstock.transforms import recommended_augmentation
 from penstock.tuning import DataLoaderFactory, DataLoaderPerformanceMonitor
 
-FORMAT: Final = "penstock-folds/1"
 
+class FoldFiles:
+    """The checkpoints of the folds of one run, one file each.
 
-class RunDirectory:
-    """The directory with the checkpoints of the folds of one run.
-
-    Files are replaced atomically: a process that dies while writing leaves the previous file.
+    A file is replaced atomically: a process that dies while writing leaves the previous one.
 
     Args:
         path: The directory; created if it does not exist.
         identity: Plain values that identify the run: settings, data, split.
-
-    Raises:
-        ConfigError: The directory cannot be created.
-        StateError: The directory holds another run.
     """
 
-    def __init__(self, path: str | Path, identity: Mapping[str, Any]) -> None:
-        self.path = a_path("run_directory", path, error=ConfigError)
-        files.make_directory("run_directory", self.path)
-        remove_unfinished(self.path)
-        wanted = {"format": FORMAT, **json.loads(json.dumps(identity))}
-        file = self.path / "run.json"
-        if file.is_symlink() or file.exists():
-            self._check_identity(file, wanted)
-            return
-        for found in sorted(self.path.glob("fold_*.pt")):
-            raise StateError(f"{str(found)!r} is of another run: run.json is missing beside it")
-        replace_text(file, json.dumps(wanted, indent=2))
-
-    def _check_identity(self, file: Path, wanted: Mapping[str, Any]) -> None:
-        try:
-            found = mapping("its content", json.loads(file.read_text()), error=StateError)
-        except (OSError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StateError(f"cannot read {str(file)!r} ({reason}): restore it") from error
-        for name in dict.fromkeys([*wanted, *found]):
-            if found.get(name) != wanted.get(name):
-                raise StateError(
-                    f"{self.path.name!r} holds a run with {name} {shown(found.get(name))}, this "
-                    f"one has {shown(wanted.get(name))}: use another directory, or restore it"
-                )
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path, self.identity = path, dict(identity)
+        files.make_directory("run_directory", path)
+        remove_unfinished(path)
 
     def load(self, fold: int) -> dict[str, Any] | None:
         """Return the latest checkpoint of a fold; None if there is none."""
         file = self.file_of(fold)
         try:
-            return files.read_checkpoint(file)
+            state = files.read_checkpoint(file)
         except files.NoCheckpointError:
             return None
         except files.DamagedCheckpointError as error:
             raise files.DamagedCheckpointError(
                 f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
             ) from error
+        found = mapping(f"run of {file.name}", state.get("run"), error=StateError)
+        for name in dict.fromkeys([*self.identity, *found]):
+            if found.get(name) != self.identity.get(name):
+                raise StateError(
+                    f"{str(file)!r} holds a run with {name} {shown(found.get(name))}, this one "
+                    f"has {shown(self.identity.get(name))}: use another directory, or restore it"
+                )
+        return state
 
     def save(self, fold: int, state: dict[str, Any]) -> None:
         """Save the checkpoint of a fold."""
-        files.write_checkpoint(self.file_of(fold), state)
-
-    @contextmanager
-    def restoring(self, fold: int) -> Iterator[None]:
-        """A block that uses a checkpoint; an error is raised again with the name of the file."""
-        try:
-            yield
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else files.reason_of(error)
-            raise StateError(
-                f"checkpoint {str(self.file_of(fold))!r} does not fit this run ({reason}): restore "
-                f"it, or delete it to train fold {fold} again"
-            ) from error
+        files.write_checkpoint(self.file_of(fold), {**state, "run": self.identity})
 
     def file_of(self, fold: int) -> Path:
         """Return the path of a fold's checkpoint."""
         return self.path / f"fold_{fold}.pt"
-
-
-def digest_of(parts: Iterable[Indices]) -> str:
-    """Return a digest of lists of samples, in their order."""
-    return short_digest(f"{len(part)}:".encode() + part.tobytes() for part in parts)
 
 
 Save: TypeAlias = Callable[[dict[str, Any]], None]
@@ -284,12 +246,12 @@ class TrainingEngine:
         labels: Indices,
         parts: tuple[Indices, Indices],
         number: int,
-        directory: RunDirectory | None,
+        directory: FoldFiles | None,
     ) -> dict[str, Any]:
         saved = None if directory is None else directory.load(number)
-        if directory is not None and saved is not None and "result" in saved:
-            with directory.restoring(number):
-                return result_from_state(saved["result"])
+        if saved is not None and "result" in saved:
+            result: dict[str, Any] = saved["result"]
+            return result | {"confusion_matrix": result["confusion_matrix"].numpy()}
         save: Save = (lambda _: None) if directory is None else partial(directory.save, number)
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
         # the caller's random state is as before, however many folds were trained
@@ -298,10 +260,17 @@ class TrainingEngine:
             for loader in loaders:
                 if isinstance(loader, Loader):
                     stack.enter_context(loader)
-            fold, progress = self._fold(number, labels[parts[0]], loaders), Progress()
+            fold = self._fold(number, labels[parts[0]], loaders)
+            progress = Progress()
             if directory is not None and saved is not None:
-                with directory.restoring(number):
+                try:
                     progress = restore(fold, saved)
+                except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                    file, why = str(directory.file_of(number)), files.reason_of(error)
+                    raise StateError(
+                        f"checkpoint {file!r} does not fit this run ({why}): restore it, or "
+                        f"delete it to train fold {number} again"
+                    ) from error
             figures = {}
             if self.config["benchmark_performance"]:
                 train, val = map(DataLoaderPerformanceMonitor().time_batch_loading, loaders)
@@ -340,21 +309,23 @@ class TrainingEngine:
 
     def _open_directory(
         self, dataset: Any, labels: Indices, folds: list[tuple[Indices, Indices]]
-    ) -> RunDirectory | None:
+    ) -> FoldFiles | None:
         if self.run_directory is None:
             return None
-        # measuring the loaders does not change the result
         # a run is refused in the directory of another one: its folds would be mixed up
-        settings = {k: v for k, v in self.config.items() if k != "benchmark_performance"}
+        settings = dict(self.config)
+        settings.pop("benchmark_performance")  # it does not change the result
         identity = {
             **settings,
             "num_classes": self.num_classes,
             "model": getattr(self.model_class, "__qualname__", repr(self.model_class)),
             "data": fingerprint_of(dataset),
-            "labels": digest_of([labels]),
-            "split": digest_of([part for fold in folds for part in fold]),
+            "labels": short_digest([labels.tobytes()]),
+            "split": short_digest(
+                f"{len(part)}:".encode() + part.tobytes() for fold in folds for part in fold
+            ),
         }
-        return RunDirectory(self.run_directory, identity)
+        return FoldFiles(self.run_directory, identity)
 
 
 def _restored_generators(device: torch.device) -> AbstractContextManager[None]:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from penstock.arguments import real_number, shown, whole_number
 from penstock.domains.folds.data import seek_epoch
 from penstock.errors import BatchError, PlanError
 from penstock.order import derive_key
@@ -257,29 +256,9 @@ def fit(
 def restore(fold: Fold, state: dict[str, Any]) -> Progress:
     """Load a checkpoint into the model and the optimizer; return how far it was trained."""
     progress = Progress(**{name: state[name] for name in vars(Progress())})
-    _check_history(progress.history, progress.epoch)
-    whole_number("epoch", progress.epoch, minimum=0)
-    whole_number("waited", progress.waited, minimum=0)
-    real_number("seconds", progress.seconds, minimum=0)
-    if not isinstance(progress.best_loss, float):  # infinite before the first epoch
-        raise TypeError(f"best_loss must be a float, found {progress.best_loss!r}")
     fold.model.load_state_dict(state["model"])
     fold.optimizer.load_state_dict(state["optimizer"])
-    if progress.best_weights is not None:
-        # into a copy: the weights to continue from are already in the model
-        deepcopy(fold.model).load_state_dict(progress.best_weights)  # raises if they do not fit
     return progress
-
-
-def _check_history(history: Any, epochs: int) -> None:
-    for name, empty in _empty_history().items():
-        value = history[name]
-        if isinstance(empty, list):
-            numbers = isinstance(value, list) and all(type(each) is float for each in value)
-            if not numbers or len(value) != epochs:
-                raise ValueError(f"{name} must be {epochs} numbers, found {shown(value)}")
-        elif type(value) is not type(empty):
-            raise TypeError(f"{name} must be a number, found {shown(value)}")
 
 
 # -- the result
@@ -305,15 +284,3 @@ def _result(fold: Fold, progress: Progress) -> dict[str, Any]:
         "val_targets": targets,
         "training_time": progress.seconds,
     }
-
-
-def result_from_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the result that was saved, after checking the types of its values."""
-    for name in ("val_predictions", "val_targets", "confusion_matrix"):
-        if not isinstance(state[name], torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, found {shown(state[name])}")
-    for name in ("final_val_acc", "final_val_loss", "final_val_f1", "best_val_acc", "best_val_f1"):
-        if type(state[name]) is not float:
-            raise TypeError(f"{name} must be a number, found {shown(state[name])}")
-    _check_history(state["history"], len(state["history"]["val_losses"]))
-    return state | {"confusion_matrix": state["confusion_matrix"].numpy()}

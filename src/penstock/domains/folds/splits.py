@@ -265,12 +265,7 @@ class _AuthorTable:
 # -- proposals and their rating
 
 
-@dataclass(frozen=True, slots=True)
-class Rating:
-    """The score of a split, where lower is better; or why it cannot be used."""
-
-    score: float = float("inf")
-    problem: str | None = None
+Rating: TypeAlias = float | str  # the score of a split, lower is better; or why it is unusable
 
 
 def _propose_folds(table: _AuthorTable, n_splits: int, seed: int) -> Parts:
@@ -293,51 +288,50 @@ def _propose_split(table: _AuthorTable, test_size: float, seed: int) -> Parts:
     return table.parts_of([train, val])
 
 
-def _broken_rule(table: _AuthorTable, *rules: tuple[Any, str]) -> Rating | None:
-    """Return a rating that names the first class for which a rule is broken."""
+def _broken_rule(table: _AuthorTable, *rules: tuple[Any, str]) -> str | None:
+    """Return the first class for which a rule is broken, and the rule."""
     for broken, problem in rules:
         if broken.any():
-            return Rating(problem=f"class {table.classes[int(broken.argmax())]!s} {problem}")
+            return f"class {table.classes[int(broken.argmax())]!s} {problem}"
     return None
 
 
 def _rate_folds(table: _AuthorTable, n_splits: int, least: int, parts: Parts) -> Rating:
     val, total = table.in_parts(parts, n_splits), table.counts.sum(axis=0)
+    few = np.any((val > 0) & (val < least), axis=0)
     broken = _broken_rule(
         table,
         (np.any(val == total, axis=0), "is missing from a training part"),
-        (np.any((val > 0) & (val < least), axis=0), f"has fewer than {least} segments to validate"),
+        (few, f"has fewer than {least} segments to validate"),
     )
     if broken is not None:
         return broken
     if (val.sum(axis=1) == 0).any():
-        return Rating(problem="a validation part is empty")
+        return "a validation part is empty"
     target = np.round(total / n_splits)
     misses = np.abs(val - target) / np.maximum(target, 1)
-    per_fold = [row[present].mean() for row, present in zip(misses, val > 0, strict=True)]
-    return Rating(score=float(np.mean(per_fold)))
+    return float(
+        np.mean([row[row_val > 0].mean() for row, row_val in zip(misses, val, strict=True)])
+    )
 
 
 def _rate_split(table: _AuthorTable, test_size: float, least: int, parts: Parts) -> Rating:
     train, val = table.in_parts(parts, 2)
+    trained_on = (table.counts[parts == 0] > 0).sum(axis=0)  # authors of each class
     broken = _broken_rule(
         table,
         (val == 0, "is missing from the test part"),
         (train == 0, "is missing from the training part"),
-        (
-            (table.counts[parts == 0] > 0).sum(axis=0) < 2,
-            "has fewer than 2 authors in the training part",
-        ),
+        (trained_on < 2, "has fewer than 2 authors in the training part"),
         (val < least, f"has fewer than {least} segments to test"),
     )
     if broken is not None:
         return broken
     target = np.maximum(test_size * table.counts.sum(axis=0), 1)
-    return Rating(score=float(np.mean(np.abs(val - target) / target)))
+    return float(np.mean(np.abs(val - target) / target))
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The best split of a search; ``parts`` is None if no split can be used."""
 
     parts: Any  # Parts, or None
@@ -378,10 +372,10 @@ def search(
             if key not in seen:
                 seen[key], new_at = rate(parts), done
             rating = seen[key]
-            if rating.problem is not None:
-                problems[rating.problem] += 1
-            elif rating.score < best_score:
-                best, best_score, best_at = parts, rating.score, done
+            if isinstance(rating, str):
+                problems[rating] += 1
+            elif rating < best_score:
+                best, best_score, best_at = parts, rating, done
             done += 1
             advance(note=f"best {best_score:.3f}")
             if done - new_at > NEW_ATTEMPTS:
