@@ -15,7 +15,7 @@ from penstock.domains.steering import (
     build_steering_directory,
     validate_dataset,
 )
-from penstock.domains.steering.build import Corpus, mine_negatives, steering_tables, tier_counts
+from penstock.domains.steering.build import mine_negatives, steering_vectors, tier_counts
 from penstock.errors import PlanError
 
 
@@ -82,32 +82,16 @@ def test_tiers_come_in_order_and_number(tmp_path):
 
 
 def test_a_single_cluster_and_a_single_pair_have_vectors_and_negatives():
-    one = np.eye(2, dtype=np.float32)[:1]
-    corpus = Corpus(
-        questions=one,
-        sources=np.eye(2, dtype=np.float32),
-        centroids=one,
-        pairs=np.array([[0, 0]]),
-        pair_clusters=np.array([0]),
-        source_clusters=np.array([0, 0]),
-    )
-    tables = steering_tables(
-        corpus,
-        keywords=one,
-        keyword_ids=[[]],
-        relevance=np.ones(1, np.float32),
-        n_neg=3,
-        seed=0,
-    )
-    assert not tables["steering_centroid"].any()  # the question is its centroid: no direction
-    assert tables["centroid_distances"].tolist() == [0]
-    assert tables["hard_negatives"].tolist() == [[1, 1, 1]]
-    assert tables["negative_tiers"].tolist() == [[1, 4, 4]]
-    with pytest.raises(PlanError, match="at least 2 sources"):
-        mine_negatives(corpus._replace(sources=one, source_clusters=np.array([0])), 1, 0)
-    both = corpus._replace(pairs=np.array([[0, 0], [0, 1]]), pair_clusters=np.array([0, 0]))
+    one, both = np.eye(2, dtype=np.float32)[:1], np.eye(2, dtype=np.float32)
+    found = steering_vectors(one, one, one, [[]])
+    assert not found["steering_centroid"].any()  # the question is its centroid: no direction
+    assert found["centroid_distances"].tolist() == [0]
+    clusters = np.array([0]), np.array([0, 0])
+    negatives, tiers = mine_negatives((one, both, one), np.array([[0, 0]]), *clusters, 3, 0)
+    assert negatives.tolist() == [[1, 1, 1]] and tiers.tolist() == [[1, 4, 4]]
     with pytest.raises(PlanError, match="question 0 has every source"):
-        mine_negatives(both, 1, 0)
+        pairs = np.array([[0, 0], [0, 1]])
+        mine_negatives((one, both, one), pairs, np.array([0, 0]), clusters[1], 1, 0)
 
 
 def test_the_config_is_complete_and_takes_more(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,11 +64,9 @@ def build_steering_directory(
     for name, count in (counts | {"clusters": clusters, "keywords": keywords}).items():
         whole_number(name, count, minimum=1, maximum=MAX_COUNT)
     whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
-    if (
-        not isinstance(shares, tuple | list)
-        or len(shares) != len(SPLITS)
-        or (sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6)
-    ):
+    if not isinstance(shares, tuple | list) or len(shares) != len(SPLITS):
+        raise PlanError(f"shares must be three numbers of sum 1 at most, got {shown(shares)}")
+    if sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6:
         raise PlanError(f"shares must be three numbers of sum 1 at most, got {shown(shares)}")
     further_config = {} if config is None else mapping("config", config)
 
@@ -84,97 +82,73 @@ def build_steering_directory(
     pair_clusters = rng.permutation(np.arange(questions) % clusters)[asked]
     of_cluster = (sources - 1 - pair_clusters) // clusters + 1
     answers = pair_clusters + clusters * rng.integers(of_cluster)
-    corpus = Corpus(
-        questions=_near(source_embs[answers[:questions]], 0.5, rng),
-        sources=source_embs,
-        centroids=centroids,
-        pairs=np.stack([asked, answers], 1),
-        pair_clusters=pair_clusters,
-        source_clusters=source_clusters,
+    question_embs = _near(source_embs[answers[:questions]], 0.5, rng)
+    keyword_embs = _near(centroids[keyword_clusters], 0.5, rng)
+    index = np.stack([asked, answers], 1)
+    negatives, tiers = mine_negatives(
+        (question_embs, source_embs, centroids), index, pair_clusters, source_clusters, n_neg, seed
     )
+    arrays = {
+        "question_embs": question_embs,
+        "source_embs": source_embs,
+        "keyword_embs": keyword_embs,
+        "centroid_embs": centroids,
+        "pair_index": index,
+        "pair_cluster_id": pair_clusters,
+        "pair_relevance": rng.random(pairs, np.float32),
+        "hard_negatives": negatives,
+        "negative_tiers": tiers,
+    }
     words = [np.flatnonzero(keyword_clusters == c)[:3].tolist() for c in range(clusters)]
-    tables = steering_tables(
-        corpus,
-        keywords=_near(centroids[keyword_clusters], 0.5, rng),
-        keyword_ids=[words[c] for c in pair_clusters.tolist()],
-        relevance=rng.random(pairs, np.float32),
-        n_neg=n_neg,
-        seed=seed,
+    keyword_ids = [words[c] for c in pair_clusters.tolist()]
+    arrays |= steering_vectors(
+        question_embs[asked], centroids[pair_clusters], keyword_embs, keyword_ids
     )
-    tables |= split_by_question(asked, shares, seed)
-    _write(folder, tables, {"split_ratios": list(shares), "random_seed": seed} | further_config)
+    tables: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    tables |= {"pair_keyword_ids": keyword_ids} | split_by_question(asked, shares, seed)
+    settings = {
+        **counts,
+        "steering_probabilities": dict.fromkeys(VARIANTS, 0.25),
+        "storage_format": "pt",
+        **{key: len(tables[table.name]) for key, (_, table) in COUNTS.items()},
+        "split_ratios": list(shares),
+        "random_seed": seed,
+        **further_config,
+    }
+    parse_config(settings)  # raises if it could not be read again
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in tables.items():
+        replace_file(folder / f"{name}.pt", partial(torch.save, value))
+    # last, because a directory with a config.json is a complete one
+    replace_text(folder / CONFIG, json.dumps(settings, indent=2))
     return folder
 
 
-class Corpus(NamedTuple):
-    """Vectors and pairs that a dataset is computed from.
-
-    Args:
-        questions: One vector each.
-        sources: One vector each.
-        centroids: One vector per cluster.
-        pairs: Rows of (question, source).
-        pair_clusters: The cluster of each pair.
-        source_clusters: The cluster of each source.
-    """
-
-    questions: Vectors
-    sources: Vectors
-    centroids: Vectors
-    pairs: Indices
-    pair_clusters: Indices
-    source_clusters: Indices
-
-
-def steering_tables(
-    corpus: Corpus,
-    *,
-    keywords: Vectors,
-    keyword_ids: list[list[int]],
-    relevance: Vectors,
-    n_neg: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Return all tables but the splits, by name.
+def steering_vectors(
+    question: Vectors, centroid: Vectors, keywords: Vectors, keyword_ids: list[list[int]]
+) -> dict[str, Vectors]:
+    """Return the steering vectors of pairs by the name of their table, and the distances.
 
     The centroid vector of a pair is the unit vector from the question to its centroid. The keyword
     vector is the unit mean of the pair's keywords, or the centroid vector if it has none. The
     residual is the question minus its centroid.
 
     Args:
-        corpus: Vectors and pairs.
+        question: The question of each pair.
+        centroid: The centroid of each pair.
         keywords: One vector each.
         keyword_ids: The keywords of each pair.
-        relevance: Of each pair.
-        n_neg: Negatives per pair.
-        seed: Of the negatives.
     """
-    question = corpus.questions[corpus.pairs[:, 0]]
-    centroid = corpus.centroids[corpus.pair_clusters]
     towards = unit_rows(centroid - question)
-    means = [
-        keywords[ids].mean(0) if ids else vector
-        for ids, vector in zip(keyword_ids, towards, strict=True)
-    ]
+    rows = zip(keyword_ids, towards, strict=True)
+    means = [keywords[ids].mean(0) if ids else vector for ids, vector in rows]
     cosine = (unit_rows(question) * unit_rows(centroid)).sum(1)
-    negatives, tiers = mine_negatives(corpus, n_neg, seed)
-    arrays = {
-        "question_embs": corpus.questions,
-        "source_embs": corpus.sources,
-        "keyword_embs": keywords,
-        "centroid_embs": corpus.centroids,
-        "pair_index": corpus.pairs,
-        "pair_cluster_id": corpus.pair_clusters,
-        "pair_relevance": relevance,
-        "hard_negatives": negatives,
-        "negative_tiers": tiers,
+    return {
         "steering_centroid": towards,
         "steering_keyword_weighted": unit_rows(np.stack(means)),
         "steering_residual": question - centroid,
         "centroid_distances": np.clip(1 - cosine, 0, 2),
     }
-    tables: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return tables | {"pair_keyword_ids": keyword_ids}
 
 
 def split_by_question(
@@ -183,7 +157,7 @@ def split_by_question(
     """Return the pair rows of each split; all pairs of a question are in the same split.
 
     Args:
-        questions: The question of each pair.
+        questions: The question of each pair; at least three.
         shares: Shares of the questions in train, val and test; each gets at least one.
         seed: Of the assignment.
 
@@ -192,31 +166,12 @@ def split_by_question(
     """
     names, of_pair = np.unique(questions, return_inverse=True)
     count = len(names)
-    if count < len(SPLITS):
-        raise PlanError(f"{len(SPLITS)} splits need as many questions at least, got {count}")
     val = min(max(1, int(count * shares[1])), count - 2)
     test = min(max(1, int(count * shares[2])), count - 1 - val)
     position = Permutation(count, derive_key(seed, "splits"))(np.arange(count))[of_pair]
     split = np.searchsorted([count - val - test, count - test], position, side="right")
     rows = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
     return {f"{name}_idx": torch.from_numpy(each) for name, each in zip(SPLITS, rows, strict=True)}
-
-
-def _write(directory: Path, tables: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "embedding_dim": tables["question_embs"].shape[1],
-        "n_neg": tables["hard_negatives"].shape[1],
-        "steering_probabilities": dict.fromkeys(VARIANTS, 0.25),
-        "storage_format": "pt",
-        **{key: len(tables[table.name]) for key, (_, table) in COUNTS.items()},
-        **config,
-    }
-    parse_config(settings)  # raises if it could not be read again
-    for name, value in tables.items():
-        replace_file(directory / f"{name}.pt", partial(torch.save, value))
-    # last, because a directory with a config.json is a complete one
-    replace_text(directory / CONFIG, json.dumps(settings, indent=2))
 
 
 # -- random corpora
@@ -251,31 +206,38 @@ def tier_counts(n_neg: int) -> tuple[int, ...]:
     return tuple(each + (tier <= more) for tier in TIERS)
 
 
-def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indices]:
+def mine_negatives(
+    vectors: tuple[Vectors, Vectors, Vectors],
+    pairs: Indices,
+    pair_clusters: Indices,
+    source_clusters: Indices,
+    n_neg: int,
+    seed: int,
+) -> tuple[Indices, Indices]:
     """Return the negatives of each pair and their tiers, in the order of the tiers.
 
     A true source of a pair's question is never one of its negatives. Where a tier has too few
     sources, any other source is used, as tier 4.
 
     Args:
-        corpus: Vectors and pairs.
+        vectors: Questions, sources and centroids.
+        pairs: Rows of (question, source).
+        pair_clusters: The cluster of each pair.
+        source_clusters: The cluster of each source.
         n_neg: Negatives per pair.
         seed: Of the random draws.
     """
-    count = len(corpus.sources)
-    if count < 2:
-        raise PlanError("negatives need at least 2 sources, got 1")
+    questions, sources, centroids = map(unit_rows, vectors)
+    count = len(sources)
     rng = np.random.default_rng(derive_key(seed, "negatives"))
     pool = np.arange(count) if count <= POOL else np.sort(rng.choice(count, POOL, replace=False))
-    sources, questions = unit_rows(corpus.sources[pool]), unit_rows(corpus.questions)
-    groups, adjacent = corpus.source_clusters[pool], _adjacent(corpus.centroids)
-    asked = corpus.pairs[:, :1]
+    sources, groups, adjacent = sources[pool], source_clusters[pool], _adjacent(centroids)
     # one number per question and source, so that one search finds all true sources
-    known = asked[:, 0] * count + corpus.pairs[:, 1]
+    asked, known = pairs[:, :1], pairs[:, 0] * count + pairs[:, 1]
     parts = []
     for start in range(0, len(asked), POOL):
         question = asked[start : start + POOL]
-        cluster = corpus.pair_clusters[start : start + POOL, None]
+        cluster = pair_clusters[start : start + POOL, None]
         others = ~np.isin(question * count + pool, known)
         if not others.any(1).all():
             full = question[others.any(1).argmin(), 0]
@@ -301,11 +263,12 @@ def mine_negatives(corpus: Corpus, n_neg: int, seed: int) -> tuple[Indices, Indi
 
 
 def _adjacent(centroids: Vectors) -> npt.NDArray[np.bool_]:
-    """Return which clusters are the nearest ones of each cluster."""
-    unit = unit_rows(centroids)
-    cosine = unit @ unit.T
+    """Return which clusters are the nearest ones of each cluster, from unit vectors."""
+    cosine = centroids @ centroids.T
     np.fill_diagonal(cosine, -np.inf)
-    near = np.argsort(-cosine, axis=1, kind="stable")[:, : min(ADJACENT_CLUSTERS, len(unit) - 1)]
+    near = np.argsort(-cosine, axis=1, kind="stable")[
+        :, : min(ADJACENT_CLUSTERS, len(centroids) - 1)
+    ]
     adjacent = np.zeros(cosine.shape, np.bool_)
     np.put_along_axis(adjacent, near, True, axis=1)
     return adjacent
