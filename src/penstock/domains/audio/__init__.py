@@ -7,7 +7,6 @@ from penstock.domains.audio.files import index_files as index_files
 from penstock.domains.audio.sequence import (
     QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio,
 )
-from penstock.domains.audio.sequence import SpeechCommands09 as SpeechCommands09
 from penstock.domains.audio.sequence import (
     SpeechCommands09Autoregressive as SpeechCommands09Autoregressive,
 )

@@ -21,6 +21,11 @@ log = logging.getLogger("penstock")
 EXTENSIONS = (".wav", ".flac", ".ogg", ".mp3")
 POLICIES = ("raise", "skip", "warn")
 
+# libsndfile seeks to a wrong frame, without an error, in the last pages of a Vorbis stream
+VORBIS_TAIL_FRAMES = 1 << 18
+# without the file the dataset has other samples, and no saved state fits it
+ADVICE = "restore it, or start a new run without it: a run that is resumed needs the same files"
+
 
 @dataclass(frozen=True, slots=True)
 class AudioFile:
@@ -153,12 +158,6 @@ def load_index(path: Path) -> dict[str, AudioFile]:
 
 
 # -- reading
-
-# libsndfile seeks to a wrong frame, without an error, in the last pages of a Vorbis stream
-VORBIS_TAIL_FRAMES = 1 << 18
-
-# without the file the dataset has other samples, and no saved state fits it
-ADVICE = "restore it, or start a new run without it: a run that is resumed needs the same files"
 
 
 def _seek(file: Any, start: int) -> int:

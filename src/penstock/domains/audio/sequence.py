@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from penstock.arguments import a_path, choice, flag
 from penstock.datamodules.sequence import SequenceDataset, check_whole, default_data_path
 from penstock.datamodules.sequence_collation import PaddedCollation
 from penstock.domains.audio.dataset import AudioDataset, QuantizedAudioDataset
-from penstock.domains.audio.files import AudioFile, check_rates, index_files
+from penstock.domains.audio.files import check_rates, index_files
 from penstock.errors import ConfigError, PlanError, SourceError
 
 COUNTS: Final = ("bits", "sample_len", "target_sr", "n_mixtures")
 OUTPUT_HEADS: Final = ("categorical", "dml")
+
+CLASSES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LISTS: Final = ("validation_list.txt", "testing_list.txt")
 
 
 class AudioSequences(SequenceDataset):
@@ -153,75 +153,21 @@ class QuantizedAutoregressiveAudio(AudioSequences):
         raise SourceError(f"path={self.path!r} is not a folder: looked for {tried}")
 
 
-CLASSES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SPLITS: Final = ("train", "validation", "test")
-LISTS: Final = {"validation": "validation_list.txt", "test": "testing_list.txt"}
-
-
-class SpeechCommands09(AudioDataset):
-    """The digits zero to nine, split by the lists that come with the corpus.
-
-    Args:
-        path: The corpus: a directory for each word, and the two lists.
-        bits, sample_len, quantization, return_type, drop_last, target_sr, pad_len: See
-            `AudioDataset`.
-        split: ``train``, ``validation`` or ``test``.
-        dequantize: x is the decoded waveform, (L, 1), instead of the levels.
-        on_error: ``raise``, ``warn`` or ``skip`` files that cannot be read.
-        **options: More arguments of `AudioDataset`.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        bits: int = 8,
-        split: str = "train",
-        sample_len: int | None = 16000,
-        quantization: str | None = "mu-law",
-        return_type: str | None = "autoregressive",
-        drop_last: bool = False,
-        target_sr: int | None = None,
-        dequantize: bool = False,
-        pad_len: int | None = None,
-        *,
-        on_error: str = "raise",
-        **options: Any,
-    ) -> None:
-        root = a_path("path", path)
-        wanted = _members(root, split)
-        found = _files(root, on_error)
-        check_rates(found, target_sr)  # of all splits, which need the same rate
-        files = [file for file in found if wanted(file.name)]
-        if not files:
-            raise PlanError(f"no file of {root} is in the split {split!r}: check its lists")
-        self.split, self.dequantize = split, flag("dequantize", dequantize)
-        super().__init__(
-            *(path, files, bits, sample_len, quantization, return_type, drop_last, target_sr),
-            pad_len=pad_len,
-            **options,
-        )
-
-    def __getitem__(self, index: int) -> Any:
-        item = super().__getitem__(index)
-        if not self.dequantize or self.return_type is None:
-            return item
-        x, y = item
-        wave = self.quantize.decode(x)
-        return wave if wave.ndim == 2 else wave.unsqueeze(1), y
-
-
 class SpeechCommands09Autoregressive(AudioSequences):
-    """The digits of the Speech Commands corpus for next-step prediction.
+    """The digits zero to nine of the Speech Commands corpus for next-step prediction.
+
+    They are split by the lists that come with the corpus.
 
     Args:
-        data_dir: The corpus; by default ``sc09`` below the data root.
-        bits, sample_len, quantization, dequantize, pad_len, keep_silence_low, on_error: See
-            `SpeechCommands09`.
+        data_dir: The corpus, with a directory for each word and the two lists; by default ``sc09``
+            below the data root.
+        bits, sample_len, quantization, pad_len, keep_silence_low: See `AudioDataset`.
+        on_error: ``raise``, ``warn`` or ``skip`` files that cannot be read.
     """
 
     _name_: ClassVar[str | None] = "sc09"
 
-    dequantize: bool
+    on_error: str
 
     @property
     def init_defaults(self) -> dict[str, Any]:  # type: ignore[override]
@@ -230,7 +176,6 @@ class SpeechCommands09Autoregressive(AudioSequences):
             "bits": 8,
             "sample_len": 16000,
             "quantization": "mu-law",
-            "dequantize": False,
             "pad_len": None,
             "keep_silence_low": False,
             "on_error": "raise",
@@ -238,30 +183,27 @@ class SpeechCommands09Autoregressive(AudioSequences):
 
     def setup(self) -> None:
         """List the files and split them by the lists of the corpus."""
-        self.data_dir = self.data_dir or default_data_path() / "sc09"
-        settings = {key: getattr(self, key) for key in self.init_defaults}
+        self.data_dir = root = self.data_dir or default_data_path() / "sc09"
+        files = [
+            replace(file, name=f"{word}/{file.name}")
+            for word in CLASSES
+            for file in index_files(root / word, on_error=self.on_error)
+        ]
+        check_rates(files, None)  # of all partitions, which need the same rate
+        val, test = (_listed(root / file) for file in LISTS)
+        parts = {  # training files are in no list
+            "train": [file for file in files if file.name not in val | test],
+            "validation": [file for file in files if file.name in val],
+            "test": [file for file in files if file.name in test],
+        }
+        for name, part in parts.items():
+            if not part:
+                raise PlanError(f"no file of {root} is in the split {name!r}: check its lists")
+        settings = {key: getattr(self, key) for key in self.init_defaults if key != "on_error"}
         self.dataset_train, self.dataset_val, self.dataset_test = (
-            SpeechCommands09(self.data_dir, split=split, **settings) for split in SPLITS
+            AudioDataset(root, part, drop_last=False, **settings) for part in parts.values()
         )
-        self._pad_batches(0 if self.dequantize else self.dataset_train.zero)
-
-
-def _files(root: Path, on_error: str) -> list[AudioFile]:
-    """Return the files of every digit, with their folder in the name."""
-    return [
-        replace(file, name=f"{word}/{file.name}")
-        for word in CLASSES
-        for file in index_files(root / word, on_error=on_error)
-    ]
-
-
-def _members(root: Path, split: str) -> Callable[[str], bool]:
-    """Return a test whether a file is in the split; training files are in no list."""
-    choice("split", split, SPLITS)
-    listed = {name: _listed(root / file) for name, file in LISTS.items()}
-    if split == "train":
-        return lambda name: not any(name in names for names in listed.values())
-    return lambda name: name in listed[split]
+        self._pad_batches(self.dataset_train.zero)
 
 
 def _listed(path: Path) -> frozenset[str]:
