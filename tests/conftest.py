@@ -17,7 +17,7 @@ import pytest
 # spawned workers import the datasets of tests by the name of their module
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests import laws, timed
+from tests import laws, missing_domains, timed
 from tests.left_running import nothing_is_left_running as nothing_is_left_running
 
 # a forkserver imports torch once, and not again in every worker of every test
@@ -27,6 +27,17 @@ multiprocessing.set_forkserver_preload(["torch", "penstock.loaders"])
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROFILE = laws.load_profile()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out tests that use a domain whose folder was deleted."""
+    return True if missing_domains.uses_a_missing_domain(collection_path) else None
+
+
+def pytest_report_header() -> list[str]:
+    """Say which tests are left out."""
+    found = missing_domains.left_out()
+    return [f"left out, without their domain: {', '.join(found)}"] if found else []
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
