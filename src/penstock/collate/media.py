@@ -41,6 +41,9 @@ IMAGE_FIELDS = ("pixel_values", "image", "img")
 CHANNELS = (1, 3, 4)  # sizes that a dimension of channels may have
 DIRECT_MODES = ("L", "RGB", "F", "I;16")  # PIL modes whose pixels are used without conversion
 
+WAVE_FIELDS = ("waveform", "audio", "input_values", "array")
+WAVE_SCALE = {torch.int16: 32768.0, torch.int32: 2147483648.0}
+
 
 class VisionCollator:
     """Collator that returns ``pixel_values`` (B, C, H, W) and, where samples have them, ``labels``.
@@ -137,6 +140,9 @@ class VisionCollator:
         return self.mean[:channels], self.std[:channels]
 
 
+VisionDataCollator = VisionCollator  # the name in code written for other engines
+
+
 def _as_array(tensor: torch.Tensor) -> Any:
     """Return the tensor's memory as an array, where numpy supports its device and dtype.
 
@@ -221,10 +227,6 @@ def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tenso
     if first == last:
         first = is_tensor if channels_first is None else channels_first
     return tensor if first else tensor.permute(2, 0, 1)
-
-
-WAVE_FIELDS = ("waveform", "audio", "input_values", "array")
-WAVE_SCALE = {torch.int16: 32768.0, torch.int32: 2147483648.0}
 
 
 class AudioCollator:

@@ -247,6 +247,9 @@ class TextCollator:
         return collate_values(values, name)
 
 
+LanguageModelingDataCollator = TextCollator  # the name in code written for other engines
+
+
 @dataclass(frozen=True, slots=True)
 class PaddedTokens:
     """Rows of tokens, and the padded batch of them.

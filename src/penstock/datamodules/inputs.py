@@ -182,6 +182,12 @@ def check_share(val_split: float) -> None:
 class KeyedIndices(Sequence[int]):
     """Positions ``start:stop`` of a keyed shuffle, computed on access instead of stored.
 
+    Args:
+        length: Number of samples.
+        key: Key of the shuffle.
+        start: The first position.
+        stop: The position after the last one.
+
     >>> both = [KeyedIndices(10, key=7, start=0, stop=8), KeyedIndices(10, key=7, start=8, stop=10)]
     >>> sorted([*both[0], *both[1]]) == list(range(10))
     True

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from penstock.collate import CollateError, stack, unequal
+from penstock.collate.default import CollateError, stack, unequal
 
 IGNORED = -100  # the target that torch's cross-entropy ignores
 

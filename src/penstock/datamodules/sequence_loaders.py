@@ -22,6 +22,9 @@ from penstock.registry import Registry, unknown_name
 from penstock.seeds import Seed
 from penstock.sources.contract import DatasetLike
 
+# set by the partition and by its chunk size, never by a loader's keys
+RESERVED: Final = {"self", "dataset", "chunk_size", "evaluation", "order"}
+
 
 class TBPTTDataLoader(ChunkedDataLoader):
     """Batches ``(x, y, dict)`` cut along their length, for truncated backpropagation through time.
@@ -202,9 +205,6 @@ class _CutIterator(LoaderIterator[Any]):
 loader_registry: Final[Registry[type[ChunkedDataLoader]]] = Registry(
     "loader", {"tbptt": TBPTTDataLoader}
 )
-
-# set by the partition and by its chunk size, never by a loader's keys
-RESERVED: Final = {"self", "dataset", "chunk_size", "evaluation", "order"}
 
 
 class CachedLoader(NamedTuple):

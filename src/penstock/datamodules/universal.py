@@ -293,7 +293,10 @@ def _make_loader(
 
 
 class BySample:
-    """Passes the samples of a batch that was read as a whole to a collator of samples.
+    """A collator of batches that were read as a whole, made of a collator of samples.
+
+    Args:
+        collate: Collates a list of samples.
 
     >>> BySample(len)({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
     3
