@@ -18,6 +18,9 @@ VALUES = [None, True, "x", "", -1, 1.5, 10**30, float("nan"), float("inf"), [], 
 examples = settings(max_examples=20, suppress_health_check=[HealthCheck.differing_executors])
 
 
+WRITTEN = {}  # by class: the folder of the file, and its bytes
+
+
 class DamagedFile:
     """The tests of one kind of file; subclasses have a ``name``, ``write`` and ``read``."""
 
@@ -39,16 +42,14 @@ class DamagedFile:
             return False
         return True
 
-    _written = {}  # by class: the folder of the file, and its bytes
-
     def written(self, factory):
         kind = type(self)
-        if kind not in self._written:
+        if kind not in WRITTEN:
             folder = factory.mktemp("files")
             self.write(folder)
             assert self.read_or_refused(folder)
-            self._written[kind] = folder, (folder / self.name).read_bytes()
-        return self._written[kind]
+            WRITTEN[kind] = folder, (folder / self.name).read_bytes()
+        return WRITTEN[kind]
 
     @given(data=st.data())
     @examples

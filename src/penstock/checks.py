@@ -17,6 +17,9 @@ Value: TypeAlias = int | float | str | None
 
 SHOWN = 10  # findings in an error message; the report has all of them
 
+Dimension: TypeAlias = int | str | None
+SHARE = 0.01  # of the time for checks: negligible, and thousands of batches in hours of training
+
 
 class InvalidDataError(SourceError, ValueError):
     """Data on disk that is missing, unreadable or wrong."""
@@ -100,11 +103,6 @@ def _plain(value: Value) -> Value:
     if isinstance(value, float) and value not in (float("inf"), float("-inf")) and value == value:
         return value
     return str(value) if isinstance(value, float) else value
-
-
-Dimension: TypeAlias = int | str | None
-
-SHARE = 0.01  # of the time for checks: negligible, and thousands of batches in hours of training
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,19 @@ from penstock.arguments import whole_number
 from penstock.atomic_files import replace_file, replace_text
 from penstock.errors import ConfigError, PenstockError
 
+log = logging.getLogger("penstock")
+
+# what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone;
+# OSError: for a seek to where no file can go
+DAMAGED: Final = (
+    OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
+    pickle.UnpicklingError, struct.error, zlib.error, AttributeError, TypeError, IndexError,
+    AssertionError,
+)  # fmt: skip
+Entries: TypeAlias = "list[CheckpointMetadata]"
+REGISTRY: Final = "checkpoint_registry.json"
+_PATTERN: Final = re.compile(r"checkpoint_.*\.pt")
+
 
 class CheckpointError(PenstockError, RuntimeError):
     """A checkpoint that cannot be written or read."""
@@ -66,7 +79,7 @@ def make_directory(name: str, path: Path) -> None:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Save ``state`` at ``path``; where that fails, what was there before stays."""
+    """Save ``state`` at ``path``; if that fails, an earlier file stays."""
     try:
         replace_file(path, lambda file: torch.save(state, file))
     except (OSError, RuntimeError) as error:
@@ -77,7 +90,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved at ``path``, every byte of it checked.
+    """Return the state saved at ``path``; every byte of it is checked.
 
     Raises:
         NoCheckpointError: There is no file of that name.
@@ -147,19 +160,10 @@ def _unreadable(path: Path, error: BaseException) -> UnreadableCheckpointError:
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of torch's page-long messages that says what is wrong."""
+    """Return the line of a long message of torch that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "nsupported" in line or "not an allowed" in line]
     return (telling or lines or [type(error).__name__])[0]
-
-
-# what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone;
-# OSError: for a seek to where no file can go
-DAMAGED: Final = (
-    OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
-    pickle.UnpicklingError, struct.error, zlib.error, AttributeError, TypeError, IndexError,
-    AssertionError,
-)  # fmt: skip
 
 
 def check_loadable(state: Mapping[str, Any]) -> None:
@@ -178,7 +182,7 @@ def check_loadable(state: Mapping[str, Any]) -> None:
 
 
 def hollow(value: Any) -> Any:
-    """The same structure with empty tensors: as loadable as the whole, and quick to save."""
+    """Return the same structure with empty tensors: as loadable, and quick to save."""
     if type(value) is torch.Tensor:
         return torch.empty(0, dtype=value.dtype)
     if type(value) in (dict, OrderedDict):
@@ -189,7 +193,7 @@ def hollow(value: Any) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """Where python's, numpy's and torch's global generators are (and cuda's, if in use)."""
+    """Return the states of Python's, numpy's and torch's global generators (and CUDA's)."""
     kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # users draw from it
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -202,7 +206,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put the global generators back there.
+    """Restore the states of the global generators.
 
     >>> saved = random_state()
     >>> before = random.random()
@@ -217,13 +221,6 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-log = logging.getLogger("penstock")
-
-Entries: TypeAlias = "list[CheckpointMetadata]"
-REGISTRY: Final = "checkpoint_registry.json"
-_PATTERN: Final = re.compile(r"checkpoint_.*\.pt")
 
 
 @dataclass(frozen=True)
@@ -267,11 +264,11 @@ class CheckpointMetadata:
 
 
 def read_registry(directory: Path) -> list[CheckpointMetadata]:
-    """The checkpoints there are, earliest first, whatever became of the registry's file.
+    """Return the checkpoints of a directory, earliest first, whether the registry is right or not.
 
-    What it names and is gone is left out; what is there and not named (the process was killed
-    before it could, or the file is damaged) is read. A damaged checkpoint is left out, and logged;
-    one that cannot be read now raises: without it an earlier one would be taken for the latest.
+    An entry without its file is left out. A file without an entry is read: the process was killed
+    before it wrote the entry, or the registry is damaged. A damaged checkpoint is left out, and
+    logged; one that cannot be read now raises: an earlier one would be taken for the latest.
     """
     there = {path.name: path for path in list_files(directory) if _PATTERN.fullmatch(path.name)}
     known = {entry.file: entry for entry in _named(directory / REGISTRY) if entry.file in there}
@@ -285,7 +282,7 @@ def read_registry(directory: Path) -> list[CheckpointMetadata]:
 
 
 def write_registry(directory: Path, entries: list[CheckpointMetadata]) -> None:
-    """Write the registry's file, as a whole."""
+    """Replace the registry's file."""
     replace_text(directory / REGISTRY, json.dumps([asdict(entry) for entry in entries], indent=1))
 
 
@@ -304,7 +301,7 @@ def _named(path: Path) -> list[CheckpointMetadata]:
 
 
 def metadata_of(file: str, state: dict[str, Any]) -> CheckpointMetadata:
-    """The registry's entry of a checkpoint."""
+    """Return the registry's entry of a checkpoint."""
     names = ("sequence", "epoch", "global_step", "metrics", "monitor", "timestamp")
     try:
         return CheckpointMetadata(file, **{name: state[name] for name in names})
@@ -315,7 +312,7 @@ def metadata_of(file: str, state: dict[str, Any]) -> CheckpointMetadata:
 
 
 def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetadata]:
-    """Best first; of equals the earliest; what is not a number last."""
+    """Return the entries, the best first; of equals the earliest; NaN last."""
     sign = 1 if mode == "min" else -1
 
     def badness(entry: CheckpointMetadata) -> tuple[bool, float]:
@@ -326,7 +323,7 @@ def ranked(entries: list[CheckpointMetadata], mode: str) -> list[CheckpointMetad
 
 
 def kept(entries: Entries, *, best: int, last: int, mode: str) -> Entries:
-    """Those that stay: the best and the last ones, at least one of each."""
+    """Return the entries to keep: the best and the last ones, at least one of each."""
     stay = {entry.file for entry in ranked(entries, mode)[: max(1, best)]}
     stay |= {entry.file for entry in entries[-max(1, last) :]}
     return [entry for entry in entries if entry.file in stay]

@@ -22,19 +22,19 @@ class Stateful(Protocol):
     """A loader, a data module, or anything else with a state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go there."""
+        """Restore a state."""
         ...
 
 
 class CheckpointManager:
-    """Saves checkpoints, keeps the best and the last ones, and finds them again.
+    """A directory of checkpoints, of which the best and the last ones are kept.
 
-    A checkpoint is there whole or not at all: a process killed while it saves leaves the one
-    before. One process writes (rank 0); any may load. Files load with ``weights_only=True``.
+    A checkpoint is written completely or not at all: a process killed while it saves leaves the
+    previous one. One process writes (rank 0); any may load. Files load with ``weights_only=True``.
 
     Args:
         checkpoint_dir: The directory; created if it does not exist.
@@ -114,14 +114,18 @@ class CheckpointManager:
         """Save a checkpoint, then delete those that need not be kept; return its path.
 
         Args:
-            model: The model.
+            model: The model, or anything with a ``state_dict()``.
             optimizer: The optimizer; None if there is none.
-            scheduler: The learning rate scheduler; None if there is none.
-            epoch: The epoch, counted from 0.
-            metrics: Numbers, or tensors of one number, by name; the monitored one is among them.
-            global_step: Optimizer steps so far; by default the epoch.
-            custom_state: What else is to be saved.
+            scheduler: The scheduler; None if there is none.
+            epoch: The epoch that ended.
+            metrics: Numbers, or tensors of one, by name; the one of ``monitor`` is required.
+            global_step: Optimizer steps so far; None for ``epoch``.
+            custom_state: Tensors and plain values of your own.
             loaders: A loader, a data module, or several by name; `load` restores their positions.
+
+        Raises:
+            ConfigError: An argument is invalid, or could be saved but not loaded again.
+            CheckpointError: The file cannot be written; earlier checkpoints are kept.
         """
         epoch = whole_number("epoch", epoch, minimum=0, error=ConfigError)
         step = epoch if global_step is None else global_step
@@ -203,17 +207,17 @@ class CheckpointManager:
     # -- finding
 
     def list_checkpoints(self) -> list[files.CheckpointMetadata]:
-        """All there are, the latest epoch first."""
+        """Return all checkpoints, the latest epoch first."""
         entries = files.read_registry(self.checkpoint_dir)
         return sorted(entries, key=lambda e: (e.epoch, e.global_step, e.sequence), reverse=True)
 
     def get_best(self) -> Path | None:
-        """The checkpoint with the best value of ``monitor``; None where there is none."""
+        """Return the checkpoint with the best value of ``monitor``; None if there is none."""
         entries = files.ranked(files.read_registry(self.checkpoint_dir), self.mode)
         return self.checkpoint_dir / entries[0].file if entries else None
 
     def get_latest(self) -> Path | None:
-        """The checkpoint saved last; None where there is none."""
+        """Return the checkpoint saved last; None if there is none."""
         entries = files.read_registry(self.checkpoint_dir)
         return self.checkpoint_dir / entries[-1].file if entries else None
 
@@ -226,12 +230,16 @@ class CheckpointManager:
         *,
         restore_rng: bool = True,
     ) -> dict[str, Any]:
-        """Return a saved state, and restore the positions of ``loaders``.
+        """Return the state saved at ``path``, with the positions of ``loaders`` restored.
 
         Args:
             path: The checkpoint; None for the best one.
-            loaders: A loader, a data module, or several by name, as passed to `save`.
-            restore_rng: Restore the states of the global random generators, too.
+            loaders: As passed to `save`.
+            restore_rng: Also restore the states of Python's, numpy's and torch's generators.
+
+        Raises:
+            NoCheckpointError: There is no such checkpoint.
+            CheckpointError: It is damaged, or cannot be read now.
         """
         chosen = self.get_best() if path is None else Path(path)
         if chosen is None:
@@ -241,12 +249,12 @@ class CheckpointManager:
             state = files.read_checkpoint(chosen)
         except files.DamagedCheckpointError as error:
             raise files.DamagedCheckpointError(f"{error}; {self._recovery(chosen)}") from error
-        self._put_back(_named(loaders), state, chosen.parent)
+        self._restore_loaders(_named(loaders), state, chosen.parent)
         if restore_rng and "rng_state" in state:
             _restore_random_state(chosen, state["rng_state"])
         return state
 
-    def _put_back(
+    def _restore_loaders(
         self, loaders: Mapping[str, Stateful], state: dict[str, Any], folder: Path
     ) -> None:
         states = state.get("loader_states") or {}

@@ -40,6 +40,9 @@ from penstock.training import checkpoint_files as files
 from penstock.transforms import recommended_augmentation
 from penstock.tuning import DataLoaderFactory, DataLoaderPerformanceMonitor
 
+Save: TypeAlias = Callable[[dict[str, Any]], None]
+FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]
+
 
 class FoldFiles:
     """The checkpoints of the folds of one run, one file each.
@@ -83,10 +86,6 @@ class FoldFiles:
     def file_of(self, fold: int) -> Path:
         """Return the path of a fold's checkpoint."""
         return self.path / f"fold_{fold}.pt"
-
-
-Save: TypeAlias = Callable[[dict[str, Any]], None]
-FoldIndices: TypeAlias = Sequence[tuple[Sequence[int] | Indices, Sequence[int] | Indices]]
 
 
 class TrainingEngine:

@@ -20,6 +20,11 @@ from penstock.errors import BatchError, PlanError
 from penstock.order import derive_key
 from penstock.progress import progress_bar
 
+log = logging.getLogger("penstock")
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+CURVES = ("losses", "accuracies", "f1s")
+
 
 class Scores(NamedTuple):
     """Loss, accuracy and macro F1."""
@@ -124,13 +129,6 @@ def vote(logits: torch.Tensor, targets: torch.Tensor, recordings: Any) -> dict[s
         "recording_confusion_matrix": confusion(predictions, truth, logits.shape[1]),
         "recording_predictions": dict(zip(map(str, names), predictions.tolist(), strict=True)),
     }
-
-
-Counts: TypeAlias = npt.NDArray[np.int64]
-
-log = logging.getLogger("penstock")
-
-CURVES = ("losses", "accuracies", "f1s")
 
 
 @dataclass(frozen=True)

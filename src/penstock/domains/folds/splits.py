@@ -29,6 +29,8 @@ RETRY_VAL_SEGMENTS, RETRY_TEST_SEGMENTS = 5, 8
 BETTER_ATTEMPTS: Final = 300  # stop after this number of attempts without a better split
 NEW_ATTEMPTS: Final = 50  # stop after this number of attempts without a new split
 
+Rating: TypeAlias = float | str  # the score of a split, lower is better; or why it is unusable
+
 
 class Folds(NamedTuple):
     """The folds of a cross-validation.
@@ -263,9 +265,6 @@ class _AuthorTable:
 
 
 # -- proposals and their rating
-
-
-Rating: TypeAlias = float | str  # the score of a split, lower is better; or why it is unusable
 
 
 def _propose_folds(table: _AuthorTable, n_splits: int, seed: int) -> Parts:

@@ -28,10 +28,14 @@ from penstock.streaming.buffers import BatchBuffers, LifetimeToken, with_lifetim
 from penstock.streaming.prefetch import Prefetched
 from penstock.streaming.transfer import Tensors, Transfer, check_device, transfer_to
 
+log = logging.getLogger("penstock")
+
 LoadFunction: TypeAlias = Callable[..., Any]
 Array: TypeAlias = npt.NDArray[np.generic]
 Chunk: TypeAlias = tuple[torch.Tensor, ...]
 Loaded: TypeAlias = tuple[Tensors, list[LifetimeToken]]
+
+ARGUMENTS = {"order": "sampling", "samples": "total_timesteps", "chunk": "chunk_size"}
 
 
 class ChunkPipeline:
@@ -164,11 +168,6 @@ def takes_out(load_fn: LoadFunction) -> bool:
     except (TypeError, ValueError):  # a builtin without a signature
         return False
     return "out" in parameters
-
-
-log = logging.getLogger("penstock")
-
-ARGUMENTS = {"order": "sampling", "samples": "total_timesteps", "chunk": "chunk_size"}
 
 
 class RandomChunkLoader:

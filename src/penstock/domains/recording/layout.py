@@ -27,6 +27,16 @@ from penstock.sources.zarr.source import ZarrSource, stored_arrays
 
 LayoutName = Literal["zarr_v2", "zarr_v1", "npy"]
 
+Whole = TypeVar("Whole", bound=np.integer[Any])
+_NAMES = """
+    Am C2 C3 CT1(Lo1) CT1(M10) L1 L2 L3 L4 L5 Lawf1 Lawf2
+    Mi1 Mi10 Mi11 Mi12 Mi13 Mi14 Mi15 Mi2 Mi3 Mi4 Mi9 R1 R2 R3 R4 R5 R6 R7 R8
+    T1 T2 T2a T3 T4a T4b T4c T4d T5a T5b T5c T5d
+    Tm1 Tm16 Tm2 Tm20 Tm28 Tm3 Tm30 Tm4 Tm5Y Tm5a Tm5b Tm5c Tm9
+    TmY10 TmY13 TmY14 TmY15 TmY18 TmY3 TmY4 TmY5a TmY9
+"""
+TYPE_NAMES = tuple(_NAMES.split())
+
 
 class FlyVisSim(IntEnum):
     """Columns of a recording; dynamic ones change with time, static ones describe a neuron.
@@ -247,18 +257,6 @@ class NpyColumn(ArrayReader):
     def fingerprint(self) -> str:
         """Return the identity of the data: the file and the part of it."""
         return digest([self._source.fingerprint(), self._neurons, self._column], [])
-
-
-Whole = TypeVar("Whole", bound=np.integer[Any])
-
-_NAMES = """
-    Am C2 C3 CT1(Lo1) CT1(M10) L1 L2 L3 L4 L5 Lawf1 Lawf2
-    Mi1 Mi10 Mi11 Mi12 Mi13 Mi14 Mi15 Mi2 Mi3 Mi4 Mi9 R1 R2 R3 R4 R5 R6 R7 R8
-    T1 T2 T2a T3 T4a T4b T4c T4d T5a T5b T5c T5d
-    Tm1 Tm16 Tm2 Tm20 Tm28 Tm3 Tm30 Tm4 Tm5Y Tm5a Tm5b Tm5c Tm9
-    TmY10 TmY13 TmY14 TmY15 TmY18 TmY3 TmY4 TmY5a TmY9
-"""
-TYPE_NAMES = tuple(_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

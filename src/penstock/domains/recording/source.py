@@ -27,6 +27,8 @@ FloatRows = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.generic]
 Buffers = tuple[Rows, ...]
 
+CHUNK_TIMESTEPS = 2000
+
 
 class RecordingSource(ArraySource):
     """A recording as a source: a sample is a timestep, a field is a column over all neurons.
@@ -184,9 +186,6 @@ def create_zarr_loader(
     data = files.reader(layout.dynamic_column(column_idx), None)
     stimulus = files.reader(layout.dynamic_column(stim_column_idx), num_stim_dims)
     return ColumnLoader((data, stimulus), threads)
-
-
-CHUNK_TIMESTEPS = 2000
 
 
 def write_recording(

@@ -24,6 +24,8 @@ from penstock.order import Indices
 Strings = npt.NDArray[np.str_]
 MOST_CLASSES = 1_000_000  # a model has an output for each
 
+Image = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
@@ -174,9 +176,6 @@ def _check_file(directory: Path, table: Path, line: int, filename: str) -> None:
         found = False
     if not found:
         raise SourceError(f"{table.name!r} line {line}: there is no file {shown(filename)}")
-
-
-Image = npt.NDArray[np.float32]
 
 
 class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):

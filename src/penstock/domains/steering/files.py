@@ -48,7 +48,11 @@ class MissingHdf5Error(MissingExtraError, ValueError):
 
 
 class PtReader:
-    """Reads tables from .pt files, one file per table."""
+    """Tables in .pt files, one file per table.
+
+    Args:
+        directory: Of the dataset.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -79,7 +83,11 @@ class PtReader:
 
 
 class Hdf5Reader:
-    """Reads tables from an open HDF5 file."""
+    """Tables in an HDF5 file.
+
+    Args:
+        file: The open file.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file

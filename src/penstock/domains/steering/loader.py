@@ -68,7 +68,12 @@ class SteeringLoader(ChunkedDataLoader):
 
 
 class SteeringSampler(RankSampler):
-    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader."""
+    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader.
+
+    Args:
+        dataset: The loader's dataset.
+        position: The loader's position.
+    """
 
     def __init__(self, dataset: Any, position: Position) -> None:
         super().__init__(dataset, position)

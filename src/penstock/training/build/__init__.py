@@ -102,10 +102,8 @@ def _check_loaders(settings: Settings, module: Any, data: Any) -> None:
     if size is not None and not may_validate:
         given = (settings.resolved.get("train") or {}).get("val_chunk_size")
         key = f"{'dataset' if given is None else 'train'}.val_chunk_size"
-        raise ConfigError(
-            f"{key} ({settings.where(key)}): there is no validation data for "
-            f"val_chunk_size={size!r}: leave it out, or add validation data to the dataset"
-        )
+        why = f"there is no validation data for val_chunk_size={size!r}: leave it out, or add "
+        raise settings.refused(key, f"{why}validation data to the dataset")
 
 
 def _items(section: Any) -> list[tuple[Any, Any]]:

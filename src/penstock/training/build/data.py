@@ -33,12 +33,16 @@ from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.keys import LOADER, STREAM_LOADER
 
+lightning = optional("lightning.pytorch", extra="lightning")
+
 log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
 WAYS = "a _name_, a _target_, a path, a mixture, or sections train and val"
 MIXTURE = ("mixture", "weights", "until", "label")
 PRIORITY = ("parts", "weights", "cover_within_epochs")
+
+BATCH_SIZE = 32  # samples; the default of loader.batch_size
 
 
 def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
@@ -49,9 +53,10 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
     section = {"path": section} if isinstance(section, str) else section
     if "_name_" in section or _is_sequence_dataset(section):
         if settings.train.priority is not None:
-            raise ConfigError(
-                f"train.priority ({settings.where('train.priority')}) needs a dataset with a path, "
-                "a _target_ or a mixture: one with a _name_ makes its own loaders"
+            raise settings.refused(
+                "train.priority",
+                "needs a dataset with a path, a _target_ or a mixture: one with a _name_ makes "
+                "its own loaders",
             )
         return _of_sequences(section, maker, loaders)
     if {"_target_", "path", "mixture"} & section.keys():
@@ -62,14 +67,13 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
     elif any(part in section for part in PARTS):
         parts = _parts(settings, section, maker)
     else:
-        raise ConfigError(f"dataset ({settings.where('dataset')}) must have {WAYS}")
+        raise settings.refused("dataset", f"must have {WAYS}")
     if (priority := settings.train.priority) is not None:
         check_names("train.priority", priority, PRIORITY)
         try:
             parts["train"] = prioritized(parts["train"], **priority)
         except (PlanError, TypeError) as error:
-            where = settings.where("train.priority")
-            raise ConfigError(f"train.priority ({where}): {error}") from error
+            raise settings.refused("train.priority", str(error)) from error
     ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
     if ignored and any(is_source(data) for data in parts.values()):
         keys = ", loader.".join(sorted(ignored))
@@ -117,10 +121,8 @@ def _split(settings: Settings, made: Any, share: Any, loaders: PartLoaders) -> d
         return {"train": made}
     check_share(share)
     if isinstance(made, Mixture):
-        raise ConfigError(
-            f"dataset.val_split ({settings.where('dataset.val_split')}) of a mixture: give "
-            "dataset.train a mixture, and dataset.val a path"
-        )
+        why = "is of a mixture: give dataset.train a mixture, and dataset.val a path"
+        raise settings.refused("dataset.val_split", why)
     steps = loaders.options.get("steps", 1)
     train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
     if is_source(made) and steps > 1:
@@ -132,9 +134,11 @@ def _parts(settings: Settings, section: Mapping[str, Any], maker: Maker) -> dict
     """Return the datasets or sources that a section has for each part."""
     for name in section:
         if name not in PARTS:
-            raise maker.refused(f"dataset.{name}", f"is unknown: the parts are {', '.join(PARTS)}")
+            raise maker.settings.refused(
+                f"dataset.{name}", f"is unknown: the parts are {', '.join(PARTS)}"
+            )
     if section.get("train") is None:
-        raise ConfigError(f"dataset.train ({settings.where('dataset')}): there is no training data")
+        raise settings.refused("dataset.train", "there is no training data")
     given = {part: section[part] for part in PARTS if section.get(part) is not None}
     return {part: _opened(f"dataset.{part}", each, maker) for part, each in given.items()}
 
@@ -151,7 +155,7 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
     if not isinstance(section, Mapping):
         found = type(section).__name__
         why = f"must be one path or section, got {found}: join several into one dataset"
-        raise maker.refused(key, why)
+        raise maker.settings.refused(key, why)
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
     return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
@@ -162,12 +166,12 @@ def _mixture(key: str, section: Mapping[str, Any], maker: Maker) -> Mixture:
     check_names(key, section, (*MIXTURE, "val_split"))
     members, options = section["mixture"], {n: section[n] for n in MIXTURE[1:] if n in section}
     if not isinstance(members, Mapping):
-        raise maker.refused(f"{key}.mixture", f"must be members by name, got {members!r}")
+        raise maker.settings.refused(f"{key}.mixture", f"must be members by name, got {members!r}")
     opened = {str(n): _opened(f"{key}.mixture.{n}", m, maker) for n, m in members.items()}
     try:
         return Mixture(opened, **options)
     except PlanError as error:
-        raise maker.refused(key, str(error)) from error
+        raise maker.settings.refused(key, str(error)) from error
 
 
 def check_names(key: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -175,9 +179,6 @@ def check_names(key: str, section: Mapping[str, Any], known: tuple[str, ...]) ->
     for name in section:
         if name not in known:
             raise ConfigError(unknown_name(f"key of {key}", str(name), known))
-
-
-lightning = optional("lightning.pytorch", extra="lightning")
 
 
 class JobData(ClosableModule, lightning.LightningDataModule):  # type: ignore[misc, name-defined]
@@ -233,9 +234,6 @@ def flat_loaders(loaders: Any) -> list[Any]:
     if isinstance(loaders, list | tuple):
         return [each for value in loaders for each in flat_loaders(value)]
     return [] if loaders is None else [loaders]
-
-
-BATCH_SIZE = 32  # samples; the default of loader.batch_size
 
 
 @dataclass(frozen=True, slots=True)

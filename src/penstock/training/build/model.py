@@ -50,12 +50,12 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
         if found:
             log.info("the model is a LightningModule: %s have no effect", ", ".join(found))
         return model
-    where = f"model ({settings.where('model')})"
     if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
-        raise ConfigError(f"{where} is of pytorch_lightning: import lightning.pytorch instead")
+        why = "is of pytorch_lightning: import lightning.pytorch instead"
+        raise settings.refused("model", why)
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise ConfigError(f"{where} must be a torch or Lightning module, got {kind}")
+        raise settings.refused("model", f"must be a torch or Lightning module, got {kind}")
     sizes = sizes_of(data)
     d_model, d_output = (
         section.get(name) if getattr(model, name, None) is None else getattr(model, name)
@@ -93,13 +93,13 @@ def check_heads(maker: Maker, task: Any, before: list[nn.Module], after: list[nn
     """Refuse an encoder or decoder that repeats the task's own."""
     if task.encoder is not None and any(isinstance(each, nn.Embedding) for each in before):
         why = "the task has an embedding of its own: leave the encoder out"
-        raise maker.refused("encoder", why)
+        raise maker.settings.refused("encoder", why)
     last = getattr(after[-1], "output", after[-1]) if after else None
     given = getattr(last, "out_features", None)
     taken = getattr(task.decoder, "in_features", None)
     if None not in (given, taken) and given != taken:
         why = f"the task has a projection of its own, from a width of {taken} and not {given}"
-        raise maker.refused("decoder", f"{why}: leave the decoder out")
+        raise maker.settings.refused("decoder", f"{why}: leave the decoder out")
 
 
 def make_task(settings: Settings, maker: Maker, given: Mapping[str, Any]) -> Any:

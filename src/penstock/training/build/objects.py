@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,12 +25,19 @@ from penstock.training.config import Settings
 
 RESERVED: Final = ("_name_", "_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
+OURS: Final = (ConfigError, PlanError, SourceError)
+NUMBERS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
 
+
+@dataclass(frozen=True, slots=True)
 class Maker:
-    """Creates the objects that sections describe; errors have the file and line of the key."""
+    """Creates the objects that sections describe; errors have the file and line of the key.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    Args:
+        settings: The configuration that the sections are of.
+    """
+
+    settings: Settings
 
     def make(
         self,
@@ -81,7 +89,7 @@ class Maker:
             section: The section; an error may name one of its keys.
             foreign: Also convert a TypeError or ValueError of other libraries.
         """
-        where = self._settings.where
+        where = self.settings.where
         try:
             yield
         except OURS as error:
@@ -115,20 +123,20 @@ class Maker:
             found = located(str(path))
         except (ImportError, AttributeError) as error:
             why = f"{path!r} cannot be imported: {error}"
-            raise self.refused(f"{key}._target_", why) from error
+            raise self.settings.refused(f"{key}._target_", why) from error
         if not callable(found):
-            raise self.refused(f"{key}._target_", f"{path!r} is not a class or function")
+            raise self.settings.refused(f"{key}._target_", f"{path!r} is not a class or function")
         return cast("Callable[..., Any]", found)
 
     def _named(self, key: str, options: Mapping[str, Any], registry: Registry[Any] | None) -> Any:
         name = options.get("_name_")
         if registry is None or name is None:
             wanted = "_target_" if registry is None else "_target_ or _name_"
-            raise self.refused(key, f"has no {wanted}: add one")
+            raise self.settings.refused(key, f"has no {wanted}: add one")
         if name not in registry:
             unknown = unknown_name(registry.kind, name, registry)
             hint = "" if close_name(name, registry) else "; register yours in a module of imports"
-            raise self.refused(f"{key}._name_", unknown + hint)
+            raise self.settings.refused(f"{key}._name_", unknown + hint)
         return registry.find(name)
 
     def _check(
@@ -148,19 +156,19 @@ class Maker:
         for name, value in wanted.items():
             words = number_words(known[name].annotation) if name in known else None
             if words is not None and isinstance(value, str):
-                at = f"{key}.{name} ({self._settings.where(f'{key}.{name}')})"
-                raise ConfigError(f"{at} must be {words}, got {value!r}")
+                where = self.settings.where(f"{key}.{name}")
+                raise ConfigError(f"{key}.{name} ({where}) must be {words}, got {value!r}")
             if name not in known and not any_name:
                 meant = did_you_mean(name, known, otherwise="it takes")
-                raise self.refused(f"{key}.{name}", f"{called} has no such parameter{meant}")
+                raise self.settings.refused(
+                    f"{key}.{name}", f"{called} has no such parameter{meant}"
+                )
         for each in list(known.values())[args:]:
             named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if named and each.default is each.empty and each.name not in {*wanted, *fixed}:
-                raise self.refused(key, f"{called} needs {each.name!r}: give {key}.{each.name}")
-
-    def refused(self, key: str, why: str) -> ConfigError:
-        """Return the error for a key, with the file and line that set it."""
-        return ConfigError(f"{key} ({self._settings.where(key)}): {why}")
+                raise self.settings.refused(
+                    key, f"{called} needs {each.name!r}: give {key}.{each.name}"
+                )
 
 
 def as_section(section: Any) -> dict[str, Any]:
@@ -195,10 +203,6 @@ def located(path: str) -> Any:
                     raise  # the module exists, but a module it imports does not
         found = getattr(found, part)
     return found
-
-
-OURS: Final = (ConfigError, PlanError, SourceError)
-NUMBERS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _named_in(section: Mapping[str, Any], text: str) -> str | None:

@@ -43,10 +43,18 @@ callbacks: Final[Factories] = Registry("callback")
 
 MODES = ("last", "first", "pool", "sum")
 
+PADDING = -100
+
 
 @models.register("lstm")
 class SequenceLSTM(nn.Module):
-    """An LSTM over (batch, length, d_model)."""
+    """An LSTM over (batch, length, d_model).
+
+    Args:
+        d_model: Width of inputs and outputs.
+        n_layers: Number of layers.
+        dropout: Probability of dropping an output between two layers.
+    """
 
     def __init__(self, d_model: int, n_layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -71,7 +79,13 @@ class Identity(nn.Module):
 
 @encoders.register("linear")
 class LinearEncoder(nn.Linear):
-    """A linear layer from channels to the width of the model."""
+    """A linear layer from channels to the width of the model.
+
+    Args:
+        d_input: Number of channels.
+        d_model: Width of the model.
+        bias: Whether it has a bias.
+    """
 
     def __init__(self, d_input: int, d_model: int, bias: bool = True) -> None:
         super().__init__(d_input, d_model, bias)
@@ -106,7 +120,13 @@ class EmbeddingEncoder(nn.Embedding):
 
 @decoders.register("linear")
 class LinearDecoder(nn.Linear):
-    """A linear layer from the width of the model to the outputs that the data needs."""
+    """A linear layer from the width of the model to the outputs that the data needs.
+
+    Args:
+        d_model: Width of the model.
+        d_output: Number of outputs.
+        bias: Whether it has a bias.
+    """
 
     def __init__(self, d_model: int, d_output: int, bias: bool = True) -> None:
         super().__init__(d_model, d_output, bias)
@@ -158,9 +178,6 @@ class SequenceDecoder(nn.Module):
         if self.mode == "pool":
             x = x / torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype).unsqueeze(-1)
         return x[..., -steps:, :]
-
-
-PADDING = -100
 
 
 def accepted(function: Callable[..., Any], extras: dict[str, Any]) -> dict[str, Any]:

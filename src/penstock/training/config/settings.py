@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -183,34 +184,17 @@ def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
     return used
 
 
-# derived, so that an option of training in chunks is declared in one place only
-_CHUNK_KEYS: Any = make_dataclass(
-    "_CHUNK_KEYS",
-    [(each.key, Any, each.default) for each in ChunkSettings.options() if each.key in keys.CHUNKS],
-    frozen=True,
-)
-
-
-@dataclass(frozen=True)
-class TrainSettings(_CHUNK_KEYS):  # type: ignore[misc]
-    """The section ``train``: the options of `ChunkSettings` by their keys, and those below.
-
-    Args:
-        priority: Parts of the training data that come more often: ``{parts, weights,
-            cover_within_epochs}``, the arguments of `penstock.datasets.mixture.prioritized`.
-        seed: Seed of the model's initial weights; None draws one for each run.
-        interval: How often the scheduler steps: ``"epoch"`` or ``"step"``.
-        monitor: The metric that schedulers and the best checkpoint depend on.
-        mode: ``"min"`` or ``"max"``: which values of ``monitor`` are better.
-        checkpoint_every: Optimizer steps between checkpoints inside a chunk.
-    """
-
-    priority: Any = None
-    seed: int | None = 0
-    interval: str = "epoch"
-    monitor: str = "val/loss"
-    mode: str = "min"
-    checkpoint_every: int | None = None
+# the values of ``train`` that a configuration leaves out; the options of chunks are declared in
+# `ChunkSettings` only
+TRAIN_DEFAULTS: Final = {
+    **{each.key: each.default for each in ChunkSettings.options() if each.key in keys.CHUNKS},
+    "priority": None,
+    "seed": 0,
+    "interval": "epoch",
+    "monitor": "val/loss",
+    "mode": "min",
+    "checkpoint_every": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +205,7 @@ class Settings:
         path: The main file.
         root: The folder of the configuration tree.
         resolved: The configuration as a plain dict, with every ``${...}`` resolved.
-        train: The section ``train``.
+        train: The section ``train``: an attribute for each key of `TRAIN_DEFAULTS`.
         trainer: Arguments of Lightning's Trainer.
         loader: The section ``loader``.
         dataset: The section ``dataset``; so for the sections that follow.
@@ -233,7 +217,7 @@ class Settings:
     path: Path
     root: Path
     resolved: dict[str, Any]
-    train: TrainSettings
+    train: SimpleNamespace
     trainer: dict[str, Any]
     loader: dict[str, Any]
     dataset: Any
@@ -259,6 +243,10 @@ class Settings:
         """Return where a key (``"model.d_model"``) was set: the file and line, or the override."""
         return self.provenance.where(key)
 
+    def refused(self, key: str, why: str) -> ConfigError:
+        """Return the error for a key, with the file and line that set it."""
+        return ConfigError(f"{key} ({self.where(key)}): {why}")
+
 
 def read_settings(
     path: str | os.PathLike[str],
@@ -280,7 +268,7 @@ def read_settings(
     check_sections(resolved, check)
     loader, dataset = resolved.get("loader") or {}, resolved.get("dataset")
     check_loader(loader, dataset, check)
-    train = TrainSettings(**check_train(resolved.get("train") or {}, dataset, check))
+    train = check_train(resolved.get("train") or {}, dataset, check)
     trainer, callbacks, logger = split_trainer(resolved, check)
     # a directory per file and experiment, so that two experiments never share one
     default = Path("runs", composed.provenance.path.stem, *composed.experiments)
@@ -289,7 +277,7 @@ def read_settings(
         path=composed.provenance.path,
         root=composed.root,
         resolved=resolved,
-        train=train,
+        train=SimpleNamespace(**TRAIN_DEFAULTS | train),
         trainer=trainer,
         loader=loader,
         dataset=dataset,

@@ -16,6 +16,9 @@ from penstock.integrations.lightning import compat
 from penstock.training import checkpoint_files as files
 from penstock.training.run.directory import RunPaths
 
+plugins = optional("lightning.pytorch.plugins.io", extra="train")
+connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")
+
 log = logging.getLogger("penstock")
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
@@ -211,9 +214,6 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         return None
 
 
-plugins = optional("lightning.pytorch.plugins.io", extra="train")
-
-
 class AtomicCheckpointIO(plugins.TorchCheckpointIO):  # type: ignore[misc, name-defined]
     """Lightning's checkpoint files, written atomically and read with every byte checked.
 
@@ -241,9 +241,6 @@ class AtomicCheckpointIO(plugins.TorchCheckpointIO):  # type: ignore[misc, name-
     ) -> dict[str, Any]:
         """Return the checkpoint at ``path``, on the CPU."""
         return files.read_checkpoint(Path(path))
-
-
-connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")
 
 
 def raised_while_restoring(error: BaseException) -> bool:

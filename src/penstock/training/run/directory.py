@@ -20,11 +20,18 @@ from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
 from penstock.training import checkpoint_files as files
 
+log = logging.getLogger("penstock")
+yaml = optional("yaml", extra="train")
+
 csv_logs = optional("lightning.pytorch.loggers.csv_logs", extra="train")
 fabric = optional("lightning.fabric.loggers.logger", extra="train")
 
 FOLDER: Final = "csv"
 STEP: Final = "step"
+
+KEPT: Final = 2  # the last checkpoint, and the one before in case that cannot be read
+DAMAGED: Final = ".damaged"
+LOCK: Final = ".lock"
 
 
 class CsvLog(csv_logs.CSVLogger):  # type: ignore[misc, name-defined]
@@ -123,14 +130,6 @@ def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
             f"the log {str(path)!r} is damaged ({why}): repair it, or move it away to resume "
             "without the lines so far"
         ) from error
-
-
-log = logging.getLogger("penstock")
-
-yaml = optional("yaml", extra="train")
-
-KEPT: Final = 2  # the last checkpoint, and the one before in case that cannot be read
-DAMAGED: Final = ".damaged"
 
 
 class RunPaths:
@@ -241,9 +240,6 @@ def last_readable(paths: RunPaths, *, first_rank: bool) -> Saved | None:
             "one from a backup, or start in another run_dir"
         )
     return None
-
-
-LOCK: Final = ".lock"
 
 
 class RunInUseError(ConfigError):

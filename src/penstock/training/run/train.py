@@ -32,6 +32,9 @@ from penstock.training.run.trainer import (
     make_fit,
 )
 
+log = logging.getLogger("penstock")
+exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -134,9 +137,6 @@ def seen_by(fit: Fit) -> dict[str, Any]:
     return {name: getattr(summary, name) for name in names} | {"verdict": verdict}
 
 
-exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
-
-
 def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
     """Return the error to raise instead of the one that Lightning's Trainer raised.
 
@@ -152,9 +152,6 @@ def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
     if not isinstance(error, PenstockError) and raised_while_restoring(error):
         return mismatch_error(first_mismatch(error))
     return error
-
-
-log = logging.getLogger("penstock")
 
 
 def train(

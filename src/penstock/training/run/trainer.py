@@ -24,12 +24,18 @@ from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWrit
 from penstock.training.run.directory import CsvLog, RunPaths, Saved
 from penstock.training.run.events import RunEvents
 
+lightning = optional("lightning.pytorch", extra="train")
+loggers = optional("lightning.pytorch.loggers", extra="train")
+exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
+
 log = logging.getLogger("penstock")
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ONE_KEY_PRESS_SECONDS: Final = 1.0  # launchers forward a terminal's Ctrl-C a second time
+
+ENDS: Final = ("max_epochs", "max_steps", "max_time")
 
 
 class StoppedBySignal(BaseException):
@@ -172,13 +178,6 @@ class Ranks:
     def agree(self, number: int) -> bool:
         """Return whether all ranks have the same number."""
         return self.largest(number, -number) == (number, -number)
-
-
-lightning = optional("lightning.pytorch", extra="train")
-loggers = optional("lightning.pytorch.loggers", extra="train")
-exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
-
-ENDS: Final = ("max_epochs", "max_steps", "max_time")
 
 
 @dataclass(frozen=True, slots=True)
