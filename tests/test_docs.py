@@ -108,6 +108,12 @@ def test_notebooks_are_their_pages(page):
     assert notebooks.path_of(page).read_text() == notebooks.notebook(page)
 
 
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
+def test_a_guide_begins_with_what_to_install(page):
+    before, _, rest = page.read_text().partition("```console\n$ pip install ")
+    assert rest and "```python" not in before
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
 def test_notebooks_run_in_a_process_of_their_own(page, tmp_path):
