@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -58,23 +59,17 @@ def assert_resumes_everywhere(make_loader: Callable[[], Loader], *, epochs: int 
 
 
 def _expect_rest(rest: Iterator[_Delivered], want: Sequence[_Delivered], where: str) -> None:
-    for number, expected in enumerate(want):
-        found = next(rest, None)
-        if found is None:
-            raise AssertionError(f"{where}, only {number} of {len(want)} batches came")
+    found = list(islice(rest, len(want) + 1))
+    _expect(len(found) >= len(want), f"{where}, only {len(found)} of {len(want)} batches came")
+    _expect(len(found) == len(want), f"{where}, more than {len(want)} batches came")
+    for number, (came, due) in enumerate(zip(found, want, strict=True)):
         at = f"{where}, batch {number} of the rest"
-        if not same_batch(found.batch, expected.batch):
-            both = f"expected {expected.batch!r}, got {found.batch!r}"
-            raise AssertionError(f"{at} is another: {both}")
+        same = same_batch(came.batch, due.batch)
+        _expect(same, f"{at} is another: expected {due.batch!r}, got {came.batch!r}")
+        _expect(came.after == due.after, f"{at} leaves state {came.after}, expected {due.after}")
         _expect(
-            found.after == expected.after,
-            f"{at} leaves state {found.after}, expected {expected.after}",
+            came.length == due.length, f"{at} has len(loader) {came.length}, expected {due.length}"
         )
-        _expect(
-            found.length == expected.length,
-            f"{at} has len(loader) {found.length}, expected {expected.length}",
-        )
-    _expect(next(rest, None) is None, f"{where}, more than {len(want)} batches came")
 
 
 def assert_covers(
@@ -159,30 +154,18 @@ def assert_topology_free(
         ]
         counts = [len(rank) for rank in ranks]
         _expect(len(set(counts)) == 1, f"{world} ranks have {counts} batches, not as many")
-        steps = [[i for part in parts for i in part] for parts in zip(*ranks, strict=True)]
-        if control is None:
-            control = world, steps
-        else:
-            _expect_same_steps(control, (world, steps), global_batch)
-
-
-def _expect_same_steps(
-    one: tuple[int, list[list[int]]], other: tuple[int, list[list[int]]], whole: int
-) -> None:
-    tails: tuple[list[int], list[int]] = ([], [])
-    short = False
-    for number in range(max(len(one[1]), len(other[1]))):
-        a, b = (steps[number] if number < len(steps) else [] for _, steps in (one, other))
-        short = short or len(a) != whole or len(b) != whole
-        if short:
-            tails[0].extend(a)
-            tails[1].extend(b)
-        else:
-            _expect(a == b, f"step {number} is {a[:9]} on {one[0]} ranks, {b[:9]} on {other[0]}")
-    _expect(
-        sorted(tails[0]) == sorted(tails[1]),
-        f"the last steps hold other samples on {other[0]} ranks than on {one[0]}",
-    )
+        steps = [[*chain(*parts)] for parts in zip(*ranks, strict=True)]
+        first, expected = control = control or (world, steps)
+        both = list(zip(expected, steps, strict=False))
+        whole = [len(one) == len(other) == global_batch for one, other in both]
+        tail = [*whole, False].index(False)  # the first step that is not complete on both
+        for number, (one, other) in enumerate(both[:tail]):
+            at = f"step {number} is {one[:9]} on {first} ranks, {other[:9]} on {world}"
+            _expect(one == other, at)
+        _expect(
+            sorted(chain(*expected[tail:])) == sorted(chain(*steps[tail:])),
+            f"the last steps hold other samples on {world} ranks than on {first}",
+        )
 
 
 def same_batch(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock.extras import optional
 from penstock.integrations.huggingface import TrainerLoader
 from penstock.integrations.ray import RayTraining
+from penstock.ranks import current_topology
 from penstock.testing.conformance.launches import Engine, Launch, Run, run_rank, torchrun
 
 
@@ -55,8 +57,17 @@ def train(run: Run, loader: Any, model: torch.nn.Module, step: Any, save: Any) -
         model.train()
 
 
-def stepper(run: Run, optimizer: torch.optim.Optimizer) -> Any:
-    """Return a function that goes backward, and steps once in ``accumulate`` calls."""
+def loop(run: Run, begin: Callable[[Any, Network], Callable[[Path], object]]) -> None:
+    """Train in a plain loop.
+
+    Args:
+        run: The launch.
+        begin: Loads the checkpoint to resume from, if any, into the loader and the network;
+            returns the function that saves one.
+    """
+    network = Network(run)
+    model = network if run.launch.world == 1 else DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -64,44 +75,38 @@ def stepper(run: Run, optimizer: torch.optim.Optimizer) -> Any:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step
-
-
-def distributed(run: Run, model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model for the ranks of this launch."""
-    return model if run.launch.world == 1 else DistributedDataParallel(model)
+    with closing(run.make_loader()) as loader:
+        train(run, loader, model, step, begin(loader, network))
 
 
 def plain(run: Run) -> None:
     """A loop that saves the loader's state in the file of the model."""
-    task, model = run.launch, distributed(run, Network(run))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with closing(run.make_loader()) as loader:
-        if task.resume_from is not None:
-            saved = torch.load(task.resume_from, weights_only=True)
-            model.load_state_dict(saved["model"], strict=False)
+
+    def begin(loader: Any, network: Network) -> Callable[[Path], object]:
+        if run.launch.resume_from is not None:
+            saved = torch.load(run.launch.resume_from, weights_only=True)
+            network.load_state_dict(saved["model"])
             loader.load_state_dict(saved["loader"])
 
-        def save(path: Any) -> None:
-            if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, path)
+        def save(path: Path) -> None:
+            if current_topology(None, None).rank == 0:
+                torch.save({"model": network.state_dict(), "loader": loader.state_dict()}, path)
 
-        train(run, loader, model, stepper(run, optimizer), save)
+        return save
+
+    loop(run, begin)
 
 
 def checkpointed(run: Run) -> None:
     """A loop with ``torch.distributed.checkpoint``, as TorchTitan: the loader is one entry."""
-    task, network = run.launch, Network(run)
-    model = distributed(run, network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with closing(run.make_loader()) as loader:
+
+    def begin(loader: Any, network: Network) -> Callable[[Path], object]:
         state = {"model": network.state_dict(), "loader": loader}
-        if task.resume_from is not None:
-            load(state, checkpoint_id=task.resume_from)
-        train(
-            *(run, loader, model, stepper(run, optimizer)),
-            lambda path: save_shards(state, checkpoint_id=path),
-        )
+        if run.launch.resume_from is not None:
+            load(state, checkpoint_id=run.launch.resume_from)
+        return lambda path: save_shards(state, checkpoint_id=path)
+
+    loop(run, begin)
 
 
 def accelerated(run: Run) -> None:
@@ -205,24 +210,18 @@ def ray_train(run: Run) -> None:
     """The loop of a worker of Ray Train."""
     from ray.train import Checkpoint
 
-    task, network = run.launch, Network(run)
-    model = distributed(run, network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with closing(run.make_loader()) as loader:
-        training = RayTraining(loader)
-        resumed = task.resume_from and Checkpoint.from_directory(task.resume_from)
-        with training.resume(resumed) as folder:
+    def begin(loader: Any, network: Network) -> Callable[[Path], object]:
+        training, resumed = RayTraining(loader), run.launch.resume_from
+        with training.resume(resumed and Checkpoint.from_directory(resumed)) as folder:
             if folder is not None:
                 network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        return lambda path: training.report(
+            {"batches": run.batches},
+            lambda folder: torch.save(network.state_dict(), folder / "model.pt"),
+            checkpoint_dir_name=path.name,
+        )
 
-        def save(path: Path) -> None:
-            training.report(
-                {"batches": run.batches},
-                lambda folder: torch.save(network.state_dict(), folder / "model.pt"),
-                checkpoint_dir_name=path.name,
-            )
-
-        train(run, loader, model, stepper(run, optimizer), save)
+    loop(run, begin)
 
 
 def start_ray(engine: Engine, task: Launch) -> bool:
