@@ -108,8 +108,8 @@ def newest_at_gate(folder, settings, after):
     return (number, len(ranks)) if waits else None
 
 
-def run_schedule(folder, seed):
-    """Ranks come and go at random; what happened, and whether each sample came once."""
+def run_schedule(folder, seed, events=(None,) * 4):
+    """Ranks come and go, at random where an event is None; each sample must come once."""
     rng = random.Random(seed)
     settings = {
         "samples": 5 * rng.randrange(50, 70) + rng.choice([0, 4]),  # never fewer left than ranks
@@ -124,12 +124,12 @@ def run_schedule(folder, seed):
     try:
         for _ in range(rng.randrange(1, 3)):
             cluster.join()
-        for _ in range(4):
+        for event in events:
             at_gate = partial(newest_at_gate, folder, settings, number)
             number, world = wait_until(at_gate, cluster)
             members = len(cluster.agents)
             choices = ["kill"] + ["join"] * (members < LARGEST) + ["leave", "lose"] * (members > 1)
-            event = rng.choice(choices)
+            event = event or rng.choice(choices)
             happened.append((event, world))
             getattr(cluster, event)(*([] if event == "join" else [rng]))
             if event in ("leave", "lose"):  # who is left notices it in the next step
@@ -160,6 +160,11 @@ def check(folder, settings, most_lost):
         lost = [step for step in ranks[0][1:] if tuple(step[:2]) > until]
         assert len(lost) <= most_lost  # at most the steps since the last checkpoint
     assert seen == [Counter(range(settings["samples"]))] * EPOCHS
+
+
+def test_a_member_joins_and_one_is_lost(tmp_path):
+    (_, before), (_, joined) = run_schedule(tmp_path, 0, ("join", "lose"))
+    assert joined == before + 1
 
 
 @pytest.mark.proof
