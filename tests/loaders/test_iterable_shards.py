@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
+import datasets.distributed
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -184,21 +185,29 @@ MADE = {
     "hugging face": lambda: ChunkedDataLoader(hugging_face(), 4),
     "hugging face, replayed": lambda: replayed(hugging_face()),
     "hugging face, resumed": lambda: resumed(hugging_face),
+    "hugging face, resumed, 2 workers": lambda: resumed(hugging_face, num_workers=2),
+    "hugging face, split by the user": lambda: resumed(split_by_node),
     "declared": lambda: ChunkedDataLoader(ByRank(), 4),
     "declared, 2 workers": lambda: ChunkedDataLoader(ByRank(), 4, num_workers=2),
     "map-style": lambda: ChunkedDataLoader(range(SAMPLES), 4),
 }
 
 
-def replayed(dataset):
-    return ReplayLoader(dataset, batch_size=4, num_workers=0, collate_fn=None, seed=1)
+def replayed(dataset, num_workers=0):
+    return ReplayLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=None, seed=1)
 
 
-def resumed(make):
+def split_by_node():
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return datasets.distributed.split_dataset_by_node(hugging_face(), rank, world)
+
+
+def resumed(make, num_workers=0):
     """Yield a batch of a loader, and the rest from another one that loads its state."""
-    first, second = replayed(make()), replayed(make())
+    first, second = replayed(make(), num_workers), replayed(make(), num_workers)
     yield next(iter(first))
     state = first.state_dict()
+    first.close()
     assert state["dataset"]["rank"] == torch.distributed.get_rank()
     second.load_state_dict(state)
     yield from second
