@@ -23,7 +23,7 @@ OLDEST = (2, 17)  # of the C library, that any interpreter of today runs with
 
 
 class Compiling(BuildHookInterface):
-    """Puts the compiled file beside its source, and into the wheel."""
+    """Puts the compiled file next to its source, and into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before the wheel is built, an editable one too."""

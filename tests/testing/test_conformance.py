@@ -36,6 +36,17 @@ def test_every_trainer_on_two_ranks_killed_and_resumed_on_other_numbers_of_ranks
     assert "| accelerate | chunked | 2 | exact | exact |" in done.out
 
 
+def test_the_table_in_the_docs_has_every_trainer_and_event_and_nothing_wrong():
+    page = Path(__file__).parents[2] / "docs" / "trainers.md"
+    before, after = command.around_table(page)
+    text = page.read_text().removeprefix(before).removesuffix(after)
+    rows = re.findall(r"^\| (.*) \|$", text, re.M)
+    assert rows[0].split(" | ")[3:] == list(EVENTS)
+    assert {row.split(" | ")[0] for row in rows[2:]} == {each.name for each in ENGINES.values()}
+    cells = [cell for row in rows[2:] for cell in row.split(" | ")[3:]]
+    assert all(re.fullmatch(r"exact|refused \(\d+\)", cell) for cell in cells)
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_trainer_through_every_event(commands, tmp_path, name):

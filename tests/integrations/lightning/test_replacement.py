@@ -169,7 +169,7 @@ def test_overfitting_and_chunks_are_refused_together():
         ({"order": "random"}, "order must be one of"),
         ({"cycle": False, "max_passes": 2}, "cycle=False is one pass"),
         ({"train_chunk_size": {"model": 1}}, "a configuration has a section 'train'"),
-        ({"train_chunk_size": {"train": {}}, "seed": 1}, "seed beside a configuration"),
+        ({"train_chunk_size": {"train": {}}, "seed": 1}, "seed was passed with a configuration"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, message):

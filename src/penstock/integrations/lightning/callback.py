@@ -371,6 +371,6 @@ def read_settings(first: Any, given: dict[str, Any], start_chunk: int | None) ->
     defaults = ChunkSettings()
     twice = [name for name, value in given.items() if value != getattr(defaults, name)]
     if twice:
-        raise ConfigError(f"{twice[0]} beside a configuration: pass it in the configuration")
+        raise ConfigError(f"{twice[0]} was passed with a configuration: set it there instead")
     found = ChunkSettings.of_config(first)
     return found if start_chunk is None else replace(found, start_chunk=start_chunk)

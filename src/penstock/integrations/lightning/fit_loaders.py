@@ -71,12 +71,12 @@ class TrainerSettings:
         self.set("check_val_every_n_epoch", 1 if due else NEVER)
 
     def check_interval(self) -> None:
-        """Refuse intervals of the user beside ``validate_every``."""
+        """Refuse an interval of the user together with ``validate_every``."""
         for name, default in (("check_val_every_n_epoch", 1), ("val_check_interval", 1.0)):
             value = self._before.get(name, getattr(self._trainer, name))
             if value != default:
                 raise ConfigError(
-                    f"validate_every beside the trainer's {name}={value!r}: use only one of them"
+                    f"validate_every with the trainer's {name}={value!r}: use only one of them"
                 )
 
     def shorten_interval(self, batches: int) -> None:

@@ -81,7 +81,11 @@ def find_engine(name: str) -> Engine:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if a result is wrong."""
+    """Run the command; return 1 if a result is wrong.
+
+    Args:
+        arguments: Those of the command line; None for those of this process.
+    """
     parser = argparse.ArgumentParser(
         "python -m penstock.testing.conformance",
         description="Run the same events with every trainer, and print the results as a table.",

@@ -95,12 +95,16 @@ class Launch:
     chunk_size: int | None = CHUNK
 
     def checkpoint(self, batches: int) -> Path:
-        """Return the path of the checkpoint after this many batches."""
+        """Return the path of a checkpoint.
+
+        Args:
+            batches: The count of batches at which it is saved.
+        """
         return self.folder / f"checkpoint-{batches // self.accumulate}"
 
 
 class Run:
-    """What a program is given on every rank: its task, its loaders, and whom to tell.
+    """What a program is given on every rank: its task, its loaders, and a record of what it does.
 
     Args:
         launch: The task.
@@ -108,7 +112,7 @@ class Run:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.batches = launch, launch.first
-        self._diary: Any = None
+        self._file: Any = None
 
     def make_loader(self) -> Any:
         """Return the training loader, whose batches are ``{"ids": numbers}``."""
@@ -145,20 +149,28 @@ class Run:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def scored(self, batch: Any) -> None:
-        """Record a batch of the validation."""
+        """Record a batch of the validation.
+
+        Args:
+            batch: What the loader delivered.
+        """
         self._write("score", batch)
 
     def refused(self, error: BaseException) -> None:
-        """Record that the trainer refused to begin or to continue."""
+        """Record that the trainer refused to begin or to continue.
+
+        Args:
+            error: Its reason.
+        """
         self._write("refuse", {"ids": np.empty(0)}, " ".join(str(error).split()))
 
     def _write(self, event: str, batch: Any, text: str = "") -> None:
-        if self._diary is None:
+        if self._file is None:
             rank = current_topology(None, None).rank
-            self._diary = (self.launch.folder / f"rank-{rank}.jsonl").open("a")
+            self._file = (self.launch.folder / f"rank-{rank}.jsonl").open("a")
         ids = np.asarray(batch["ids"]).tolist()
-        self._diary.write(json.dumps([event, ids, text]) + "\n")
-        self._diary.flush()
+        self._file.write(json.dumps([event, ids, text]) + "\n")
+        self._file.flush()
 
 
 def make_loader(kind: str, batch_size: int, chunk_size: int | None) -> Any:
@@ -181,7 +193,11 @@ def make_loader(kind: str, batch_size: int, chunk_size: int | None) -> Any:
 
 
 def forever(loader: Any) -> Iterator[Any]:
-    """Yield the batches of all chunks and epochs."""
+    """Yield the batches of all chunks and epochs, without an end.
+
+    Args:
+        loader: The loader.
+    """
     while True:
         yield from loader
 
@@ -208,7 +224,11 @@ class Engine:
     start: Callable[[Engine, Launch], bool] | None = None
 
     def launch(self, task: Launch) -> bool:
-        """Run one launch to its end; return whether a rank failed."""
+        """Run one launch to its end; return whether a rank failed.
+
+        Args:
+            task: The launch.
+        """
         task.folder.mkdir(parents=True, exist_ok=True)
         return (self.start or fork_ranks)(self, task)
 
@@ -220,6 +240,10 @@ def fork_ranks(engine: Engine, task: Launch) -> bool:
     """Run a launch in forked processes, with the environment that ``torchrun`` gives to each.
 
     Forking needs a process without threads. As with ``torchrun``, all ranks end when one fails.
+
+    Args:
+        engine: The trainer.
+        task: The launch.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -273,7 +297,12 @@ def run_process(engine: Engine, task: Launch, rank: int) -> NoReturn:
 
 
 def run_rank(engine: Engine, task: Launch) -> int:
-    """Run a launch on this rank, whose place is in the environment; return its exit code."""
+    """Run a launch on this rank, whose place is in the environment; return its exit code.
+
+    Args:
+        engine: The trainer.
+        task: The launch.
+    """
     torch.set_num_threads(1)
     if task.world > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
