@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import torch
@@ -181,9 +181,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
             elsewhere=self._loaders.starts_at_chunk,
             limit=None if self.chunked_training_enabled else trainer.num_training_batches,
         )
-        self._rotation = reporting.Rotation()
-        if restored.get("rotation"):
-            self._rotation.load(restored["rotation"])
+        self._rotation = reporting.Rotation(**restored.get("rotation", {}))
         self._waits, self._first_batch = reporting.BatchWaits(loader.waited_seconds), True
         if self.chunked_training_enabled:
             self._bar = reporting.ProgressBar(trainer.progress_bar_callback, self._bar_items)
@@ -326,7 +324,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if self._timing is not None:
             found["timing"] = self._timing.to_state()
         if self._history is not None:
-            found |= self._history.to_state() | {"rotation": self._rotation.to_state()}
+            found |= self._history.to_state() | {"rotation": asdict(self._rotation)}
         # before training has started, also what an earlier session saved
         checkpoint[KEY] = self._resume.restored | found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Final
 
 import torch
@@ -154,8 +154,17 @@ class BatchWaits:
         return self._other_seconds / max(1, self._others)
 
 
+@dataclass(slots=True)
 class Rotation:
     """Mean scores over a rotation: several validations that together use all samples once.
+
+    Its fields are plain numbers for a checkpoint.
+
+    Args:
+        sums: Of each score, times the samples of its validation.
+        samples: Of the validations so far.
+        whole: Whether this rotation was followed from its beginning.
+        scores: Of the last whole rotation.
 
     >>> rotation = Rotation()
     >>> rotation.add({"val/loss": 1.0}, samples=3, begins=True, ended=False)
@@ -164,11 +173,10 @@ class Rotation:
     {'val/loss_rotation': 1.25}
     """
 
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._samples = 0
-        self._whole = True  # this rotation was followed from its beginning
-        self.scores: dict[str, float] = {}  # of the last whole rotation
+    sums: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    whole: bool = True
+    scores: dict[str, float] = field(default_factory=dict)
 
     def add(
         self, scores: Mapping[str, float], *, samples: int, begins: bool, ended: bool
@@ -184,32 +192,18 @@ class Rotation:
             ended: Whether it is the last of a rotation.
         """
         if begins:
-            self._sums, self._samples, self._whole = {}, 0, True
-        elif not self._samples:
-            self._whole = False
+            self.sums, self.samples, self.whole = {}, 0, True
+        elif not self.samples:
+            self.whole = False
         for name, score in scores.items():
-            self._sums[name] = self._sums.get(name, 0.0) + samples * float(score)
-        self._samples += samples
-        if not ended or not self._whole:
+            self.sums[name] = self.sums.get(name, 0.0) + samples * float(score)
+        self.samples += samples
+        if not ended or not self.whole:
             return {}
-        sums, count = self._sums, self._samples
+        sums, count = self.sums, self.samples
         self.scores = {name + ROTATION_SUFFIX: score / count for name, score in sums.items()}
-        self._sums, self._samples = {}, 0
+        self.sums, self.samples = {}, 0
         return dict(self.scores)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return plain numbers for a checkpoint."""
-        return {
-            "sums": dict(self._sums),
-            "samples": self._samples,
-            "whole": self._whole,
-            "scores": dict(self.scores),
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._sums, self._samples = dict(state["sums"]), state["samples"]
-        self._whole, self.scores = state["whole"], dict(state["scores"])
 
 
 class RunHistory:
