@@ -15,6 +15,7 @@ Global generators (``random``, ``numpy.random``, torch's default) are never used
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final
@@ -111,8 +112,9 @@ def current_passes(samples: Indices, default: int = 0) -> int | Indices:
 
 def one_by_one(samples: Iterable[int]) -> Iterator[int]:
     """Yield the samples of the batch; each is announced as the one that is being read."""
-    reading = _reading.get()
-    if reading is None or reading.passes is None:
+    samples = list(samples)
+    reading = _of_batch(len(samples))
+    if reading is None:
         yield from samples
         return
     try:
@@ -121,6 +123,34 @@ def one_by_one(samples: Iterable[int]) -> Iterator[int]:
             yield sample
     finally:
         announce(reading)
+
+
+@contextmanager
+def renumbered(rows: Indices, samples: Indices, count: int) -> Iterator[None]:
+    """Announce the indices that samples of the batch have in a dataset inside of another one.
+
+    Args:
+        rows: Which samples of the batch these are.
+        samples: Their indices in the inner dataset.
+        count: Samples that were asked for; nothing is announced if the batch has another number.
+    """
+    reading = _of_batch(count)
+    if reading is None or reading.passes is None:
+        yield
+        return
+    announce(replace(reading, samples=samples, passes=reading.passes[rows]))
+    try:
+        yield
+    finally:
+        announce(reading)
+
+
+def _of_batch(count: int) -> Reading | None:
+    """Return the reading if its samples repeat, and ``count`` samples are all of its batch."""
+    reading = _reading.get()
+    if reading is None or reading.passes is None or reading.row is not None:
+        return None
+    return reading if len(reading.samples) == count else None
 
 
 def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int:

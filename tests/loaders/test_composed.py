@@ -12,12 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Subset
 
 from penstock import (
     CheckpointManager,
     ChunkedDataLoader,
+    GaussianNoise,
     Mixture,
     StreamLoader,
+    TextCollator,
     balanced,
     pack,
 )
@@ -432,13 +435,110 @@ def test_a_checkpoint_manager_keeps_the_weights(tmp_path):
     assert [b.tolist() for b in resumed] == [b.tolist() for b in loader]
 
 
-def test_a_sample_that_comes_twice_is_augmented_differently():
-    images = torch.ones(4, 1, 16, 16)
-    noise = {"gaussian_noise_params": {"std": 0.5, "p": 1.0}, "spec_augment_params": None}
-    data = AugmentedDataset(images, noise)
-    with ChunkedDataLoader(data, 12, weights=np.ones(4), epoch_samples=12) as loader:
-        (batch,) = loader
-    assert len({tuple(row.flatten().tolist()) for row in batch}) == 12
+PLAIN = torch.arange(480.0).view(30, 1, 4, 4)
+NOISE = {"gaussian_noise_params": {"std": 0.5, "p": 1.0}, "spec_augment_params": None}
+
+
+def augmented(n):
+    return AugmentedDataset(torch.ones(n, 1, 4, 4), NOISE)
+
+
+AUGMENTED = {
+    "weights": lambda **o: ChunkedDataLoader(
+        augmented(10), weights=np.ones(10), epoch_samples=40, **o
+    ),
+    "a mixture": lambda **o: ChunkedDataLoader(
+        AugmentedDataset(
+            Mixture({"a": torch.ones(4, 1, 4, 4), "b": torch.ones(6, 1, 4, 4)}, [1, 1], until=40),
+            NOISE,
+        ),
+        **o,
+    ),
+    "members": lambda **o: ChunkedDataLoader(
+        Mixture({"a": augmented(10), "b": PLAIN}, [1, 1], until=60), **o
+    ),
+    "classes": lambda **o: ChunkedDataLoader(
+        balanced(augmented(10), [0] * 7 + [1] * 3, until=40), **o
+    ),
+    "a subset": lambda **o: ChunkedDataLoader(
+        Subset(augmented(10), [7, 8, 9]), weights=np.ones(3), epoch_samples=12, **o
+    ),
+    "a stream of weights": lambda **o: StreamLoader(
+        torch.ones(10, 1, 4, 4),
+        weights=np.ones(10),
+        epoch_samples=40,
+        transform=GaussianNoise(std=0.5, p=1.0),
+        **{"drop_last": False, **o},
+    ),
+    "a stream of a mixture": lambda **o: StreamLoader(
+        Mixture({"a": torch.ones(4, 1, 4, 4), "b": torch.ones(6, 1, 4, 4)}, [1, 1], until=40),
+        transform=GaussianNoise(std=0.5, p=1.0),
+        **{"drop_last": False, **o},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_a_sample_that_comes_twice_is_augmented_differently(name):
+    """Augmentation is keyed by (seed, pass, sample): no two rows are alike, in any batch."""
+    found = []
+    for batch_size in (12, 7):
+        with AUGMENTED[name](batch_size=batch_size) as loader:
+            rows = [tuple(row.flatten().tolist()) for batch in loader for row in batch]
+        assert len(rows) == len(set(rows)) >= 12
+        found.append(sorted(rows))
+    assert found[0] == found[1]
+
+
+def test_augmentation_in_one_pass_an_epoch_is_that_of_a_plain_order():
+    members = {"a": augmented(10)}
+    by_sample = []
+    for make in (
+        lambda: ChunkedDataLoader(augmented(10), 5, shuffle=True),
+        lambda: ChunkedDataLoader(augmented(10), 5, weights=np.ones(10)),
+        lambda: ChunkedDataLoader(Mixture(members), 5),
+    ):
+        with make() as loader:
+            for _ in range(2):
+                epoch = loader.position.cursor.epoch
+                pairs = [
+                    (sample, row.flatten().tolist())
+                    for step, batch in enumerate(loader)
+                    for sample, row in zip(
+                        loader.samples_at(step, epoch).tolist(), batch, strict=True
+                    )
+                ]
+                by_sample.append(dict(pairs))
+    plain = by_sample[:2]
+    assert plain[0] != plain[1] and by_sample[2:4] == plain == by_sample[4:]
+
+
+class Tokenizer:
+    pad_token_id, mask_token_id, vocab_size, all_special_ids = 0, 1, 100, (0, 1)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_tokens_of_a_sample_that_comes_twice_are_masked_differently(stored):
+    tokens = np.tile(np.arange(10, 74), (6, 1))
+    collate = TextCollator(Tokenizer(), mlm=True)
+
+    def rows_of(batch):
+        return collate([{"input_ids": row} for row in batch.tolist()])["labels"]
+
+    options = {"weights": np.ones(6), "epoch_samples": 18, "collate_fn": rows_of}
+    make = StreamLoader if stored else ChunkedDataLoader
+    own = {} if stored else {"collate_fn": lambda rows: rows_of(torch.stack(rows))}
+    with make(torch.from_numpy(tokens), 18, **{**options, **own}) as loader:
+        (labels,) = loader
+    assert len({tuple(row) for row in labels.tolist()}) == 18
+    with make(torch.from_numpy(tokens), 6, **{**options, **own, "epoch_samples": 6}) as once:
+        (first,) = once
+        samples = once.samples_at(0, 0)
+    with ChunkedDataLoader(
+        torch.from_numpy(tokens), 6, collate_fn=lambda rows: rows_of(torch.stack(rows))
+    ) as plain:  # one pass an epoch: the masks of an ordinary order
+        (expected,) = plain
+    assert torch.equal(first, expected[samples])
 
 
 # -- lengths

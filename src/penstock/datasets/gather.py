@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from penstock.arguments import map_style
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
-from penstock.keyed import current_reading
+from penstock.keyed import current_reading, one_by_one, renumbered
 from penstock.metrics import Probe
 from penstock.order import Indices
 from penstock.order.keys import Keys
@@ -105,7 +105,9 @@ class _GatherSubset:
         if self.dataset.indices is not self.indices:
             self.indices = self.dataset.indices
             self.members = np.asarray(self.indices, np.int64)
-        return self.gather(self.members[indices])
+        inner = self.members[indices]
+        with renumbered(np.arange(len(inner)), inner, len(inner)):
+            return self.gather(inner)
 
 
 def fingerprint_of(dataset: Any) -> str | None:
@@ -163,10 +165,15 @@ class Reader:
 
     def samples(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices, by ``__getitems__`` if the dataset has it."""
-        batched = getattr(self.dataset, "__getitems__", None)
+        data = self.dataset
+        if type(data) is Subset:  # an inner dataset may ask for the pass of an index of its own
+            inner = [int(data.indices[index]) for index in indices]
+            with renumbered(np.arange(len(inner)), np.array(inner, np.int64), len(inner)):
+                return Reader(data.dataset).samples(inner)
+        batched = getattr(data, "__getitems__", None)
         if batched is not None:
             return list(batched(indices))
-        return [self.dataset[index] for index in indices]
+        return [data[index] for index in one_by_one(indices)]
 
     def batch(self, indices: Indices) -> Any:
         """Return the batch of these indices, as torch's default collation forms it."""

@@ -25,6 +25,7 @@ from penstock.arguments import (
 from penstock.datasets.gather import Reader, SourceDataset, by_index, fingerprint_of
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
+from penstock.keyed import renumbered
 from penstock.order import Indices, Order, SequentialOrder, ShuffledOrder, derive_key
 from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder, Stage, flat_stages, shortest_counts
@@ -309,7 +310,9 @@ class JoinedDataset(Dataset[Any]):
         """Return the samples of these indices."""
         found: list[Any] = [None] * len(indices)
         for part, rows, inner in self._parts(np.array(indices, np.int64)):
-            for row, sample in zip(rows.tolist(), part.samples(inner.tolist()), strict=True):
+            with renumbered(rows, inner, len(indices)):
+                samples = part.samples(inner.tolist())
+            for row, sample in zip(rows.tolist(), samples, strict=True):
                 found[row] = sample
         return found
 
@@ -322,7 +325,10 @@ class JoinedDataset(Dataset[Any]):
         """Return the collated batch of these indices."""
         if not self.gathers:
             return default_collate(self.__getitems__(indices.tolist()))
-        found = [(rows, part.batch(inner)) for part, rows, inner in self._parts(indices)]
+        found = []
+        for part, rows, inner in self._parts(indices):
+            with renumbered(rows, inner, len(indices)):
+                found.append((rows, part.batch(inner)))
         if len(found) == 1:
             return found[0][1]
         order = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _ in found])))
