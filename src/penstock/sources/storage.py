@@ -221,6 +221,10 @@ class StoredFile(ABC):
         """Return the bytes as mapped pages, or None if they must be fetched."""
         return None
 
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the file was written since it was opened."""
+        return  # what is fetched has a version
+
 
 class LocalFile(StoredFile):
     """A file on the local disk.
@@ -236,7 +240,7 @@ class LocalFile(StoredFile):
         self.name = str(self.path)
         with reading(self.name):
             found = self.path.stat()
-        self.size, self.version = found.st_size, str(found.st_mtime_ns)
+        self.size, self.version = found.st_size, f"{found.st_size} {found.st_mtime_ns}"
         self._pages: mmap.mmap | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,6 +251,14 @@ class LocalFile(StoredFile):
         raw = new_memory(nbytes)
         read_exactly(self.path, raw, offset)
         return raw
+
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the file was written since it was opened."""
+        if LocalFile(self.path).version != self.version:
+            raise SourceError(
+                f"{self.name} has changed while it was read: do not write to a file that is being "
+                "read; open it again"
+            )
 
     def mapped(self) -> mmap.mmap:
         """Return read-only pages; touching them after the file has shrunk would be SIGBUS."""

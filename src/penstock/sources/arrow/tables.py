@@ -88,6 +88,7 @@ class MappedRows(MemoryRows):
     def table(self) -> Any:
         """Return the table over mapped pages."""
         pages = self._file.mapped()  # also checks that the file has not shrunk
+        self._file.verify()  # pyarrow trusts what it has mapped
         if self._opened is None:
             arrow, ipc = optional("pyarrow", "arrow"), optional("pyarrow.ipc", "arrow")
             with reading(self._file.name, "pyarrow"):
@@ -152,6 +153,7 @@ class ParquetRows(MemoryRows):
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
         parts = []
         for group in self._groups[first : last + 1]:
+            group.file.verify()
             name = f"row group {group.number} of {group.file.name}"
             with reading(name, "pyarrow"), _opened(group.file) as file:
                 # the caller's threads are the parallelism
