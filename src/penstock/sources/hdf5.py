@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from penstock.sources.storage import UNREADABLE, reading
 LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
 HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
 USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # where the signature of HDF5 may be
+CLASSIC_ITEMS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}  # bytes
 MOST_ARRAYS = 100_000
 OWN_ATTRIBUTES = (  # of HDF5, and of netCDF
     *("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"),
@@ -116,11 +119,69 @@ def _is_classic(path: Path) -> bool:
             if file.read(8) == HDF5_MAGIC:
                 return False
     if start[:3] == CLASSIC_MAGIC:
+        size = path.stat().st_size
+        with reading(path), path.open("rb") as file:
+            needed = classic_size(file)
+        if size < needed:  # netCDF would read zeros
+            raise SourceError(
+                f"{path} has {size} bytes but its header promises {needed}: the file is truncated; "
+                "write or copy it again"
+            )
         return True
     raise SourceError(
         f"{path} is neither HDF5 nor netCDF: it begins with {start!r}; if it is truncated or "
         "damaged, write or copy it again"
     )
+
+
+def classic_size(file: BinaryIO) -> int:
+    """Return the least size of a classic netCDF file, from its header.
+
+    Args:
+        file: The file, at its start.
+    """
+    version = file.read(4)[3]
+    count, offset = (">q" if version == 5 else ">i"), (">i" if version == 1 else ">q")
+
+    def number(kind: str = count) -> int:
+        return int(struct.unpack(kind, file.read(struct.calcsize(kind)))[0])
+
+    def skip(nbytes: int) -> None:
+        file.seek(-(-nbytes // 4) * 4, os.SEEK_CUR)
+
+    def items() -> range:
+        number(">i")  # a tag: dimensions, attributes or variables
+        return range(number())
+
+    def skip_attributes() -> None:
+        for _ in items():
+            skip(number())  # the name
+            nbytes = CLASSIC_ITEMS[number(">i")]
+            skip(nbytes * number())
+
+    records, lengths = number(), []
+    for _ in items():
+        skip(number())
+        lengths.append(number())
+    skip_attributes()
+    end, begins, slabs = 0, [], []  # of the variables that have records
+    for _ in items():
+        skip(number())
+        shape = [lengths[number()] for _ in range(number())]
+        skip_attributes()
+        nbytes = CLASSIC_ITEMS[number(">i")]
+        number()  # padded size, which overflows
+        begin = number(offset)
+        if shape and not shape[0]:
+            begins.append(begin)
+            slabs.append(nbytes * prod(shape[1:]))
+        else:
+            end = max(end, begin + nbytes * prod(shape))
+    if records > 0 and begins:
+        step = slabs[0] if len(slabs) == 1 else sum(-(-slab // 4) * 4 for slab in slabs)
+        ends = [first + slab for first, slab in zip(begins, slabs, strict=True)]
+        end = max(end, max(ends) + (records - 1) * step)
+    return end
 
 
 def _arrays(file: ArrayFile, root: str) -> dict[str, StoredArray]:
