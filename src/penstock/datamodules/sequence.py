@@ -17,7 +17,7 @@ from penstock.arguments import real_number, whole_number
 from penstock.datamodules.protocol import ClosableModule, lightning_class
 from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
-from penstock.errors import ConfigError, PlanError, StateError
+from penstock.errors import ConfigError, StateError
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.partition import validation_loader
@@ -127,7 +127,6 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._chunk_seed = Seed(chunk_seed, "chunk_seed")
         self.chunks = ChunkSettings.from_keys(
-            range_error=PlanError,  # as for chunk_size of a loader
             train_chunk_size=train_chunk_size,
             val_chunk_size=val_chunk_size,
             chunk_seed=chunk_seed,

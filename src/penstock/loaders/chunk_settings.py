@@ -10,20 +10,24 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from penstock.arguments import LARGEST_INTEGER, choice, flag, real_number, whole_number
+from penstock.arguments import (
+    LARGEST_INTEGER,
+    LARGEST_SEED,
+    choice,
+    flag,
+    real_number,
+    whole_number,
+)
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders.chunk_schedule import chunk_schedule
-from penstock.loaders.sampler import ORDERS, order_named
+from penstock.loaders.plan_settings import ORDERS, order_named
 from penstock.order import Order
 
-LARGEST_SEED: Final = (1 << 64) - 1
-CHUNK_WORDS: Final = (
-    "a whole number, at least 1 batch, {start, end, over_chunks}, a list of [first chunk, batches]"
-    ", or a duration such as 10min"
-)
-INTERVAL_WORDS: Final = "a whole number of chunks, or {min, max, loss_change}"
+
+class ChunkOptionError(PlanError, ConfigError):
+    """An option of chunks is invalid: an argument of a loader, and a key of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ def validation_interval(value: Any, name: str = "validate_every") -> ValidationI
     if isinstance(value, Mapping) and {*value} == {"min", "max", "loss_change"}:
         return ValidationInterval(**value)
     if isinstance(value, Mapping | str | list | tuple):
-        raise PlanError(f"{name} must be {INTERVAL_WORDS}, got {value!r}")
+        raise PlanError(
+            f"{name} must be a whole number of chunks, or {{min, max, loss_change}}, got {value!r}"
+        )
     chunks = whole_number(name, value, minimum=1, unit="chunk")
     return ValidationInterval(chunks, chunks)
 
@@ -102,71 +108,49 @@ class ChunkOption:
     Args:
         name: The field of `ChunkSettings`, and the argument of `ChunkedTraining`.
         key: The key under ``train`` in a configuration, and the argument of `SequenceDataset`.
-        kind: ``"integer"`` (or None), ``"flag"``, ``"choice"``, or ``"parsed"``: what ``parse``
-            accepts.
         default: The value if none is given.
-        minimum: The smallest integer accepted.
-        maximum: The largest integer accepted.
-        unit: What an integer counts, for messages.
-        choices: The values that a choice accepts.
-        words: What is accepted, for messages of a configuration.
-        parse: Returns a value that was parsed, or raises `PlanError`; called with the name, too.
+        parse: Called with a value and a name for messages; returns the value as it is used.
     """
 
     name: str
     key: str
-    kind: str
     default: Any
-    minimum: int
-    maximum: int
-    unit: str
-    choices: tuple[str, ...]
-    words: str
-    parse: Callable[[Any, str], Any] | None
+    parse: Callable[[Any, str], Any]
 
-    def check(
-        self,
-        value: Any,
-        name: str | None = None,
-        *,
-        range_error: type[Exception] = ConfigError,
-    ) -> None:
-        """Raise `ConfigError` for a value that this option does not accept.
+    def check(self, value: Any, name: str | None = None) -> Any:
+        """Return a value as it is used; raise `ChunkOptionError` for one that is not accepted.
 
         Args:
             value: The value.
             name: The name to use in the message; the option's own by default.
-            range_error: Raised instead for an integer out of range.
         """
-        name = name or self.name
-        if self.kind == "flag":
-            flag(name, value, error=ConfigError)
-        elif self.kind == "choice":
-            choice(name, value, self.choices, error=ConfigError)
-        elif self.parse is not None and not isinstance(value, int | float | None):
-            self.accept(value, name)
-        elif value is not None:
-            whole_number(name, value, maximum=self.maximum, error=ConfigError)
-            bounds: dict[str, Any] = {"minimum": self.minimum, "maximum": self.maximum}
-            whole_number(name, value, unit=self.unit, error=range_error, **bounds)
-
-    def accept(self, value: Any, name: str | None = None) -> Any:
-        """Return a value as it is used; raise `ConfigError` for one that cannot be parsed."""
-        if self.parse is None:
-            return value
         try:
             return self.parse(value, name or self.name)
         except PlanError as error:
-            raise ConfigError(str(error)) from error
+            raise ChunkOptionError(str(error)) from error
 
 
-def _integer(minimum: int, unit: str = "", *, maximum: int = LARGEST_INTEGER, **more: Any) -> Any:
-    described = {"kind": "integer", "minimum": minimum, "maximum": maximum, "unit": unit}
-    return field(default=more.pop("default", None), metadata=described | more)
+def _option(default: Any, parse: Callable[[Any, str], Any], key: str | None = None) -> Any:
+    return field(default=default, metadata={"parse": parse, "key": key})
 
 
-def _flag(default: bool, **more: Any) -> Any:
-    return field(default=default, metadata={"kind": "flag"} | more)
+def _number(
+    least: int, unit: str = "", most: int = LARGEST_INTEGER
+) -> Callable[[Any, str], int | None]:
+    def parse(value: Any, name: str) -> int | None:
+        if value is None:
+            return None
+        return whole_number(name, value, minimum=least, maximum=most, unit=unit)
+
+    return parse
+
+
+def _flag(value: Any, name: str) -> bool:
+    return flag(name, value)
+
+
+def _order(value: str, name: str) -> str:
+    return choice(name, value, ORDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,55 +179,46 @@ class ChunkSettings:
     ['train_chunk_size', 'val_chunk_size', 'chunk_seed', 'chunk_shuffle']
     """
 
-    train_chunk_size: Any = _integer(  # noqa: RUF009 - a field
-        1, "batch", parse=chunk_schedule, words=CHUNK_WORDS
-    )
-    val_chunk_size: int | None = _integer(1, "batch")
-    seed: int | None = _integer(0, maximum=LARGEST_SEED, default=42, key="chunk_seed")
-    shuffle: bool = _flag(True, key="chunk_shuffle")
-    order: str = field(
-        default="shuffled",
-        metadata={"kind": "choice", "choices": tuple(ORDERS), "key": "chunk_order"},
-    )
-    val_cycle: bool = _flag(False)
-    cycle: bool = _flag(True)
-    max_passes: int | None = _integer(1, "pass")
-    start_chunk: int | None = _integer(0)
-    validate_every: Any = _integer(  # noqa: RUF009
-        1, "chunk", parse=validation_interval, words=INTERVAL_WORDS
-    )
-    skip: Any = _integer(  # noqa: RUF009
-        0, parse=skipped_positions, words="a list of [epoch, start, stop]"
-    )
+    train_chunk_size: Any = _option(None, chunk_schedule)  # noqa: RUF009 - a field
+    val_chunk_size: int | None = _option(None, _number(1, "batch"))
+    seed: int | None = _option(42, _number(0, most=LARGEST_SEED), "chunk_seed")
+    shuffle: bool = _option(True, _flag, "chunk_shuffle")
+    order: str = _option("shuffled", _order, "chunk_order")
+    val_cycle: bool = _option(False, _flag)
+    cycle: bool = _option(True, _flag)
+    max_passes: int | None = _option(None, _number(1, "pass"))
+    start_chunk: int | None = _option(None, _number(0))
+    validate_every: Any = _option(None, validation_interval)  # noqa: RUF009
+    skip: Any = _option(None, skipped_positions)  # noqa: RUF009
 
     def __post_init__(self) -> None:
         for option in self.options():
-            option.check(getattr(self, option.name))
-            object.__setattr__(self, option.name, option.accept(getattr(self, option.name)))
+            object.__setattr__(self, option.name, option.check(getattr(self, option.name)))
         if not self.cycle and self.max_passes not in (None, 1):
             raise ConfigError(
                 f"cycle=False is one pass, but max_passes={self.max_passes!r}: leave one out"
             )
 
     @staticmethod
+    @cache
     def options() -> tuple[ChunkOption, ...]:
         """Return the description of every option, in the order of the fields."""
-        return _options()
+        return tuple(
+            ChunkOption(
+                each.name, each.metadata["key"] or each.name, each.default, each.metadata["parse"]
+            )
+            for each in fields(ChunkSettings)
+        )
 
     @classmethod
-    def from_keys(cls, *, range_error: type[Exception] = ConfigError, **values: Any) -> Self:
+    def from_keys(cls, **values: Any) -> Self:
         """Return the settings for values given by their configuration keys.
 
         Args:
-            range_error: Raised for an integer out of range.
             **values: ``chunk_seed=7``, ``chunk_order="block"``, ...; messages use these names.
         """
-        found = {}
-        for option in cls.options():
-            if option.key in values:
-                option.check(values[option.key], option.key, range_error=range_error)
-                found[option.name] = values[option.key]
-        return cls(**found)
+        given = [option for option in cls.options() if option.key in values]
+        return cls(**{each.name: each.check(values[each.key], each.key) for each in given})
 
     @classmethod
     def of_config(cls, config: Any) -> Self:
@@ -252,22 +227,14 @@ class ChunkSettings:
         Args:
             config: A mapping, or an object with attributes, that has ``train``.
         """
-        train = (
-            config.get("train") if isinstance(config, Mapping) else getattr(config, "train", None)
-        )
+        train = _item(config, "train")
         if train is None:
             raise ConfigError(
                 f"a configuration has a section 'train', this {type(config).__name__} has none: "
                 "give train_chunk_size= and val_chunk_size= instead"
             )
-        missing, get = object(), getattr(train, "get", None)
-        found: dict[str, Any] = {
-            option.key: get(option.key, missing)
-            if callable(get)
-            else getattr(train, option.key, missing)
-            for option in cls.options()
-        }
-        return cls.from_keys(**{key: value for key, value in found.items() if value is not missing})
+        found = {each.key: _item(train, each.key, each.default) for each in cls.options()}
+        return cls.from_keys(**found)
 
     @property
     def passes(self) -> int | None:
@@ -289,16 +256,10 @@ class ChunkSettings:
         return order_named(self.order_name, size, seed)
 
 
-@cache
-def _options() -> tuple[ChunkOption, ...]:
-    empty: dict[str, Any] = {"minimum": 0, "maximum": LARGEST_INTEGER, "unit": "", "choices": ()}
-    empty |= {"words": "", "parse": None}
-    return tuple(
-        ChunkOption(
-            name=each.name, default=each.default, **empty | {"key": each.name, **each.metadata}
-        )
-        for each in fields(ChunkSettings)
-    )
+def _item(section: Any, name: str, default: Any = None) -> Any:
+    """Return an item of a mapping, or an attribute of an object."""
+    get = getattr(section, "get", None)
+    return get(name, default) if callable(get) else getattr(section, name, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,11 +302,12 @@ class ChunkSizes:
             train_batches: Returns the batches of the whole training partition; None if unknown.
             val_batches: The same for validation.
         """
-        if self.explicit_train is None and self.explicit_val is not None:
-            return replace(self, train=train_batches())
-        if self.explicit_val is None and self.explicit_train is not None:
-            return replace(self, val=val_batches())
-        return self
+        if not self.enabled:
+            return self
+        train = train_batches() if self.explicit_train is None else self.train
+        return replace(
+            self, train=train, val=val_batches() if self.explicit_val is None else self.val
+        )
 
 
 def partition_batches(samples: int, batch_size: int | None, world: int) -> int:

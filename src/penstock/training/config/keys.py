@@ -49,11 +49,7 @@ def or_none(check: Check) -> Check:
 
 
 def _of_option(option: ChunkOption) -> Check:
-    def check(name: str, value: Any) -> None:
-        option.check(value, name)
-        option.accept(value, name)
-
-    return check
+    return lambda name, value: option.check(value, name)
 
 
 def _is_limit(value: Any) -> bool:
