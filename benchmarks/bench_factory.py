@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock import SpectrogramFolder, sample_generator
 from penstock.loaders import ChunkedDataLoader
-from penstock.loaders.machine import this_machine
 from penstock.metrics import samples_of
 from penstock.tuning import DataLoaderConfig, DataLoaderFactory, DataLoaderPerformanceMonitor, tune
+from penstock.tuning.machine import this_machine
 
 BATCH = 32
 SHAPE = (1, 64, 32)  # a short log-mel spectrogram: 8 kB

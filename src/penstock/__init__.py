@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from penstock.loaders import ChunkedDataLoader as ChunkedDataLoader
     from penstock.loaders import ChunkedSampler as ChunkedSampler
     from penstock.loaders import Loader as Loader
-    from penstock.loaders import Machine as Machine
     from penstock.loaders import ReplayLoader as ReplayLoader
     from penstock.loaders import StreamLoader as StreamLoader
     from penstock.loaders import worker_init_fn as worker_init_fn
@@ -137,6 +136,7 @@ if TYPE_CHECKING:
     from penstock.tuning import DataLoaderConfig as DataLoaderConfig
     from penstock.tuning import DataLoaderFactory as DataLoaderFactory
     from penstock.tuning import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
+    from penstock.tuning import Machine as Machine
     from penstock.tuning import OptimalDataLoaderFactory as OptimalDataLoaderFactory
     from penstock.tuning import tune as tune
 
@@ -185,8 +185,7 @@ _ALSO = {
     ),
     "penstock.checks": "BatchSchema TensorSpec checked",
     "penstock.distributed": "RankError agree agreed together",
-    "penstock.loaders": "Machine",
-    "penstock.tuning": "OptimalDataLoaderFactory",
+    "penstock.tuning": "Machine OptimalDataLoaderFactory",
     "penstock.report": "BenchmarkReport",
     "penstock.datamodules": "DataModuleProtocol ResolutionSequenceDataset",
     "penstock.domains.recording": (

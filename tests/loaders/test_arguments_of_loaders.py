@@ -21,7 +21,7 @@ from penstock import (
     tune,
 )
 from penstock.loaders.partition import validation_loader
-from penstock.loaders.sampler import order_named
+from penstock.loaders.plan_settings import order_named
 
 DATA = torch.arange(40)
 NO_INTEGERS = [True, False, np.True_, "3", 1.5, 2.0, [2], float("nan")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
-from penstock.loaders.sampler import ORDERS, order_named
+from penstock.loaders.plan_settings import ORDERS, order_named
 
 SIZES = st.integers(1, 9)
 

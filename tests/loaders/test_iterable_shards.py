@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock import ChunkedDataLoader, DataLoaderConfig, DataLoaderFactory, PlanError
 from penstock.datamodules import UniversalDataModule
 from penstock.loaders import ReplayLoader
-from penstock.loaders.sharding import share_of_rank
+from penstock.loaders.pass_through import share_of_rank
 from penstock.order import Topology
 from tests.distributed.process_groups import run_ranks
 

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import ChunkedDataLoader, PlanError, ReplayLoader, StateError
-from penstock.loaders.sharding import restores_itself
+from penstock.loaders.pass_through import restores_itself
 
 SAMPLES = 22
 

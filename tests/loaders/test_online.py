@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, MemorySource, PlanError, StreamLoader
 from penstock.loaders import online
-from penstock.loaders.online import BATCHES, MOST_READERS, SECONDS, OnlineTuner, ReaderClimb
+from penstock.loaders.online import BATCHES, SECONDS, OnlineTuner, ReaderClimb
+from penstock.loaders.options import MOST_READERS
 
 ROWS = np.arange(16_000, dtype=np.float32).reshape(4000, 4)
 

@@ -15,10 +15,10 @@ import zarr
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from penstock import ChunkedDataLoader, StreamLoader, concatenate, open_source, sample_generator
-from penstock.loaders.machine import Machine
 from penstock.tuning.cost import SampleCost
 from penstock.tuning.doctor import CHECKS, diagnose, memory, sample_cost, unguarded
 from penstock.tuning.examination import Examination, Samples, Subject
+from penstock.tuning.machine import Machine
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((64, 8)).astype(np.float32)

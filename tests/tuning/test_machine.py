@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from penstock.loaders.machine import UNLIMITED, limit_bytes, quota_cores, this_machine
+from penstock.streaming.budget import UNLIMITED, quota_cores
+from penstock.tuning.machine import limit_bytes, this_machine
 
 
 @pytest.mark.parametrize(

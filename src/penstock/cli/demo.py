@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.extras import optional
-from penstock.loaders.machine import this_machine
 from penstock.loaders.stream import StreamLoader
 from penstock.report import write_report
+from penstock.tuning.machine import this_machine
 from penstock.tuning.monitor import DataLoaderPerformanceMonitor
 
 SAMPLES, FEATURES, BATCH, CHUNK, PASSES, SAVE_EVERY = 24_000, 64, 96, 50, 2, 20

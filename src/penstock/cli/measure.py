@@ -15,11 +15,11 @@ from penstock.atomic_files import replace_text
 from penstock.cli.output import command_output, print_result
 from penstock.errors import ConfigError
 from penstock.extras import optional
-from penstock.loaders.machine import this_machine
 from penstock.loaders.stream import StreamLoader
 from penstock.report import BenchmarkReport
 from penstock.sources import open_source
 from penstock.tuning.bench import measure_stream, tune_stream
+from penstock.tuning.machine import this_machine
 from penstock.tuning.trials import tune
 
 MEMORY_SHARE = 4  # a stream is tuned within a quarter of the machine's memory

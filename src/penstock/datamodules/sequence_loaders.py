@@ -15,8 +15,7 @@ from penstock.arguments import whole_number
 from penstock.errors import BatchError, ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.base import LoaderIterator, stale_iterator
-from penstock.loaders.plan_settings import order_factory
-from penstock.loaders.sampler import order_named
+from penstock.loaders.plan_settings import order_factory, order_named
 from penstock.order import Cursor
 from penstock.registry import Registry, unknown_name
 from penstock.seeds import Seed

@@ -7,7 +7,6 @@ from penstock.lazy import lazy_names
 if TYPE_CHECKING:
     from penstock.loaders.base import Loader as Loader
     from penstock.loaders.chunked import ChunkedDataLoader as ChunkedDataLoader
-    from penstock.loaders.machine import Machine as Machine
     from penstock.loaders.replay import ReplayLoader as ReplayLoader
     from penstock.loaders.sampler import ChunkedSampler as ChunkedSampler
     from penstock.loaders.stream import StreamLoader as StreamLoader
@@ -18,7 +17,6 @@ __all__, __getattr__, __dir__ = lazy_names(
     {
         "base": "Loader",
         "chunked": "ChunkedDataLoader",
-        "machine": "Machine",
         "replay": "ReplayLoader",
         "sampler": "ChunkedSampler",
         "stream": "StreamLoader",

@@ -8,17 +8,21 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Generic, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.chunk_schedule import ChunkSize
-from penstock.loaders.online import OnlineTuner
 from penstock.loaders.position import Position
-from penstock.metrics import Recorder, Snapshot, Verdict, verdict_of
+from penstock.metrics import Recorder, Snapshot
 from penstock.order import Cursor, Indices, Occurrence, Plan
 from penstock.ranks import current_topology
+
+if TYPE_CHECKING:
+    from penstock.loaders.online import OnlineTuner
+    from penstock.metrics import Verdict
 
 log = logging.getLogger("penstock")
 
@@ -77,6 +81,8 @@ class Measured:
 
     def verdict(self) -> Verdict:
         """Return one line: whether training waits for data, for which stage, and what to change."""
+        from penstock.metrics.verdict import verdict_of  # here: most runs ask for none
+
         return verdict_of(self.snapshot())
 
 
@@ -155,26 +161,20 @@ class Loader(Measured, Generic[Batch]):
 
     def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
         """Return the cursor after the batch at the cursor, and that batch."""
-        position, metrics, samples = self.position, self.metrics, 0
-        cursor = position.cursor
-        try:
-            if metrics.request():
-                with metrics.work(""):
-                    fetched = self._take(plan, position)
-            else:
-                fetched = self._take(plan, position)
-            samples = plan.steps.batch
-        finally:
-            waited = metrics.receive(samples, (cursor.epoch, cursor.position))
+        position, samples = self.position, plan.steps.batch
+        at = position.cursor.epoch, position.cursor.position
+        fetched = self.metrics.timed(partial(self._take, plan, position), samples, at)
         if self._online:
-            self._tune(waited, samples, fetched[1])
+            self._tune(samples, fetched[1])
         return fetched
 
-    def _tune(self, waited: float, samples: int, batch: Any) -> None:
+    def _tune(self, samples: int, batch: Any) -> None:
         """Use another number of readers if batches come faster with it."""
         if self._tuner is None:
+            from penstock.loaders.online import OnlineTuner  # here: few loaders are tuned
+
             self._tuner = OnlineTuner(*self._reader_limits(batch))
-        if self._tuner.note(waited, self.metrics.last_step, samples):
+        if self._tuner.note(self.metrics.last_wait, self.metrics.last_step, samples):
             stream: Any = self._stream  # of threads: others cannot be tuned
             stream.use_readers(self._tuner.readers)
 
@@ -460,7 +460,7 @@ def stale_iterator() -> StaleIteratorError:
 def _leave(loader: Loader[Any], position: Position, iteration: int) -> None:
     """End an iteration: its iterator is exhausted, or was dropped."""
     if position.iteration == iteration:
-        position.end_iteration()
+        position.live = None
         if not loader._keeps_stream:
             loader._drop_stream()
 

@@ -19,16 +19,17 @@ from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dat
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
-from penstock.loaders.machine import this_machine
-from penstock.loaders.online import MOST_READERS, check_budget, check_tune
 from penstock.loaders.options import (
+    MOST_READERS,
     check_batch_size,
+    check_budget,
     check_dataset,
     check_executor,
     check_limit,
     check_order,
     check_threads,
     check_torchs,
+    check_tune,
     size_of,
 )
 from penstock.loaders.pass_through import (
@@ -37,10 +38,9 @@ from penstock.loaders.pass_through import (
     preserve_random_state,
     refuse_planned_arguments,
 )
-from penstock.loaders.plan_settings import OrderFactory, order_factory
+from penstock.loaders.plan_settings import OrderFactory, make_order, order_factory
 from penstock.loaders.position import Position
-from penstock.loaders.sampler import RankSampler, make_order
-from penstock.loaders.torch_loader import TorchLoader
+from penstock.loaders.torch_loader import RankSampler, TorchLoader
 from penstock.loaders.worker_errors import safe_context
 from penstock.loaders.workers import end_workers
 from penstock.metrics import bytes_of
@@ -48,6 +48,7 @@ from penstock.order import Cursor, Order, Plan, PlannedBatch
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sources.contract import DatasetLike
+from penstock.streaming.budget import usable_cores
 
 
 class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
@@ -370,7 +371,7 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
 
     def _reader_limits(self, batch: Any) -> tuple[int, int]:
         most = self._budget // (2 * max(1, bytes_of(batch)))  # two batches ahead for each
-        return self.threads or max(2, this_machine().cores), min(MOST_READERS, most)
+        return self.threads or max(2, usable_cores()), min(MOST_READERS, most)
 
     def _open_inline(self, plan: Plan, cursor: Cursor) -> Stream:
         return InlineStream(plan, cursor, self._batches(plan, cursor), self._read)

@@ -15,9 +15,8 @@ from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import replace_file
 from penstock.datasets.mixture import Mixture, mixture_of
 from penstock.errors import PlanError, StateError
-from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
+from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
-from penstock.loaders.sampler import make_order
 from penstock.order import Order
 from penstock.order.block_rounds import OrderInRounds
 from penstock.order.keys import digest_of

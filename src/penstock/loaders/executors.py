@@ -80,18 +80,26 @@ def _arrive(reading: Reading) -> IndexBatch:
     return IndexBatch(reading)
 
 
-class InlineStream:
+class PlanStream:
+    """A stream that knows where in which plan it is."""
+
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        self._plan, self._cursor = plan, cursor
+
+    def continues(self, plan: Plan, cursor: Cursor) -> bool:
+        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
+        return plan is self._plan and cursor == self._cursor
+
+
+class InlineStream(PlanStream):
     """Batches read in the calling thread: no worker, no copy between processes."""
 
     def __init__(
         self, plan: Plan, cursor: Cursor, batches: Iterator[PlannedBatch], read: Read
     ) -> None:
-        self._plan, self._cursor, self._batches = plan, cursor, batches
+        super().__init__(plan, cursor)
+        self._batches = batches
         self.read = read  # replaced at every iteration: the dataset may have changed
-
-    def continues(self, plan: Plan, cursor: Cursor) -> bool:
-        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
-        return plan is self._plan and cursor == self._cursor
 
     def __next__(self) -> tuple[Cursor, Any]:
         planned = _probed("plan", next, self._batches)
@@ -216,9 +224,7 @@ class Workers:
         context = self._context
         try:
             with explain_worker_death(context), warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", "Got pickle error"
-                )  # reported below, with its name
+                warnings.filterwarnings("ignore", "Got pickle error")  # reported below
                 with starting_workers():
                     self._batches = context.batches = iter(self._loader)
                     look = min(self._timeout / 4 or LOOK_SECONDS, LOOK_SECONDS)
@@ -276,7 +282,7 @@ class Workers:
         self._batches, self._watch = iter(()), None
 
 
-class WorkerStream:
+class WorkerStream(PlanStream):
     """Batches that worker processes read ahead, in plan order."""
 
     def __init__(
@@ -287,12 +293,8 @@ class WorkerStream:
         sent: deque[PlannedBatch],
         workers: Workers,
     ) -> None:
-        self._plan, self._cursor, self._batches, self._sent = plan, cursor, batches, sent
-        self._workers, self._count = workers, 0
-
-    def continues(self, plan: Plan, cursor: Cursor) -> bool:
-        """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
-        return plan is self._plan and cursor == self._cursor
+        super().__init__(plan, cursor)
+        self._batches, self._sent, self._workers, self._count = batches, sent, workers, 0
 
     def __next__(self) -> tuple[Cursor, Any]:
         sent = len(self._sent)
@@ -321,9 +323,7 @@ class _Feed:
 
     def follow(self, seed: int, batches: Iterator[PlannedBatch]) -> None:
         self._seed, self._batches = seed, batches
-        self.sent: deque[PlannedBatch] = (
-            deque()
-        )  # of this stream; an older stream keeps its own deque
+        self.sent: deque[PlannedBatch] = deque()  # of this stream; an older one keeps its own
 
     def __iter__(self) -> Iterator[IndexBatch]:
         seed, sent = self._seed, self.sent
@@ -335,7 +335,7 @@ class _Feed:
             yield IndexBatch(reading)
 
 
-class ThreadStream:
+class ThreadStream(PlanStream):
     """Batches read by threads, in plan order, two per thread ahead.
 
     Args:
@@ -358,7 +358,8 @@ class ThreadStream:
         threads: int,
         timeout: float = 0,
     ) -> None:
-        self._plan, self._cursor, self._batches, self._timeout = plan, cursor, batches, timeout
+        super().__init__(plan, cursor)
+        self._batches, self._timeout = batches, timeout
         self._coming: deque[_Task] = deque()
         self._tasks, self._count = _TaskQueue(), 0
         self._work = partial(_work, self._tasks, read, current_recorder())
@@ -383,7 +384,7 @@ class ThreadStream:
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
-        return bool(self._coming) and plan is self._plan and cursor == self._cursor
+        return bool(self._coming) and super().continues(plan, cursor)
 
     def __next__(self) -> tuple[Cursor, Any]:
         check_process(self._threads)

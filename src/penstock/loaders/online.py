@@ -6,15 +6,10 @@ Threads change nothing but the time at which a batch is ready: which samples it 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
-
-from penstock.arguments import choice
-from penstock.errors import PlanError
-from penstock.sizes import parse_bytes
+from typing import Final
 
 log = logging.getLogger("penstock")
 
-MOST_READERS: Final = 16
 WAITED_SECONDS: Final = 0.001  # for a batch: none was ready
 SECONDS: Final = 0.5  # of a measurement, at least
 BATCHES: Final = 8  # of a measurement, at least
@@ -130,24 +125,3 @@ class OnlineTuner:
         if self.settled and not was_settled:
             log.info("tune='online': %d reader threads are fastest", self.readers)
         return self.readers != before
-
-
-def check_budget(memory_budget: int | str) -> int:
-    """Return a limit in bytes; raise `PlanError` for one that leaves no memory for a batch."""
-    size = parse_bytes(memory_budget, "memory_budget")
-    if not size:
-        raise PlanError("memory_budget=0 leaves no memory for a batch: pass at least 1 byte")
-    return size
-
-
-def check_tune(tune: Any, executor: str = "threads") -> bool:
-    """Return whether a loader is tuned while it is used; refuse it where there are no threads."""
-    if tune is None:
-        return False
-    choice("tune", tune, ("online",))
-    if executor != "threads":
-        raise PlanError(
-            f"tune={tune!r} changes the number of threads, and executor is {executor!r}: pass "
-            "executor='threads', or find the number of workers before with penstock.tune"
-        )
-    return True

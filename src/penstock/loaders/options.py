@@ -17,8 +17,10 @@ from penstock.errors import PlanError
 from penstock.order import Cursor, Order
 from penstock.order.orders import samples_of
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
+from penstock.sizes import parse_bytes
 
 MOST_WORKERS: Final = 1024  # more would fill the process table before the first batch
+MOST_READERS: Final = 16  # threads that tune="online" tries
 EXECUTORS: Final = ("inline", "threads", "processes")
 
 
@@ -139,6 +141,27 @@ def check_threads(threads: int | None, executor: str) -> int | None:
             "executor='threads', or leave it out"
         )
     return whole_number("threads", threads, minimum=1)
+
+
+def check_budget(memory_budget: int | str) -> int:
+    """Return a limit in bytes; raise `PlanError` for one that leaves no memory for a batch."""
+    size = parse_bytes(memory_budget, "memory_budget")
+    if not size:
+        raise PlanError("memory_budget=0 leaves no memory for a batch: pass at least 1 byte")
+    return size
+
+
+def check_tune(tune: Any, executor: str = "threads") -> bool:
+    """Return whether a loader is tuned while it is used; refuse it where there are no threads."""
+    if tune is None:
+        return False
+    choice("tune", tune, ("online",))
+    if executor != "threads":
+        raise PlanError(
+            f"tune={tune!r} changes the number of threads, and executor is {executor!r}: pass "
+            "executor='threads', or find the number of workers before with penstock.tune"
+        )
+    return True
 
 
 def check_epoch(epoch: int) -> int:

@@ -1,11 +1,13 @@
-"""Pass-through: a ``ChunkedDataLoader`` whose order is decided by torch, and first batches."""
+"""Pass-through: loaders whose order torch decides, shares of iterable datasets, first batches."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -13,13 +15,16 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.errors import BatchError, PlanError, StateError
+from penstock.extras import optional
 from penstock.loaders.options import check_epoch, share_of, size_of
-from penstock.loaders.sharding import check_workers, share_of_rank
+from penstock.order import Topology
 from penstock.ranks import current_topology
 
 if TYPE_CHECKING:
     from penstock.loaders.base import Loader
     from penstock.loaders.chunked import ChunkedDataLoader
+
+log = logging.getLogger("penstock")
 
 
 class PassThrough:
@@ -138,23 +143,10 @@ class TimedIterator(Iterator[Any]):
     def __init__(
         self, loader: Loader, open: Callable[[], Iterator[Any]], limit: int | None = None
     ) -> None:
-        self._loader, self._open, self._batches = loader, open, iter(())
+        self._loader = loader
         self._limit = self._left = limit
         loader.metrics.pause()
-        self._timed(self._begin, 0)
-
-    def _begin(self) -> None:
-        self._batches = self._open()
-
-    def _timed(self, work: Callable[[], Any], samples: int) -> Any:
-        metrics, received = self._loader.metrics, 0
-        try:
-            metrics.request()  # nothing inside of torch's loader is measured
-            found = work()
-            received = samples
-            return found
-        finally:
-            metrics.receive(received)
+        self._batches = loader.metrics.timed(open, 0)
 
     def __len__(self) -> int:
         batches = len(self._batches)  # type: ignore[arg-type]
@@ -168,7 +160,8 @@ class TimedIterator(Iterator[Any]):
             if self._left == 0:
                 raise StopIteration
             self._left -= 1
-        return self._timed(self._batches.__next__, getattr(self._loader, "batch_size", None) or 1)
+        samples = getattr(self._loader, "batch_size", None) or 1
+        return self._loader.metrics.timed(self._batches.__next__, samples)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_batches" not in self.__dict__:
@@ -227,3 +220,94 @@ def first_of(batches: Any) -> Any:
         "the loader gives no batch: it is empty, or drop_last drops the only one; "
         "use a smaller batch size, or drop_last=False"
     )
+
+
+# -- iterable datasets: torch gives every worker process, and every rank, the whole of one; unless
+# -- the dataset splits itself, each sample is delivered once per worker and rank
+
+
+def check_workers(dataset: Any, num_workers: int, worker_init_fn: Any = None) -> None:
+    """Refuse several workers for a dataset that would be read in full by each of them."""
+    if num_workers > 1 and not splits_over_workers(dataset, worker_init_fn):
+        raise PlanError(
+            f"num_workers={num_workers} would deliver every sample {num_workers} times, because "
+            f"each worker reads all of {type(dataset).__name__}: use num_workers=1, split it by "
+            "torch.utils.data.get_worker_info() in __iter__, or set dataset.sharded = True if it "
+            "is split elsewhere"
+        )
+
+
+def workers_for(dataset: Any, num_workers: int) -> int:
+    """Return the useful number of workers: one for a dataset that does not split itself."""
+    if _is_hugging_face(dataset):
+        return min(num_workers, int(dataset.num_shards))
+    if num_workers > 1 and not splits_over_workers(dataset):
+        log.warning(
+            "num_workers=1 instead of %d, because each worker would read all of %s: set "
+            "dataset.sharded = True if it splits itself over workers and ranks",
+            *(num_workers, type(dataset).__name__),
+        )
+        return 1
+    return num_workers
+
+
+def share_of_rank(dataset: Any, topology: Topology) -> Any:
+    """Return the part of an iterable dataset that a rank reads; refuse one that cannot be split.
+
+    A Hugging Face dataset is split by its own ``split_dataset_by_node``, unless it was already.
+    """
+    if topology.world == 1 or getattr(dataset, "sharded", False):
+        return dataset
+    if _is_hugging_face(dataset):
+        if getattr(dataset, "_distributed", None) is not None:
+            return dataset
+        by_node = optional("datasets.distributed", extra="arrow")
+        return by_node.split_dataset_by_node(dataset, topology.rank, topology.world)
+    raise PlanError(
+        f"{topology.world} ranks would deliver every sample {topology.world} times, because each "
+        f"rank reads all of {type(dataset).__name__}: split it by rank (and by worker) in "
+        "__iter__ and set dataset.sharded = True, or use a map-style dataset"
+    )
+
+
+def splits_over_workers(dataset: Any, worker_init_fn: Any = None) -> bool:
+    """Return whether a dataset is marked as split, or its code asks for the worker."""
+    if getattr(dataset, "sharded", False) or _is_hugging_face(dataset):
+        return True
+    methods = [value for kind in type(dataset).__mro__ for value in vars(kind).values()]
+    init = worker_init_fn.func if isinstance(worker_init_fn, partial) else worker_init_fn
+    codes = (getattr(each, "__code__", None) for each in [*methods, init])
+    return any("get_worker_info" in _names_in(code) for code in codes)
+
+
+def restores_itself(dataset: Any) -> bool:
+    """Return whether a dataset's own state is exact: not where a shuffle buffer is left out."""
+    names = ("state_dict", "load_state_dict")
+    if not all(callable(getattr(dataset, name, None)) for name in names):
+        return False
+    return not (_is_hugging_face(dataset) and _buffers(getattr(dataset, "_ex_iterable", None)))
+
+
+def _buffers(examples: Any) -> bool:
+    """Return whether a part of a Hugging Face stream has a buffer, or is of an unknown kind."""
+    if examples is None:
+        return True
+    inner = [getattr(examples, "ex_iterable", ()), *getattr(examples, "ex_iterables", ())]
+    kinds = {kind.__name__ for kind in type(examples).__mro__}
+    if "BufferShuffledExamplesIterable" in kinds or "_BaseExamplesIterable" not in kinds:
+        return True
+    return any(_buffers(each) for each in inner if each != ())
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    return any(
+        (kind.__module__, kind.__name__) == ("datasets.iterable_dataset", "IterableDataset")
+        for kind in type(dataset).__mro__
+    )
+
+
+def _names_in(code: Any) -> set[str]:
+    """Return the names that code uses, including those of functions inside it."""
+    if not isinstance(code, CodeType):
+        return set()
+    return set(code.co_names).union(*map(_names_in, code.co_consts))

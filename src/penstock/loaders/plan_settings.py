@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from penstock.arguments import flag
-from penstock.errors import PlanError
+from penstock.arguments import choice, flag
+from penstock.errors import PlanError, StateError
 from penstock.loaders.chunk_schedule import ChunkProgress, ChunkSchedule, chunk_schedule
 from penstock.loaders.options import check_batch_size, check_limit, share_of
-from penstock.order import Order, Plan, Steps, Topology
+from penstock.order import (
+    BlockOrder,
+    Order,
+    Plan,
+    SequentialOrder,
+    ShuffledOrder,
+    Steps,
+    Topology,
+)
 from penstock.order.skips import NO_SKIPS
 from penstock.seeds import Seed
 
-_SETTINGS: Final = (
-    *("_make_order", "_topology", "seed", "batch", "_chunk", "limit", "evaluation", "drop_last"),
-    *("samples", "_cached", "progress"),
-)
+ORDERS: Final = ("shuffled", "sequential", "block")
+BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # few enough seeks for files, enough mixing for training
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +63,25 @@ def _make_by_size_and_seed(make: Callable[[int, int], Order], request: OrderRequ
     return make(request.samples, request.seed)
 
 
-def _make_fixed(order: Order, request: OrderRequest) -> Order:
-    return order
+def _always(value: Any, *request: Any) -> Any:
+    """Return ``value``; a partial of this can be pickled, and a lambda cannot."""
+    return value
+
+
+def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
+    """Return a shuffled or a sequential order."""
+    return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
+
+
+def order_named(kind: str, size: int, seed: int) -> Order:
+    """Return an order by its name in a configuration, one of `ORDERS`.
+
+    >>> order_named("block", 1000, seed=42).block
+    64
+    """
+    if choice("order", kind, ORDERS) == "block":
+        return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
+    return make_order(size, seed, shuffle=kind == "shuffled")
 
 
 class PlanSettings:
@@ -132,7 +157,7 @@ class PlanSettings:
     def _set_order(self, order: Order | OrderFactory) -> None:
         self.follows_size = not isinstance(order, Order)
         if isinstance(order, Order):
-            self._make_order, self.seed = partial(_make_fixed, order), Seed(order.seed)
+            self._make_order, self.seed = partial(_always, order), Seed(order.seed)
         else:
             self._make_order = order
 
@@ -198,13 +223,12 @@ class PlanSettings:
         Raises:
             PlanError: The settings are invalid.
         """
-        before = {name: getattr(self, name) for name in (*_SETTINGS, "follows_size")}
-        try:
+        with self.undone_if_refused():
             self.seed = self.seed if seed is None else seed
             if order is not None:
                 self._set_order(order)
             if topology is not None:
-                self._topology = partial(_same_topology, topology)
+                self._topology = partial(_always, topology)
             if limit is not None:
                 self.limit = check_limit(limit)
             if chunk is not None:
@@ -217,10 +241,26 @@ class PlanSettings:
             self.drop_last = self.drop_last and not self.evaluation
             self._check_chunks()
             self.rebuild_plan()
-        except PlanError:
-            vars(self).update(before)
+
+    # -- undoing
+
+    def save(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
+        seed = self.seed, self.seed.save()
+        return {**vars(self), "progress": copy(self.progress), "seed": seed}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Undo what happened since `save`; iterators of that time continue."""
+        seed, value = saved["seed"]
+        vars(self).update({**saved, "seed": seed})
+        seed.go_back(value)
+
+    @contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """Return a context whose changes are undone if one of them is refused."""
+        saved = self.save()
+        try:
+            yield
+        except (PlanError, StateError):
+            self.restore(saved)
             raise
-
-
-def _same_topology(topology: Topology) -> Topology:
-    return topology

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
 from penstock.arguments import flag, whole_number
-from penstock.errors import PlanError, StateError
+from penstock.errors import PlanError
 from penstock.loaders.options import (
     check_batch_size,
     check_chunk_size,
@@ -32,10 +31,6 @@ from penstock.order.state import (
 log = logging.getLogger("penstock")
 
 _iterations = count(1)  # numbers of the iterations of all loaders: none is used twice
-_SAVED: Final = (
-    *("cursor", "iteration", "failed", "_exact", "_resized", "live", "_origins", "_iterated"),
-    *("skips", "fetched"),
-)
 
 
 class Position(PlanSettings):
@@ -145,10 +140,6 @@ class Position(PlanSettings):
         self._origins = {e: at for e, at in self._origins.items() if at[0]} | {epoch: origin}
         return self.iteration, plan
 
-    def end_iteration(self) -> None:
-        """Note that the iterator is exhausted, or was dropped."""
-        self.live = None
-
     def delivered(self, after: Cursor) -> None:
         """Move the cursor: a batch was handed to the training loop, or skipped by it."""
         if self.progress is not None:
@@ -229,16 +220,6 @@ class Position(PlanSettings):
         self._origins[self.cursor.epoch] = self.cursor.position, steps.whole
         self.iteration, self.live = next(_iterations), None
 
-    def save(self) -> tuple[Any, ...]:
-        """Return what `restore` needs."""
-        return *(getattr(self, name) for name in _SAVED), copy(self.progress), self.seed.save()
-
-    def restore(self, saved: tuple[Any, ...]) -> None:
-        """Undo what happened since `save`; iterators of that time continue."""
-        *values, self.progress, seed = saved
-        vars(self).update(zip(_SAVED, values, strict=True))
-        self.seed.go_back(seed)
-
     def seek(self, epoch: int, step: int) -> None:
         """Go to a step of an epoch."""
         epoch, step = check_epoch(epoch), whole_number("step", step, minimum=0)
@@ -306,12 +287,9 @@ class Position(PlanSettings):
 
     def set_batch_size(self, batch: int) -> None:
         """Use another batch size from the next ``iter()`` on, which continues at the cursor."""
-        before, self.batch = self.batch, check_batch_size(batch)
-        try:
+        with self.undone_if_refused():
+            self.batch = check_batch_size(batch)
             self.rebuild_plan()
-        except PlanError:
-            self.batch = before
-            raise
         self._exact = self._resized = True
 
     def set_chunk_size(self, chunk: Any) -> None:
@@ -354,8 +332,7 @@ class Position(PlanSettings):
         """
         allow_changed_data = flag("allow_changed_data", allow_changed_data)
         check_format(state)
-        before, seed, skips, live = self.samples, self.seed.save(), self.skips, self.live
-        try:
+        with self.undone_if_refused():
             self._adopt_seed(state)
             if samples is not None and self.follows_size and samples != self.samples:
                 self.samples = samples
@@ -370,11 +347,6 @@ class Position(PlanSettings):
             if self.progress is not None:
                 self.progress.load(state)
                 self.progress.begin(self.progress.done if cursor == self.cursor else 0)
-        except (PlanError, StateError):
-            self.samples, self.skips, self.live = before, skips, live
-            self.seed.go_back(seed)
-            self.rebuild_plan()
-            raise
         steps = self.plan.steps.of(cursor.epoch)
         dropped = steps.size - cursor.position if cursor != self.cursor else 0
         if 0 < dropped < self.plan.steps.world and not self.drop_last:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from copy import copy, deepcopy
 from functools import partial
 from itertools import repeat
@@ -19,8 +18,13 @@ from penstock.errors import PlanError, StateError
 from penstock.keyed import Reading, announce, current_reading, keyed_generator
 from penstock.loaders.base import Measured
 from penstock.loaders.batch_transport import collate_and_pack
-from penstock.loaders.pass_through import first_of, preserve_random_state
-from penstock.loaders.sharding import restores_itself, share_of_rank, workers_for
+from penstock.loaders.pass_through import (
+    first_of,
+    preserve_random_state,
+    restores_itself,
+    share_of_rank,
+    workers_for,
+)
 from penstock.loaders.torch_loader import OwnedSampler, TorchLoader
 from penstock.loaders.workers import WorkerContext, starting_workers
 from penstock.metrics import Probe
@@ -160,15 +164,11 @@ class ReplayLoader(Measured, TorchLoader):
 
     def _next(self, coming: Iterator[_Came]) -> _Came | None:
         """Return the next batch, measured; the first includes those that are read again."""
-        metrics, came = self.metrics, None
+        at = self._epoch, self._batches
         try:
-            with metrics.work("") if metrics.request() else nullcontext(), Probe("read"):
-                came = next(coming, None)
-            return came
-        finally:
-            metrics.receive(
-                0 if came is None else self.batch_size or 1, (self._epoch, self._batches)
-            )
+            return self.metrics.timed(partial(_probed, coming), self.batch_size or 1, at)
+        except StopIteration:
+            return None
 
     def _usable(self, own: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return what the dataset saved, unless it was saved on another rank."""
@@ -356,6 +356,11 @@ def _not_delivered(
         number, marks[worker] = number + 1, mark
         if number > delivered:
             yield number, worker, mark, batch
+
+
+def _probed(coming: Iterator[_Came]) -> _Came:
+    with Probe("read"):
+        return next(coming)
 
 
 class Unindexed:

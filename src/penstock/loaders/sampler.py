@@ -1,32 +1,25 @@
-"""Samplers: chunks of a shuffle for a stock ``DataLoader``, and what trainers see of a loader."""
+"""A sampler for a stock ``DataLoader``: chunks of a shuffle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from penstock.arguments import choice, flag, whole_number
+from penstock.arguments import flag, whole_number
 from penstock.loaders.options import check_epoch
-from penstock.loaders.position import Position
-from penstock.loaders.torch_loader import OwnedSampler
+from penstock.loaders.plan_settings import make_order
 from penstock.order import (
-    BlockOrder,
     Cursor,
     Indices,
     Order,
-    SequentialOrder,
-    ShuffledOrder,
 )
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, refuse_skips, to_state
 from penstock.ranks import ranks
 from penstock.seeds import Seed
-
-ORDERS: Final = ("shuffled", "sequential", "block")
-BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # few enough seeks for files, enough mixing for training
 
 
 class ChunkedSampler(Sampler[int]):
@@ -132,46 +125,3 @@ class ChunkedSampler(Sampler[int]):
         check_identity(state_dict, self._order)
         cursor = cursor_of(state_dict)
         self.epoch, self.current_chunk = cursor.epoch, cursor.position // self.chunk_size
-
-
-def make_order(size: int, seed: int, *, shuffle: bool) -> Order:
-    """Return a shuffled or a sequential order."""
-    return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size, seed)
-
-
-def order_named(kind: str, size: int, seed: int) -> Order:
-    """Return an order by its name in a configuration, one of `ORDERS`.
-
-    >>> order_named("block", 1000, seed=42).block
-    64
-    """
-    if choice("order", kind, ORDERS) == "block":
-        return BlockOrder(size, seed, block=BLOCK_SAMPLES, window=WINDOW_BLOCKS)
-    return make_order(size, seed, shuffle=kind == "shuffled")
-
-
-class RankSampler(OwnedSampler):
-    """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
-
-    def __init__(self, dataset: Any, position: Position) -> None:
-        super().__init__(dataset)
-        self.position = position
-
-    @property
-    def num_replicas(self) -> int:  # type: ignore[override]
-        """Number of ranks now."""
-        return self.position.plan.steps.world
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]
-        """This rank."""
-        return self.position.plan.rank
-
-    def __iter__(self) -> Iterator[int]:
-        position = self.position
-        for batch in position.plan.walk(position.start, position.remaining):
-            yield from batch.samples.tolist()
-
-    def __len__(self) -> int:
-        steps = self.position.plan.steps.of(self.position.start.epoch)
-        return min(steps.count * steps.batch, -(-steps.size // steps.world))

@@ -17,9 +17,8 @@ from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Batch, Loader, Stream
 from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
 from penstock.loaders.composed import ComposedOrders, OrderOptions
-from penstock.loaders.online import MOST_READERS, check_tune
+from penstock.loaders.options import MOST_READERS, check_tune
 from penstock.loaders.position import Position
-from penstock.loaders.sampler import RankSampler
 from penstock.loaders.stream_settings import (
     StreamOrders,
     bad_blocks,
@@ -36,7 +35,7 @@ from penstock.loaders.stream_settings import (
     warnings_of,
     with_steps,
 )
-from penstock.loaders.torch_loader import TorchLoader
+from penstock.loaders.torch_loader import RankSampler, TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan
 from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder

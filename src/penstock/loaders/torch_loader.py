@@ -17,6 +17,7 @@ from typing import Any, Self
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
 from penstock.errors import PlanError, StateError
+from penstock.loaders.position import Position
 
 log = logging.getLogger("penstock")
 
@@ -97,6 +98,33 @@ class OwnedSampler(DistributedSampler[Any]):
                 "Lightning, or load_state_dict",
                 epoch,
             )
+
+
+class RankSampler(OwnedSampler):
+    """What trainers find as ``loader.sampler``: this rank's samples of the next ``iter()``."""
+
+    def __init__(self, dataset: Any, position: Position) -> None:
+        super().__init__(dataset)
+        self.position = position
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Number of ranks now."""
+        return self.position.plan.steps.world
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This rank."""
+        return self.position.plan.rank
+
+    def __iter__(self) -> Iterator[int]:
+        position = self.position
+        for batch in position.plan.walk(position.start, position.remaining):
+            yield from batch.samples.tolist()
+
+    def __len__(self) -> int:
+        steps = self.position.plan.steps.of(self.position.start.epoch)
+        return min(steps.count * steps.batch, -(-steps.size // steps.world))
 
 
 class PlannedBatches(BatchSampler):

@@ -180,31 +180,22 @@ def twin(value: Any) -> Any:
     (False, True)
     """
     shared: list[Any] = []
+
+    class Writer(pickle.Pickler):
+        def persistent_id(self, part: Any) -> int | None:
+            if not is_shared(part):
+                return None
+            shared.append(part)
+            return len(shared) - 1
+
+    class Reader(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return shared[pid]
+
     written = io.BytesIO()
-    _Sharing(written, shared).dump(value)
+    Writer(written, pickle.HIGHEST_PROTOCOL).dump(value)
     written.seek(0)
-    return _Shared(written, shared).load()
-
-
-class _Sharing(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._shared = shared
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not is_shared(value):
-            return None
-        self._shared.append(value)
-        return len(self._shared) - 1
-
-
-class _Shared(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._shared[pid]
+    return Reader(written).load()
 
 
 READERS: Final = "penstock-"  # our threads; zarr starts its own again in a forked child

@@ -6,9 +6,9 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from penstock.arguments import flag
 from penstock.metrics.snapshot import (
@@ -26,6 +26,8 @@ from penstock.metrics.snapshot import (
     halved,
     share_of,
 )
+
+T = TypeVar("T")
 
 
 class Span(NamedTuple):
@@ -172,6 +174,7 @@ class Recorder:
         self._delivered = 0.0  # when the last batch was; 0 after a pause
         self._asked = self._next_probe = 0.0
         self._due = False  # the batch is noted on its own
+        self.last_wait = 0.0  # seconds for the last batch of `timed`
         self.last_step: float | None = None  # seconds of the step before the last request
         self._width = 1.0  # seconds of a slot
         self._slots: list[list[float]] = []
@@ -242,6 +245,28 @@ class Recorder:
             self._noted = self.batches, self.samples, self.steps, self.waited, self.stepped
             self._due = False
         return waited
+
+    def timed(
+        self, work: Callable[[], T], samples: int, cursor: tuple[int, int] | None = None
+    ) -> T:
+        """Return ``work()``, which is a batch; note how long it was waited for.
+
+        Args:
+            work: Returns the batch, or raises.
+            samples: Samples of the batch.
+            cursor: Its epoch and position; None if they are unknown.
+        """
+        received = 0
+        try:
+            if self.request():
+                with self.work(""):
+                    batch = work()
+            else:
+                batch = work()
+            received = samples
+            return batch
+        finally:
+            self.last_wait = self.receive(received, cursor)
 
     def _quick(self) -> tuple[int, int, int, float, float]:
         """Return what the sums have and nothing else has yet: batches in quick succession."""

@@ -9,6 +9,8 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.arguments import whole_number
@@ -19,6 +21,9 @@ from penstock.sizes import format_bytes, parse_bytes, size_text
 Name = TypeVar("Name")
 
 log = logging.getLogger("penstock")
+
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 62  # of a container without a limit
 
 LENT_BATCHES = 4  # batches that the user can hold without a copy
 ROUNDS_HELD = 2  # the round in use and the round being read
@@ -38,8 +43,19 @@ ARGUMENTS = {"block": "block_samples", "window": "window_blocks", "lanes": "lane
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use, within affinity and cgroup limits."""
+    linux = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1, quota_cores(CGROUP))
+
+
+@cache
+def quota_cores(cgroup: Path) -> int:
+    """Return the cores a container may use; `UNLIMITED` without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return UNLIMITED if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return UNLIMITED
 
 
 class BlockCost(NamedTuple):

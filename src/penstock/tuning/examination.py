@@ -19,7 +19,6 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock.errors import PenstockError
 from penstock.keyed import Reading, announce
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.stream import StreamLoader
 from penstock.loaders.worker_errors import Culprit, twin, unpicklable_part
@@ -38,6 +37,7 @@ from penstock.tuning.cost import (
     packed,
     unbounded_caches,
 )
+from penstock.tuning.machine import Machine, this_machine
 
 Values: TypeAlias = npt.NDArray[Any]
 

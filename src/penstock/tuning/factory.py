@@ -16,13 +16,13 @@ from penstock.arguments import choice, flag, function, instance, whole_number
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import EXECUTORS, check_batch_size, check_dataset, check_torchs
-from penstock.loaders.sharding import workers_for
+from penstock.loaders.pass_through import workers_for
 from penstock.loaders.worker_errors import unpicklable_part
 from penstock.loaders.workers import worker_init_fn
 from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.cost import measure_cost
+from penstock.tuning.machine import Machine, this_machine
 
 _whole = partial(whole_number, error=ConfigError)
 _flag = partial(flag, error=ConfigError)

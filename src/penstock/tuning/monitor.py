@@ -17,7 +17,6 @@ from penstock.arguments import whole_number
 from penstock.errors import BatchError, ConfigError, StateError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.machine import this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.stream import StreamLoader
@@ -35,6 +34,7 @@ from penstock.metrics import (
     tree_cpu_seconds,
 )
 from penstock.sources.contract import DatasetLike
+from penstock.tuning.machine import this_machine
 
 log = logging.getLogger("penstock")
 

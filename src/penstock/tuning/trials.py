@@ -26,7 +26,6 @@ from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.machine import Machine, this_machine
 from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
@@ -36,6 +35,7 @@ from penstock.sources.base import Source
 from penstock.sources.contract import DatasetLike
 from penstock.tuning.cost import SampleCost, cost_of
 from penstock.tuning.factory import DataLoaderConfig, why_no_workers
+from penstock.tuning.machine import Machine, this_machine
 
 Print: TypeAlias = Callable[[str], object]
 

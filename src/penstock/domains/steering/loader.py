@@ -21,8 +21,7 @@ from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.pass_through import first_of, first_of_torch, preserve_random_state
 from penstock.loaders.position import Position
-from penstock.loaders.sampler import RankSampler
-from penstock.loaders.torch_loader import TorchLoader
+from penstock.loaders.torch_loader import RankSampler, TorchLoader
 from penstock.order import Cursor, Plan, PlannedBatch
 
 

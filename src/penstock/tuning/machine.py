@@ -11,10 +11,7 @@ import torch
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import ConfigError
-from penstock.streaming.budget import usable_cores
-
-CGROUP = Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 62
+from penstock.streaming.budget import CGROUP, UNLIMITED, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +40,8 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     """Return this machine: cores and memory within affinity and cgroup limits."""
-    cores = min(usable_cores(), quota_cores(CGROUP))
     memory = min(_physical_bytes(), limit_bytes(CGROUP))
-    return Machine(cores, torch.accelerator.is_available(), memory)
-
-
-def quota_cores(cgroup: Path) -> int:
-    """Return the cores a container may use; `UNLIMITED` without a limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return UNLIMITED if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return UNLIMITED
+    return Machine(usable_cores(), torch.accelerator.is_available(), memory)
 
 
 def limit_bytes(cgroup: Path) -> int:
