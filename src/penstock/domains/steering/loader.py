@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -199,7 +199,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
         dataset.set_epoch(epoch)
 
 
-def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool:
+def validate_first_batch(loader: Iterable[Any], schema: BatchSchema | None = None) -> bool:
     """Return True if the first batch is valid; raise `BatchError` otherwise.
 
     The batch is read separately, in this process: the loader's position does not change, no random
@@ -218,7 +218,7 @@ def validate_first_batch(loader: Any, schema: BatchSchema | None = None) -> bool
     return True
 
 
-def first_batch(loader: Any) -> Any:
+def first_batch(loader: Iterable[Any]) -> Any:
     """Return the first batch of a loader without changing its position or random state.
 
     Args:

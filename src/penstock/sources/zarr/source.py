@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from penstock.arguments import choice, flag
 from penstock.errors import SourceError
@@ -17,6 +16,7 @@ from penstock.sources.array_source import (
 )
 from penstock.sources.base import checked_names
 from penstock.sources.cf import zarr_attributes
+from penstock.sources.contract import SourceLike
 from penstock.sources.storage import ByteStore
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
@@ -59,7 +59,7 @@ class ZarrSource(StoreSource):
 
     def __init__(
         self,
-        path: Any,
+        path: SourceLike | ByteStore,
         *,
         fields: Sequence[str] | None = None,
         axis: int | str | None = None,
