@@ -441,13 +441,9 @@ class Planned:
             loader._follow_dataset()
         return loader._position
 
-    def iterate(self, loader: ChunkedDataLoader[Batch]) -> Iterator[Batch]:
-        """Return an iterator over the rest of the current chunk (or epoch)."""
-        return loader._iterate()
-
-    def length(self, loader: ChunkedDataLoader) -> int:
-        """Return the batches of the current chunk (or epoch)."""
-        return loader.position.length
+    # what every loader does; `PassThrough` does otherwise
+    iterate, length = staticmethod(Loader._iterate), staticmethod(Loader.__len__)
+    set_epoch, summary = staticmethod(Loader.set_epoch), staticmethod(Loader.__repr__)
 
     def remaining(self, loader: ChunkedDataLoader) -> int:
         """Return the number of batches that the next ``iter()`` yields."""
@@ -457,10 +453,6 @@ class Planned:
         """Return the chunk size, or else the limit."""
         return loader.chunk_size or loader.plan.steps.limit
 
-    def set_epoch(self, loader: ChunkedDataLoader, epoch: int) -> None:
-        """Go to the start of an epoch."""
-        Loader.set_epoch(loader, epoch)
-
     def peek(self, loader: ChunkedDataLoader) -> Any:
         """Return the batch the next ``iter()`` begins with."""
         position = loader.position
@@ -469,10 +461,6 @@ class Planned:
             return Loader.peek(loader)
         with preserve_random_state():  # a user's dataset may draw from global generators
             return next(loader._open_inline(position.plan, position.start))[1]
-
-    def summary(self, loader: ChunkedDataLoader) -> str:
-        """Return one line for ``repr``."""
-        return Loader.__repr__(loader)
 
     def describe(self, loader: ChunkedDataLoader) -> str:
         """Return one readable page."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +51,8 @@ from penstock.sources.ragged_rows import (
     take_by_blocks,
     take_located,
 )
+from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
-
-if TYPE_CHECKING:
-    from penstock.sources.statistics import Statistics
 
 SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
 
@@ -284,8 +282,6 @@ class BaseSource(ABC):
         >>> found.mean, found.std, found.count, found.nans
         (2.0, 1.0, 2, 1)
         """
-        from penstock.sources.statistics import statistics_of
-
         return statistics_of(self, self.dims, per, progress)
 
     # -- what subclasses implement
