@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import penstock
+from penstock.cli import main
 from tests.cli.projects import PENSTOCK
 
 
@@ -49,3 +50,30 @@ def test_help_is_made_of_sentences():
         [sys.executable, str(PENSTOCK), "--version"], capture_output=True, text=True, timeout=120
     )
     assert asked.stdout == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("tran", "penstock: No such command 'tran'. Did you mean 'train'?: see 'penstock --help'"),
+        ("train", "penstock: Missing argument 'config': see 'penstock train --help'"),
+        ("report x --bogus", "penstock: No such option: --bogus: see 'penstock report --help'"),
+        ("bench x --batch-size 0", "see 'penstock bench --help'"),
+        ("report nowhere --debug", "penstock: 'nowhere' is not a directory"),
+    ],
+)
+def test_wrong_arguments_are_reported_in_one_line(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["penstock", *arguments.split()])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and message in said
+    assert len(said.splitlines()) == 1 or "--debug" in arguments, said
+
+
+def test_the_exit_code_of_help_is_0_and_of_no_command_2(monkeypatch, capsys):
+    for arguments, code in ((["--help"], 0), ([], 2), (["--version"], 0)):
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == code and capsys.readouterr().out

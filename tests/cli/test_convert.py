@@ -19,6 +19,7 @@ import zarr
 from penstock import Standardize, StreamLoader, open_source
 from penstock.cli import zarr_writer
 from penstock.cli.convert import check_conversion, run_convert, run_stats, write_zarr
+from penstock.cli.output import exit_codes
 from penstock.cli.zarr_writer import geometry
 from penstock.domains.steering import (
     JASPERSteeringDataset,
@@ -258,7 +259,7 @@ def test_the_command_converts_refuses_and_fails_by_its_exit_code(tmp_path, capsy
         ("rows.npy", "rows.zarr", 2, "exists already"),
         ("rows.npy", "rows.npy/inside", 1, "File exists"),
     ):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as left, exit_codes(debug=False):
             run_convert(tmp_path / source, tmp_path / target, chunk_rows=None)
         assert left.value.code == code and message in capsys.readouterr().err
 
@@ -281,7 +282,7 @@ def test_statistics_are_printed_and_written_for_standardize(tmp_path, capsys):
     with StreamLoader(tmp_path / "a.zarr", 50, transform=transform) as loader:
         batch = next(iter(loader))
     assert batch["x"].mean(dim=(0, 2)).abs().max() < 1e-3 and batch["y"].dtype == torch.int64
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as left, exit_codes(debug=False):
         run_stats(str(tmp_path / "none"), None, per=None)
     assert left.value.code == 2 and "there is nothing at" in capsys.readouterr().err
 
@@ -345,7 +346,7 @@ def test_what_cannot_be_converted_is_refused_before_anything_is_written(tmp_path
     group = zarr.create_group(tmp_path / "g.zarr")
     group.create_array("img/raw", data=np.arange(100))
     (tmp_path / "g.zarr/img/raw/zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as left, exit_codes(debug=False):
         run_convert(tmp_path / "g.zarr", tmp_path / "new.zarr", chunk_rows=None)
     assert left.value.code == 2 and "img/raw" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.zarr"]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import penstock
+from penstock.cli.output import exit_codes, print_result
 from penstock.errors import MissingExtraError, PenstockError
 from penstock.extras import load_extensions
 
@@ -179,35 +180,27 @@ def report(
     trace: Annotated[
         Path | None, typer.Option(help="Also write a trace for Perfetto or chrome://tracing.")
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Write one HTML page about a run: timeline, waiting, coverage, losses, and a verdict."""
-    from penstock.cli.output import print_result
     from penstock.report import write_report
 
-    try:
-        text = write_report(run_dir, output, trace)
-    except (PenstockError, OSError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print_result(text)
+    with exit_codes(debug=debug):
+        print_result(write_report(run_dir, output, trace))
 
 
 @app.command()
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
-    from penstock.cli.output import print_result
-
     run_validate = load_extensions("penstock.commands")["validate"]
-    try:
+    with exit_codes(debug=debug):
         text, code = run_validate(directory, as_json=as_json)
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print_result(text)
-    raise SystemExit(code)
+        print_result(text)
+        raise SystemExit(code)
 
 
 @app.command()
@@ -219,11 +212,13 @@ def convert(
     chunk_rows: Annotated[
         int | None, typer.Option(help="Rows a chunk; about a megabyte by default.")
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Write data as Zarr made for streaming; a steering directory as HDF5."""
     from penstock.cli.convert import run_convert
 
-    run_convert(source, target, chunk_rows=chunk_rows)
+    with exit_codes(debug=debug):
+        run_convert(source, target, chunk_rows=chunk_rows)
 
 
 @app.command()
@@ -235,12 +230,14 @@ def stats(
     per: Annotated[
         str | None, typer.Option(help="An axis of a sample to have statistics for each index of.")
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Compute mean, deviation and extremes of each field in one pass; NaN is left out."""
     from penstock.cli.convert import run_stats
 
     options = {"fields": fields.split(",") if fields else None, "along": _number_or_name(along)}
-    run_stats(source, output, per=_number_or_name(per), **options)
+    with exit_codes(debug=debug):
+        run_stats(source, output, per=_number_or_name(per), **options)
 
 
 def _number_or_name(text: str | None) -> int | str | None:

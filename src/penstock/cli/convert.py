@@ -6,20 +6,19 @@ Most data becomes Zarr. Domains add converters of their own (entry points `penst
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from penstock.arguments import whole_number
 from penstock.atomic_files import new_directory, replace_text
 from penstock.cli.zarr_writer import Part, Progressed, advice, write_parts
-from penstock.errors import ConfigError, PenstockError, SourceError
+from penstock.errors import ConfigError, PenstockError, RunFailedError, SourceError
 from penstock.extras import load_extensions, optional
 from penstock.progress import progress_bar
 from penstock.sources import Source, ZarrSource, hdf5, open_source
@@ -34,12 +33,14 @@ from penstock.sources.zarr.stores import ZipByteStore
 HDF5_SUFFIXES = (".h5", ".hdf5", ".nc", ".nc4", ".cdf")
 
 
-def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoReturn:
-    """Convert with a progress bar, then exit: 0, 2 if it is refused, 1 if it failed."""
-    try:
-        convert = check_conversion(source, target, chunk_rows)
-    except PenstockError as error:
-        _exit(error, 2)
+def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> None:
+    """Convert with a progress bar.
+
+    Raises:
+        PenstockError: It is refused; nothing was written.
+        RunFailedError: It failed after it had begun.
+    """
+    convert = check_conversion(source, target, chunk_rows)
     for line in convert.plan:
         print(line)
     try:
@@ -53,13 +54,12 @@ def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> NoRetu
 
             convert(progressed)
     except (PenstockError, OSError) as error:
-        _exit(f"{error}; the same command continues where this one ended", 1)
+        raise RunFailedError(f"{error}; the same command continues where this one ended") from error
     print(f"{target} written: {_size(target) / 1e6:,.1f} MB")
-    raise SystemExit(0)
 
 
 def run_stats(source: str, output: Path | None, *, per: int | str | None, **options: Any) -> None:
-    """Print the statistics of each field, and write them as JSON; exit with 2 if refused.
+    """Print the statistics of each field, and write them as JSON.
 
     Args:
         source: What `open_source` opens.
@@ -67,13 +67,10 @@ def run_stats(source: str, output: Path | None, *, per: int | str | None, **opti
         per: An axis of a sample, by number or name.
         options: ``fields=`` and ``along=`` of `open_source`.
     """
-    try:
-        found = composed(open_source(source, **options)).statistics(per=per)
-        if output is not None:
-            named = {name: each.to_dict() for name, each in found.items()}
-            replace_text(output, json.dumps(named, indent=1) + "\n")
-    except (PenstockError, OSError) as error:
-        _exit(error, 2)
+    found = composed(open_source(source, **options)).statistics(per=per)
+    if output is not None:
+        named = {name: each.to_dict() for name, each in found.items()}
+        replace_text(output, json.dumps(named, indent=1) + "\n")
     columns = ("mean", "std", "min", "max", "count", "nans")
     width = max(5, *map(len, found))
     print(f"{'field':{width}}" + "".join(f" {column:>12}" for column in columns))
@@ -284,8 +281,3 @@ def _array_options(node: Node, fill: Any) -> dict[str, Any]:
 
 def _size(target: Path) -> int:
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-
-
-def _exit(error: object, code: int) -> NoReturn:
-    print(f"penstock: {error}", file=sys.stderr)
-    raise SystemExit(code) from None
