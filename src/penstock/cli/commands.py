@@ -13,7 +13,7 @@ import typer
 
 import penstock
 from penstock.cli.output import exit_codes, print_result
-from penstock.errors import MissingExtraError, PenstockError
+from penstock.errors import MissingExtraError
 from penstock.extras import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
