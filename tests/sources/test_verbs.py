@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import concatenate, open_source, zip_sources
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SourceError
 from penstock.sources import MemorySource
 from penstock.sources.assembly import gather_patches, read_span
 from penstock.sources.base import BaseSource, Field, composed
@@ -552,6 +552,19 @@ def test_a_class_of_your_own_has_the_verbs(wrap):
 def test_refusals_say_what_was_asked(call, words):
     with pytest.raises(PlanError, match=words):
         call(Chunked(np.zeros((10, 4)), (4, 4), ("y",)))
+
+
+def test_sources_that_do_not_fit_together_are_described():
+    with pytest.raises(SourceError) as refused:
+        concatenate([np.zeros((3, 2), "f4"), np.arange(3)])
+    assert "source 1 has fields {'': 'int64 []'}, the first {'': 'float32 [2]'}" in str(
+        refused.value
+    )
+    odd = {"neurons": np.arange(803), "labels": np.arange(401)}
+    with pytest.raises(SourceError, match=r"or use select\(range\(802\)\) of 'neurons'$"):
+        zip_sources(odd, rates={"labels": 0.5})
+    cut = open_source(odd["neurons"]).select(range(802))
+    assert len(zip_sources({**odd, "neurons": cut}, rates={"labels": 0.5})) == 802
 
 
 # -- splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -39,8 +40,8 @@ class Concatenated(Layout):
         for number, part in enumerate(parts):
             if described(part) != described(parts[0]):
                 raise SourceError(
-                    f"source {number} has fields {described(part)}, the first "
-                    f"{described(parts[0])}: only sources with the same fields can be concatenated"
+                    f"source {number} has fields {in_words(part)}, the first "
+                    f"{in_words(parts[0])}: only sources with the same fields can be concatenated"
                 )
         self._begins = np.append(0, np.cumsum([len(part) for part in parts]))
         self._leaf = np.append(0, np.cumsum([len(part.leaves) for part in parts])).tolist()
@@ -177,6 +178,16 @@ def described(layout: Layout) -> dict[str, tuple[object, ...]]:
     }
 
 
+def in_words(layout: Layout) -> dict[str, str]:
+    """Return the dtype, shape and rate of each output, for messages."""
+    return {
+        name: f"{each.dtype} {[*each.steps, *each.inner]}"
+        + (" of different lengths" if each.ragged else "")
+        + (f" at rate {0.0 if each.static else float(each.rate)}" if each.rate != 1 else "")
+        for name, each in layout.outputs.items()
+    }
+
+
 def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> int:
     """Return the number of samples of zipped sources, which must last equally long."""
     asked = {name: Fraction(lengths[name]) / rate for name, rate in rates.items() if rate}
@@ -187,10 +198,17 @@ def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> 
     if static:
         raise SourceError(f"sources with rate 0 must have one sample, got {static}")
     if len(found) > 1 or (length := found.pop()).denominator > 1:
+        step = math.lcm(*(rate.denominator for rate in rates.values()))
+        most = math.floor(min(asked.values())) // step * step
+        cut = [
+            f"select(range({int(most * rates[name])})) of {name!r}"
+            for name, each in asked.items()
+            if each != most
+        ]
         raise SourceError(
             f"zipped sources must last equally long, got samples {dict(lengths)} with rates "
-            f"{ {name: float(rate) for name, rate in rates.items()} }: pass other rates, or "
-            "select(range(n)) of the longer ones"
+            f"{ {name: float(rate) for name, rate in rates.items()} }: pass other rates, or use "
+            + " and ".join(cut)
         )
     return int(length)
 

@@ -333,6 +333,11 @@ def _open_url(url: str, given: Given) -> Source:
     found = imported("remote:open_remote")(url, **rest)
     if isinstance(found, StoredFile):
         return FILES[Path(found.name).suffix.lower()](found, own)
+    if Path(url.partition("?")[0]).suffix.lower() in FILES:
+        raise SourceError(
+            f"{redacted(url)} is of a kind that is read from a local disk only: download it, or "
+            "write it as Zarr, .npy or Parquet"
+        )
     return (ANNDATA if is_anndata(found) else ZARR)(found, own)
 
 

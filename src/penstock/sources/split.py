@@ -103,7 +103,10 @@ def _by_group(groups: npt.NDArray[Any], sizes: Mapping[str, int], key: int) -> d
     """Return whole groups, in shuffled order each to the part that lacks the most samples."""
     names, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
     if len(names) < len(sizes):
-        raise PlanError(f"cannot split {len(names)} groups into {len(sizes)} parts of 1 or more")
+        raise PlanError(
+            f"cannot split {len(names)} groups into {len(sizes)} parts of 1 or more: pass groups= "
+            "with more of them, or another by="
+        )
     left, parts = np.array(list(sizes.values()), np.int64), np.empty(len(names), np.int64)
     order = Permutation(len(names), key)(np.arange(len(names)))
     for position, group in enumerate(order.tolist()):
