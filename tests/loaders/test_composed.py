@@ -419,9 +419,21 @@ def test_new_weights_begin_with_the_next_epoch_and_are_saved_beside_a_checkpoint
     resumed.load_state_dict(state)
     assert [b.tolist() for b in resumed] == expected
     assert resumed.samples_at(0, epoch=0).tolist() == first[0]
+    earlier = {**state, "epoch": 0, "position": 10}  # still in the epoch of the first weights
+    with pytest.raises(StateError, match="load_weights"):
+        make(weights=other).load_state_dict(earlier)
     paths[0].write_bytes(paths[1].read_bytes())
     with pytest.raises(StateError, match="damaged"):
         resumed.load_weights(tmp_path / "checkpoint")
+
+
+def test_a_loader_and_a_mixture_say_what_they_are():
+    with ChunkedDataLoader(rows(), lengths=LENGTHS, max_tokens=64) as loader:
+        assert "max_tokens=64" in repr(loader) and "max_tokens=64" in loader.describe()
+        assert "batch_size" not in repr(loader)
+    with ChunkedDataLoader(rows(), 4, lengths=LENGTHS, group=1) as loader:
+        assert "batch_size=4" in repr(loader)
+    assert repr(mixed()) == "<Mixture of 60 samples: web 0.6, code 0.3, rare 0.1>"
 
 
 def test_a_checkpoint_manager_keeps_the_weights(tmp_path):

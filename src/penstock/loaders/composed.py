@@ -238,7 +238,11 @@ class WeightedOrders:
         self.versions = [*(each for each in self.versions if each[0] < epoch), (epoch, name)]
 
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Use the weights that a state names; raise a `StateError` if the last is not known."""
+        """Use the weights that a state names.
+
+        Raises:
+            StateError: Weights of the state's epoch or of a later one are not known.
+        """
         found = state.get("weights")
         try:
             versions = [(epoch, name) for epoch, name in found or ()]
@@ -249,9 +253,12 @@ class WeightedOrders:
             valid = False
         if not valid:
             raise StateError(f"the state has no weights, but {found!r}: it is of another loader")
-        if versions[-1][1] not in self.known:
+        here = state.get("epoch")
+        past = sum(first <= here for first, _ in versions) - 1 if type(here) is int else 0
+        missing = [name for _, name in versions[max(0, past) :] if name not in self.known]
+        if missing:
             raise StateError(
-                f"the state was taken with weights of digest {versions[-1][1]}, this loader has "
+                f"the state was taken with weights of digest {', '.join(missing)}, this loader has "
                 f"{', '.join(self.known)}: pass those weights, or call "
                 "loader.load_weights(directory) with the directory of loader.save_weights"
             )
