@@ -282,6 +282,7 @@ def test_small_spectrograms_get_small_masks():
         (lambda: Standardize(float("nan"), 1), "mean must be a finite number"),
         (lambda: Standardize(0, -1), "std must be at least 0, got -1"),
         (lambda: Standardize([0, 1], 1), r"got shapes \(2,\) and \(\)"),
+        (lambda: GaussianNoise()(torch.ones(5), np.random.default_rng(0)), "a torch.Generator or"),
         (lambda: recommended_augmentation(0, 3), "samples must be at least 1 sample"),
     ],
 )

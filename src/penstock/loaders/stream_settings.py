@@ -153,7 +153,10 @@ def with_steps(source: Source, steps: int) -> Source:
     """Return the samples: windows of ``steps`` rows, or the rows themselves."""
     samples = source if steps == 1 else composed(source).windows(steps)
     if not len(source):
-        raise PlanError(f"there are no samples in {brief(source)}")
+        raise PlanError(
+            f"there are no samples in {brief(source)}: it is empty, or its windows or patches are "
+            "larger than the data"
+        )
     if not len(samples):
         raise PlanError(
             f"no {steps} consecutive rows in {brief(source)}, which has {len(source)} rows in "
@@ -203,7 +206,7 @@ def brief(source: Source) -> str:
     'MemorySource(3 samples)'
     """
     text = repr(source)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:37]} ... {text[-38:]}"  # verbs come last
 
 
 # -- blocks, windows and lanes

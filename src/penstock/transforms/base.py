@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.errors import PlanError
 from penstock.order.keys import GAMMA, MASK, Keys, mix_array
 
 
@@ -65,6 +66,8 @@ def integers(
 
 def draw_keys(count: int, rng: torch.Generator | None) -> Keys:
     """Return keys drawn from a generator; None for torch's default one."""
+    if not isinstance(rng, torch.Generator | None):
+        raise PlanError(f"rng must be a torch.Generator or None, got {type(rng).__name__}")
     device = "cpu" if rng is None else rng.device
     drawn = torch.randint(2**63 - 1, (count,), generator=rng, device=device)
     return drawn.cpu().numpy().astype(np.uint64)
