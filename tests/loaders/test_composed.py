@@ -433,7 +433,8 @@ def test_a_loader_and_a_mixture_say_what_they_are():
         assert "batch_size" not in repr(loader)
     with ChunkedDataLoader(rows(), 4, lengths=LENGTHS, group=1) as loader:
         assert "batch_size=4" in repr(loader)
-    assert repr(mixed()) == "<Mixture of 60 samples: web 0.6, code 0.3, rare 0.1>"
+    shares = {"web": 0.6, "code": 0.3, "rare": 0.1}
+    assert repr(mixed()) == f"<Mixture of 60 samples: shares {shares}>"
 
 
 def test_a_checkpoint_manager_keeps_the_weights(tmp_path):

@@ -151,8 +151,7 @@ class Mixture(Dataset[Any]):
         return {name: c / sum(counts) for name, c in zip(self.members, counts, strict=True)}
 
     def __repr__(self) -> str:
-        shares = ", ".join(f"{name} {share:.4g}" for name, share in self.shares.items())
-        return f"<Mixture of {len(self):,} samples: {shares}>"
+        return f"<Mixture of {len(self):,} samples: shares {self.shares}>"
 
     def locate(self, indices: npt.ArrayLike) -> list[tuple[str, int]]:
         """Return the member of each sample of the mixture, and its index in that member.

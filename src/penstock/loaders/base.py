@@ -135,16 +135,12 @@ class Loader(Measured, Generic[Batch]):
             return f"<{type(self).__name__}: {error}>"
         data = getattr(self, "dataset", getattr(self, "source", None))
         parts = [f"{type(data).__name__} of {plan.order.size:,} samples"]
-        parts += [self._batch_limit(plan), f"chunk_size={position.chunk}"]
+        parts += [plan.batch_limit, f"chunk_size={position.chunk}"]
         parts += [f"order={plan.order.kind!r}", f"seed={plan.order.seed}"]
         parts += [f"rank={plan.rank}", f"world_size={plan.steps.world}"]
         here = position.skips.to_order(position.cursor)
         parts += [f"epoch={here.epoch}", f"position={here.position}"]
         return f"<{type(self).__name__}: {', '.join(parts)}>"
-
-    def _batch_limit(self, plan: Plan) -> str:
-        unit, most = plan.order.identity().get("cut", ("samples", plan.steps.batch))
-        return f"max_tokens={most}" if unit == "tokens" else f"batch_size={most}"
 
     @property
     def _is_new(self) -> bool:

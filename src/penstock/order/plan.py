@@ -61,6 +61,12 @@ class Plan:
         if whole_number("rank", self.rank, minimum=0) >= self.steps.world:
             raise PlanError(f"rank must be in [0, {self.steps.world}), got {self.rank!r}")
 
+    @property
+    def batch_limit(self) -> str:
+        """The argument that limits a rank's batch, such as ``batch_size=32``."""
+        unit, most = self.order.identity().get("cut", ("samples", self.steps.batch))
+        return f"{'max_tokens' if unit == 'tokens' else 'batch_size'}={most}"
+
     def positions(self, cursor: Cursor) -> Indices:
         """Return the positions in the order of this rank's batch in the step at ``cursor``."""
         steps = self.steps.of(cursor.epoch)
