@@ -478,7 +478,7 @@ class Planned:
         lines = [
             f"ChunkedDataLoader over {steps.size:,} samples of {type(loader.dataset).__name__}",
             f"  order     {plan.order.kind}, seed {plan.order.seed}",
-            f"  batches   {steps.count:,} an epoch on each of {steps.world} ranks, {plan.batch_limit}",
+            f"  batches   {steps.count:,} an epoch on {steps.world} ranks, {plan.batch_limit}",
             f"  chunks    {chunks if loader.use_chunked else 'none: every iter() is an epoch'}",
             f"  remainder {'dropped' if steps.drop_last else 'delivered, in short last batches'}",
             f"  executor  {executor}, {gather}",
