@@ -2,8 +2,9 @@
 
 Weather pairs, patches of images, rows of a sparse matrix, windows, labels, tokens, packed values:
 each against what people use for it, in the same run. A case reads whole epochs from the opening of
-the store on, shuffled; seconds are of one sample. Peers that need another Python run in an
-environment that this makes (`peers_stores`).
+the store on, shuffled; seconds are of one sample. There are enough epochs that the two windows that
+a stream reads ahead, also of an epoch that nobody asks for, are a small part of them. Peers that
+need another Python run in an environment that this makes (`peers_stores`).
 
     python benchmarks/bench_stores.py [--tiny] [--rounds 5] [--only weather,patches]
 """
@@ -119,7 +120,7 @@ def weather(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
     pairs = open_source(path, along="time").windows(offsets={"x": ("t", [0]), "y": ("t", [lead])})
     emit(case="weather", mb=array.nbytes / 1e6, chunk_mb=array.nbytes / 1e6 * chunk / times)
     batch = 16
-    options = {"batch": batch, "epochs": 1 if tiny else 3, "memory_budget": "256MB"}
+    options = {"batch": batch, "epochs": 1 if tiny else 10, "memory_budget": "256MB"}
     files = [path / "t" / "c" / str(i) / "0" / "0" / "0" for i in range(times // chunk)]
     cases: dict[str, Case] = {
         "weather, penstock": partial(read, pairs, **options),
@@ -175,8 +176,10 @@ def patches(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
         array[t] = (1000 + smooth(t, shape[1:], 1 / 8) * 64).astype("u2")
     emit(case="patches", mb=array.nbytes / 1e6, patch_kb=size * size * 2 / 1e3)
     sizes = {"c": 1, "z": 1, "y": size, "x": size}
-    options = {"batch": 32 if not tiny else 4, "epochs": 1 if tiny else 3}
+    options = {"batch": 32 if not tiny else 4, "epochs": 1 if tiny else 10}
     options["memory_budget"] = "256MB"
+    files = [file for file in sorted(path.glob("c/**/*")) if file.is_file()]
+    nbytes, samples = chunk * chunk * 2, array.size // size**2
     cases: dict[str, Case] = {
         "patches, penstock": partial(read, open_source(path).patches(sizes), **options),
         "random patches, penstock": partial(
@@ -191,6 +194,7 @@ def patches(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
         "patches, zarr-python, a patch a call": partial(
             zarr_patches, path, size, 8 if tiny else 200
         ),
+        "patches, decoding alone": partial(decode, files, nbytes, samples, options["epochs"]),
     }
     seconds = compare(cases, rounds, "patches")
     best = min(
@@ -200,6 +204,8 @@ def patches(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
     claim(f"times faster than {best}, the best by hand", found, at_least=1.0)
     found = ratio(seconds, "patches, penstock", "patches, zarr-python, a patch a call")
     claim("patches: times faster than zarr-python by sample", found, at_least=20)
+    found = ratio(seconds, "patches, penstock", "patches, decoding alone")
+    emit(case="patches: share of the speed of decoding alone", found=found)
 
 
 def corners(shape: tuple[int, ...], steps: tuple[int, ...], seed: int) -> np.ndarray:
@@ -286,14 +292,15 @@ def cells(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
         stored.create_array(part, data=items, chunks=(chunk,), shards=(chunk * 200,))
     emit(case="cells", rows=rows, genes=genes, density=len(values) / rows / genes)
     batch, block = (64, 64) if tiny else (1024, 512)
-    options = {"batch": batch, "epochs": 1, "block_samples": block, "window_blocks": 32}
+    epochs = 1 if tiny else 3
+    options = {"batch": batch, "epochs": epochs, "block_samples": block, "window_blocks": 32}
     cases: dict[str, Case] = {
         "cells, penstock, sparse": lambda: read(open_source(path, fields=["X"]), **options),
         "cells, penstock, dense": lambda: read(
             open_source(path, fields=["X"], dense=True), **options
         ),
     }
-    shape = {"path": path, "batch": batch, "block": block, "blocks": 32}
+    shape = {"path": path, "batch": batch, "block": block, "blocks": 32, "epochs": epochs}
     cases |= peer_cases(
         peers,
         {
@@ -389,7 +396,7 @@ def tokens(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
     cases: dict[str, Case] = {
         "tokens, penstock": lambda: read(
             open_source(path, dtype="uint16").windows(length + 1, stride=length),
-            batch, convert=inputs_and_targets, memory_budget="256MB",
+            batch, epochs=1 if tiny else 4, convert=inputs_and_targets, memory_budget="256MB",
         ),
         "tokens, nanoGPT's loader": partial(nanogpt, path, length, batch, steps),
     }  # fmt: skip
@@ -429,7 +436,7 @@ def packed(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
         array[first : first + chunk] = smooth(first, (chunk, columns), 1 / 8) * 64
     array.attrs.update(scale_factor=0.01, add_offset=280.0, _FillValue=-32767)
     files = [path / "c" / str(i) / "0" for i in range(rows // chunk)]
-    epochs = 1 if tiny else 2
+    epochs = 1 if tiny else 6
     options = {"batch": 32, "epochs": epochs, "memory_budget": "512MB"}
     cases: dict[str, Case] = {
         "packed, decoded": partial(read, open_source(path), **options),

@@ -104,7 +104,7 @@ def xbatcher(path: str, lead: int, batch: int) -> float:
     return seconds_per_sample(batches(), batch)
 
 
-def annbatch(path: str, batch: int, block: int, blocks: int, dense: bool) -> float:
+def annbatch(path: str, batch: int, block: int, blocks: int, epochs: int, dense: bool) -> float:
     import anndata
     import zarr
     from annbatch import Loader
@@ -116,13 +116,14 @@ def annbatch(path: str, batch: int, block: int, blocks: int, dense: bool) -> flo
             chunk_size=block, preload_nchunks=blocks, batch_size=batch, shuffle=True,
             drop_last=True, to="torch",
         ).add_adata(data)  # fmt: skip
-        for each in loader:
-            yield each["X"].to_dense() if dense else each["X"]
+        for _ in range(epochs):
+            for each in loader:
+                yield each["X"].to_dense() if dense else each["X"]
 
     return seconds_per_sample(batches(), batch)
 
 
-def scdataset(path: str, batch: int, block: int, blocks: int, dense: bool) -> float:
+def scdataset(path: str, batch: int, block: int, blocks: int, epochs: int, dense: bool) -> float:
     import anndata
     import torch
     import zarr
@@ -139,7 +140,7 @@ def scdataset(path: str, batch: int, block: int, blocks: int, dense: bool) -> fl
         Cells(stored), BlockShuffling(block), batch, fetch_factor=block * blocks // batch,
         drop_last=True, seed=0, batch_transform=tensor,
     )  # fmt: skip
-    return seconds_per_sample(iter(data), batch)
+    return seconds_per_sample((each for _ in range(epochs) for each in data), batch)
 
 
 class Cells:

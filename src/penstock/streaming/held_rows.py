@@ -74,8 +74,6 @@ class StoredRows:
             output.pitch is not None and output.pitch <= max(1, prod(output.steps))
             for output in outputs.values()
         )
-        if len({output.store for output in outputs.values()}) < len(outputs):
-            self._is_regular = False
         self.is_cut = any(output.cut for output in outputs.values())
         self._is_random = self.is_cut and source.widest_needs(some) != source.needs(some)
         self._needs: dict[int, BlockNeeds] = {}
@@ -95,10 +93,11 @@ class StoredRows:
         steps = max(prod(output.steps) for output in self.source.outputs.values())
         return len(self.source) if self._is_regular else max(1, LISTED_ROWS // steps)
 
-    def consecutive_spans(self, samples: Indices) -> dict[int, list[Span]] | None:
-        """Return what `needs` returns for consecutive samples of consecutive rows, in less time.
+    def consecutive(self, samples: Indices) -> tuple[dict[int, list[Span]], dict[str, int]] | None:
+        """Return spans of consecutive samples of consecutive rows, in less time than `needs`.
 
-        None if these are not such samples.
+        Also returns, by field, which row of its span the first sample begins with. None if these
+        are not such samples.
         """
         first, last = int(samples[0]), int(samples[-1])
         if not self._is_regular or last - first + 1 != len(samples):
@@ -107,14 +106,22 @@ class StoredRows:
         run, other = np.searchsorted(runs, (first, last), side="right").tolist()
         if run != other:  # a seam between them
             return None
-        spans = {}
+        spans: dict[int, list[Span]] = {}
+        starts = {}
         for name, found in self.source.locate(samples[:1]).items():
-            output, leaf = self.source.outputs[name], int(found.leaf[0])
+            output, number = self.source.outputs[name], int(found.leaf[0])
             assert output.pitch is not None
-            start, shape = int(found.rows.flat[0]), self.leaves[leaf].shape
+            starts[name] = start = int(found.rows.flat[0])
             stop = start + (len(samples) - 1) * output.pitch + found.rows.size
-            spans[output.store] = [Span(leaf, start, stop, (0,) * len(shape), shape)]
-        return spans
+            leaf = self.leaves[number]
+            for span in spans.get(output.store, ()):  # of another field with rows of this store
+                apart = max(start, span.start) - min(stop, span.stop)
+                if apart >= leaf.chunks[0]:
+                    return None
+                start, stop = min(start, span.start), max(stop, span.stop)
+            spans[output.store] = [Span(number, start, stop, (0,) * len(leaf.shape), leaf.shape)]
+        outputs = self.source.outputs
+        return spans, {n: start - spans[outputs[n].store][0].start for n, start in starts.items()}
 
     def needs(self, block: int) -> BlockNeeds:
         """Return what blocks of ``block`` samples take.
@@ -139,7 +146,8 @@ class StoredRows:
 
         def spans_of(first: int, count: int) -> Spans:
             samples = np.arange(first, min(size, first + count))
-            return self.consecutive_spans(samples) or self.source.needs(samples)
+            simple = self.consecutive(samples)
+            return simple[0] if simple else self.source.needs(samples)
 
         blocks = np.unique(np.concatenate([chosen, most_seams])) if measured else np.unique(chosen)
         for number, first in enumerate((blocks * block).tolist()):
@@ -270,9 +278,9 @@ class HeldRows:
     def fill(self, place: int, samples: Indices, epoch: int) -> None:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
-        source, simple = self._drawn(epoch), self._stored.consecutive_spans(samples)
+        source, simple = self._drawn(epoch), self._stored.consecutive(samples)
         located = None if simple else source.locate(samples)
-        spans = simple or source.needs(samples, located)
+        spans: Spans = simple[0] if simple else source.needs(samples, located)
         if not self._fits(spans):
             # canvases of some patches can be larger together than those of the whole block
             first = int(samples[0]) // self.block * self.block
@@ -291,10 +299,11 @@ class HeldRows:
                 self._note_boxes(table, name, places[name], spans[output.store], base)
                 continue
             first_row = base // self._leaves[output.store].row_bytes
-            if places is None:
+            if simple:
                 assert output.pitch is not None
-                table[:, 0] = np.arange(len(table)) * output.pitch + first_row
+                table[:, 0] = np.arange(len(table)) * output.pitch + (first_row + simple[1][name])
             else:
+                assert places is not None
                 index = places[name].index.reshape(len(samples), -1)
                 table[:] = index[:, : table.shape[1]] + first_row
 

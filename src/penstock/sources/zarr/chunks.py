@@ -277,23 +277,35 @@ class ChunkLocator:
 
     def __call__(self, position: Position) -> Location | None:
         """Return where the chunk is; None if its shard is missing, or lists it as missing."""
-        shards, file = self._layout.shards, self._file(position)
-        key = self._prefix + self._layout.keys(file)
+        return self.places([position])[0]
+
+    def places(self, positions: Sequence[Position]) -> list[Location | None]:
+        """Return where each chunk is; chunks of one shard that follow each other cost little."""
+        shards, codecs = self._layout.shards, self._layout.codecs
         if shards is None:
-            return Location(key)
-        per_shard = shards.chunks_per_shard
-        index = self._index(shards, self.number(file), key)
-        if index is None:
-            return None
-        cell = _flat(tuple(p % n for p, n in zip(position, per_shard, strict=True)), per_shard)
-        offset, nbytes = index[cell].tolist()
-        if offset == MISSING:
-            return None
-        if nbytes > self._layout.codecs.most_stored_bytes(self._layout.chunk_bytes):
-            raise self._damaged(key, f"chunk {position} cannot have {nbytes} bytes")
-        if offset >= 2**62:
-            raise self._damaged(key, f"chunk {position} cannot be at byte {offset}")
-        return Location(key, offset, nbytes)
+            return [Location(self.key(position)) for position in positions]
+        per_shard, most = (
+            shards.chunks_per_shard,
+            codecs.most_stored_bytes(self._layout.chunk_bytes),
+        )
+        found: list[Location | None] = []
+        file, key, index = None, "", None
+        for position in positions:
+            before, file = file, self._file(position)
+            if file != before:
+                key = self._prefix + self._layout.keys(file)
+                index = self._index(shards, self.number(file), key)
+            if index is None:
+                found.append(None)
+                continue
+            cell = _flat(tuple(p % n for p, n in zip(position, per_shard, strict=True)), per_shard)
+            offset, nbytes = index[cell].tolist()
+            if offset != MISSING and nbytes > most:
+                raise self._damaged(key, f"chunk {position} cannot have {nbytes} bytes")
+            if 2**62 <= offset < MISSING:
+                raise self._damaged(key, f"chunk {position} cannot be at byte {offset}")
+            found.append(None if offset == MISSING else Location(key, offset, nbytes))
+        return found
 
     def _file(self, position: Position) -> Position:
         if self._layout.shards is None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from penstock.extras import optional
-from penstock.metrics import Probe
 from penstock.sources.thread_buffers import Bytes
 
 
@@ -46,15 +45,14 @@ class CodecChain:
             out: Of the size of the chunk.
             wanted: How many of its first bytes are needed; all if None.
         """
-        with Probe("decode"):
-            if self.checksum:
-                stored = _verified(stored)
-            if self.compressor is None:
-                _copy(stored, out)
-            elif self.compressor == "zstd":
-                _decode_zstd(stored, out, out.size if wanted is None else wanted)
-            else:
-                _DECODERS[self.compressor](stored, out)
+        if self.checksum:
+            stored = _verified(stored)
+        if self.compressor is None:
+            _copy(stored, out)
+        elif self.compressor == "zstd":
+            _decode_zstd(stored, out, out.size if wanted is None else wanted)
+        else:
+            _DECODERS[self.compressor](stored, out)
 
     def most_stored_bytes(self, decoded_bytes: int) -> int:
         """Return more than any encoder writes: a larger file is refused before it is read."""

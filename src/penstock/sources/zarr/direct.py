@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
+from penstock.metrics import Probe
 from penstock.sources.array_source import ArrayReader, samples_first
 from penstock.sources.base import Field, Rows
 from penstock.sources.storage import ByteStore, new_memory
@@ -108,20 +109,22 @@ class DirectArray(ArrayReader):
 
         A file is opened once for many small chunks.
         """
-        found, places = [], [self._locate(read.position) for read in reads]
+        found, places = [], self._locate.places([read.position for read in reads])
         for group in side_by_side(places, TOGETHER_BYTES):
             first, last, stored = places[group[0]], places[group[-1]], None
             if len(group) > 1 and first is not None and last is not None:
                 nbytes = last.offset + (last.nbytes or 0) - first.offset
                 allocate = partial(thread_buffer, "stored")
                 stored = self._store.fetch(first.key, allocate, first.offset, nbytes)
-            at = 0
-            for i in group:
-                part, place = None, places[i]
-                if stored is not None and place is not None and place.nbytes is not None:
-                    part = stored[at : at + place.nbytes]
-                    at += place.nbytes
-                found.append(self._fill(reads[i], target, part))
+            if stored is None:
+                found += [self._fill(reads[i], target) for i in group]
+                continue
+            with Probe("decode"):
+                for i in group:
+                    place = places[i]
+                    assert place is not None and place.nbytes is not None and first is not None
+                    at = place.offset - first.offset
+                    found.append(self._fill(reads[i], target, stored[at : at + place.nbytes]))
         return found
 
     def _fill_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
@@ -210,10 +213,12 @@ class DirectArray(ArrayReader):
             stored: Its bytes, if they are known.
             wanted: How many of its first bytes are needed; all if None.
         """
-        where = None if stored is not None else self._locate(position)
-        if where is not None:
-            stored = self._fetch(where, position, into)
         if stored is None:
+            where = self._locate(position)
+            stored = None if where is None else self._fetch(where, position, into)
+            if stored is not None:
+                with Probe("decode"):
+                    return self._decode(position, into, stored, wanted)
             self._missing.report(self._locate.key(position))
             if where is not None and where.nbytes is not None:
                 raise self._damaged(where, position, "its shard was deleted while it was read")
@@ -222,7 +227,7 @@ class DirectArray(ArrayReader):
             self._layout.codecs.decode(stored, into, wanted)
         except (BadChunk, MemoryError) as error:
             why = str(error) or "not enough memory to decode it"
-            where = where or self._locate(position)
+            where = self._locate(position)
             assert where is not None
             raise self._damaged(where, position, why) from error
         return True
