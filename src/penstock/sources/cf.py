@@ -19,11 +19,13 @@ import numpy as np
 
 from penstock.arguments import shown
 from penstock.errors import SourceError
+from penstock.sources.thread_buffers import thread_array
 
 Attributes = Mapping[str, Any]
 DType = np.dtype[np.generic]
 
 DIMENSIONS_V2 = "_ARRAY_DIMENSIONS"  # where xarray stores dimension names in Zarr version 2
+PIECE_ITEMS = 1 << 16  # that are computed together
 FILLS = ("missing_value", "_FillValue")
 TEXTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -52,10 +54,13 @@ class Decoding:
         """Fill ``out`` with the data of ``stored`` values of the same shape."""
         exact = _float_dtype(self.read_as, self.scale, self.offset)
         if exact == np.float64 and out.dtype == np.float32 and self.read_as != np.float32:
-            # computed as xarray does, and rounded once
-            wide = np.empty(out.shape, np.float64)
-            self._convert(stored, wide)
-            np.copyto(out, wide, casting="same_kind")
+            # computed as xarray does, and rounded once; a few rows at a time stay in the cache
+            rows = max(1, PIECE_ITEMS // max(1, math.prod(out.shape[1:])))
+            for first in range(0, len(out), rows):
+                part = out[first : first + rows]
+                wide = thread_array("wide", part.shape, np.dtype(np.float64))
+                self._convert(stored[first : first + rows], wide)
+                np.copyto(part, wide, casting="same_kind")
         else:
             self._convert(stored, out)
 
