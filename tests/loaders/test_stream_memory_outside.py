@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 from penstock import StreamLoader
 from penstock.sizes import parse_bytes
@@ -23,13 +24,15 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import json, os, sys
 import numpy as np
-from penstock import StreamLoader
+from penstock import StreamLoader, open_source
 
 def run(path, options, batches):
+    patches = options.pop("patches", None)
     warm = StreamLoader(np.zeros((50, 3), "f4"), 5)
     list(warm)
     warm.close()
-    loader = StreamLoader(path, **options)
+    source = path if patches is None else open_source(path).patches(**patches)
+    loader = StreamLoader(source, **options)
     print(os.getpid(), loader.buffer_bytes, flush=True)
     sys.stdin.readline()
     batches_of_loader = iter(loader)
@@ -84,6 +87,31 @@ def stored(tmp_path, shape, dtype):
     return path
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """200 MB of images."""
+    path = tmp_path_factory.mktemp("images")
+    data = np.repeat(np.arange(100, dtype="u2"), 1 << 20).reshape(100, 1024, 1024)
+    zarr.create_array(path, data=data, chunks=(1, 256, 256), shards=(1, 1024, 1024))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    """A sparse matrix of 200 MB whose rows have very different lengths, sorted by length."""
+    path, rows, width = tmp_path_factory.mktemp("cells"), 50_000, 4_000
+    lengths = np.sort(np.random.default_rng(0).exponential(500, rows).clip(1, width).astype(int))
+    offsets = np.append(0, np.cumsum(lengths))
+    group = zarr.create_group(path, attributes={"encoding-type": "anndata"})
+    kind = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [rows, width]}
+    x = group.create_group("X", attributes=kind)
+    x.create_array("indptr", data=offsets)
+    for name, dtype in (("indices", "i4"), ("data", "f4")):
+        ones = np.ones(offsets[-1], dtype)
+        x.create_array(name, data=ones, chunks=(20_000,), shards=(2_000_000,))
+    return path
+
+
 NARROW, WIDE = ((6_000_000,), "u2"), ((40_000, 1024), "f4")
 CASES = {
     "scalars, all in one window": (NARROW, {"batch_size": 1024, "memory_budget": "80MB"}),
@@ -127,6 +155,12 @@ CASES = {
 }
 
 
+PATCHES = {
+    "side by side": {"sizes": [128, 128]},
+    "that overlap": {"sizes": [128, 128], "stride": 32},
+    "at random": {"sizes": [128, 128], "random": True},
+}
+
 LONG = {"scalars, tiny blocks"}
 
 
@@ -141,6 +175,21 @@ def test_a_process_grows_by_no_more_than_the_budget(tmp_path, program, case):
     assert counted <= budget
     assert grown <= budget + TOLERANCE, (case, counted, grown)
     assert grown <= counted + TOLERANCE, (case, counted, grown)  # describe() agrees
+
+
+@pytest.mark.parametrize("case", PATCHES)
+def test_patches_stay_within_the_budget(images, program, case):
+    options = {"patches": PATCHES[case], "batch_size": 32, "memory_budget": "60MB"}
+    counted, grown = growth(program, images, options, batches=150)
+    assert counted <= 60e6
+    assert grown <= counted + TOLERANCE, (counted, grown)
+
+
+def test_ragged_rows_stay_within_the_budget(cells, program):
+    options = {"batch_size": 64, "memory_budget": "60MB"}
+    counted, grown = growth(program, cells, options, batches=600)
+    assert counted <= 60e6
+    assert grown <= counted + TOLERANCE, (counted, grown)
 
 
 def test_what_is_counted_for_wide_rows_is_their_buffers(tmp_path):
