@@ -289,10 +289,12 @@ class ChunkLocator:
             codecs.most_stored_bytes(self._layout.chunk_bytes),
         )
         found: list[Location | None] = []
-        file, key, index = None, "", None
+        shard: Position | None = None
+        key, index = "", None
         for position in positions:
-            before, file = file, self._file(position)
-            if file != before:
+            file = self._file(position)
+            if file != shard:
+                shard = file
                 key = self._prefix + self._layout.keys(file)
                 index = self._index(shards, self.number(file), key)
             if index is None:
