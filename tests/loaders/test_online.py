@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, MemorySource, PlanError, StreamLoader
 from penstock.loaders import online
-from penstock.loaders.online import BATCHES, SECONDS, OnlineTuner, ReaderClimb
+from penstock.loaders.online import BATCHES, SECONDS, OnlineTuner, ReaderSearch
 from penstock.loaders.options import MOST_READERS
 
 ROWS = np.arange(16_000, dtype=np.float32).reshape(4000, 4)
@@ -31,29 +31,29 @@ def speed_of(readers, parallel, contention, ceiling):
 )
 def test_the_speed_is_within_a_tenth_of_the_best(parallel, contention, ceiling, begin, most, seed):
     rng = np.random.default_rng(seed)
-    climb = ReaderClimb(begin, max(begin, most))
+    search = ReaderSearch(begin, max(begin, most))
 
     def speed(n):
         return speed_of(n, parallel, contention, ceiling)
 
     measurements = 0
-    while not climb.settled:
-        climb.add(speed(climb.readers) * rng.uniform(0.99, 1.01))
+    while not search.settled:
+        search.add(speed(search.readers) * rng.uniform(0.99, 1.01))
         measurements += 1
-        assert measurements <= 2 * len(climb.scale) and climb.readers <= max(begin, most)
-    assert speed(climb.readers) >= 0.9 * max(map(speed, climb.scale))
+        assert measurements <= 2 * len(search.scale) and search.readers <= max(begin, most)
+    assert speed(search.readers) >= 0.9 * max(map(speed, search.scale))
 
 
 def test_the_search_begins_again_when_the_speed_falls():
-    climb = ReaderClimb(2, 16)
-    while not climb.settled:
-        climb.add(100.0 * min(2, climb.readers))
-    assert climb.readers == 2
-    climb.add(190.0)
-    assert climb.settled
-    while not climb.settled or climb.readers == 2:  # the store is remote now
-        climb.add(10.0 * climb.readers)
-    assert climb.readers >= 12
+    search = ReaderSearch(2, 16)
+    while not search.settled:
+        search.add(100.0 * min(2, search.readers))
+    assert search.readers == 2
+    search.add(190.0)
+    assert search.settled
+    while not search.settled or search.readers == 2:  # the store is remote now
+        search.add(10.0 * search.readers)
+    assert search.readers >= 12
 
 
 def simulated(tuner, read_seconds, step, batches=5000):

@@ -17,33 +17,43 @@ BETTER: Final = 1.05  # times the speed that is worth more readers
 WORSE: Final = 0.7  # of the speed at which the search begins again
 
 
-class ReaderClimb:
+class ReaderSearch:
     """A search for the number of readers with the highest speed; the fewest among equals.
 
-    It measures neighbours on a scale of numbers, as far as each is better than the one before.
+    It measures all numbers of a scale, and those that are not far from the fastest once more: a
+    moment in which other programs need the machine looks like slow storage.
 
     Args:
         readers: The number to begin with.
         most: The largest number.
 
-    >>> climb = ReaderClimb(2, most=8)
-    >>> while not climb.settled:
-    ...     climb.add(min(climb.readers, 4) * 100.0)  # storage that serves four at a time
-    >>> climb.readers
+    >>> search = ReaderSearch(2, most=8)
+    >>> while not search.settled:
+    ...     search.add(min(search.readers, 4) * 100.0)  # storage that serves four at a time
+    >>> search.readers
     4
     """
 
     def __init__(self, readers: int, most: int) -> None:
         scale = {1, 2, 3, 4, 6, 8, 12, 16, readers, most}
         self.scale = sorted(each for each in scale if each <= max(readers, most))
-        self._at = self.scale.index(readers)
-        self._speeds: dict[int, float] = {}
-        self.settled = len(self.scale) == 1
+        self._begin(readers)
+
+    def _begin(self, readers: int) -> None:
+        self._best, self._speeds, self._twice = readers, dict[int, float](), False
+        # more readers first: with enough of them, training stops waiting and nothing is measured
+        others = [*(n for n in self.scale if n > readers), *(n for n in self.scale if n < readers)]
+        self._next = [readers, *others] if others else []
+
+    @property
+    def settled(self) -> bool:
+        """Whether the search has ended."""
+        return not self._next
 
     @property
     def readers(self) -> int:
         """The number to use now."""
-        return self.scale[self._at]
+        return self._next[0] if self._next else self._best
 
     def add(self, speed: float) -> None:
         """Note the speed with `readers`, and choose the next number to measure.
@@ -52,20 +62,19 @@ class ReaderClimb:
             speed: Samples per second.
         """
         if self.settled:
-            if speed < WORSE * self._speeds[self._at]:  # storage or the step has changed
-                self._speeds, self.settled = {self._at: speed}, False
-            else:
+            if len(self.scale) == 1 or speed >= WORSE * self._speeds[self._best]:
                 return
-        self._speeds[self._at] = speed
-        best = self._best()
-        # two numbers further: each of several small steps may be worth little
-        unknown = [at for at in (best + 1, best + 2, best - 1) if 0 <= at < len(self.scale)]
-        unknown = [at for at in unknown if at not in self._speeds]
-        self.settled, self._at = not unknown, unknown[0] if unknown else best
-
-    def _best(self) -> int:
-        fastest = max(self._speeds.values())
-        return min(at for at, speed in self._speeds.items() if speed * BETTER >= fastest)
+            self._begin(self._best)  # storage or the step has changed
+        now, speeds = self._next.pop(0), self._speeds
+        speeds[now] = max(speed, speeds.get(now, 0.0))
+        if self._next:
+            return
+        fastest = max(speeds.values())
+        if not self._twice:
+            self._twice = True
+            self._next = [n for n in self.scale if speeds[n] > WORSE * fastest]
+        else:
+            self._best = min(n for n in self.scale if speeds[n] * BETTER >= fastest)
 
 
 class OnlineTuner:
@@ -81,18 +90,18 @@ class OnlineTuner:
     """
 
     def __init__(self, readers: int, most: int) -> None:
-        self._climb = ReaderClimb(readers, max(readers, most))
+        self._search = ReaderSearch(readers, max(readers, most))
         self._begin()
 
     @property
     def readers(self) -> int:
         """The number to use now."""
-        return self._climb.readers
+        return self._search.readers
 
     @property
     def settled(self) -> bool:
         """Whether the number stays, unless the speed falls."""
-        return self._climb.settled
+        return self._search.settled
 
     def _begin(self, settles: float = 0.0) -> None:
         self._waits = True  # for a moment at which no batch is ready
@@ -120,7 +129,7 @@ class OnlineTuner:
         if self._seconds < SECONDS or self._batches < BATCHES:
             return False
         before, was_settled = self.readers, self.settled
-        self._climb.add(self._samples / self._seconds)
+        self._search.add(self._samples / self._seconds)
         self._begin(SECONDS / 4 if self.readers != before else 0.0)
         if self.settled and not was_settled:
             log.info("tune='online': %d reader threads are fastest", self.readers)
