@@ -5,7 +5,10 @@ step makes every share smaller. Four loaders take turns: with probes (the defaul
 ``metrics.on = False``, and twice one whose recorder does nothing at all, not even measure waiting;
 how far these two are apart is the noise. Figures are processor time of the process and its
 workers, because that is all that a probe takes, and because it depends least on what else the
-machine does. Shares are medians over rounds of the ratio within a round.
+machine does. Shares are medians over rounds of the ratio within a round. Measure on a quiet
+machine: a batch is noted every 10 ms of the clock, which on a busy one is a few batches.
+
+The calls alone are measured too, the fastest of many, which a busy machine changes little.
 
     python benchmarks/bench_metrics.py [--tiny] [--rounds 41] [--batches 40]
 """
@@ -18,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +33,7 @@ from measure import arguments, claim, emit, ratio, run
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock import ChunkedDataLoader, ReplayLoader, StreamLoader
-from penstock.metrics import Recorder
+from penstock.metrics import Probe, Recorder
 
 BATCH, WIDTH = 256, 1024  # a batch of 1 MB: a light one
 MODES = ("none", "none again", "off", "on")
@@ -141,8 +145,30 @@ def shares(make: Callable[[], Any], rounds: int) -> tuple[float, dict[str, float
     }
 
 
+CALLS = {"off": 0.3, "on": 1.0, "on, noted": 100.0}  # microseconds; 1 % of 10 ms is 100
+
+
+def calls(repeats: int) -> None:
+    """Measure what a loader calls for a batch: off, on, and for the one that is noted in 10 ms."""
+    for name, most in CALLS.items():
+        recorder, noted = Recorder(on=name != "off"), name.endswith("noted")
+
+        def batch(recorder: Recorder = recorder, noted: bool = noted) -> None:
+            if noted:
+                recorder._next_probe = 0.0
+            if recorder.request():
+                with recorder.work(""), Probe("read", (0, 8)), Probe("collate"):
+                    pass
+            recorder.receive(BATCH, (0, 1))
+
+        number = 200
+        fastest = min(timeit.repeat(batch, number=number, repeat=repeats)) / number
+        claim(f"microseconds of the calls for a batch, {name}", fastest * 1e6, at_most=most)
+
+
 def main() -> None:
     options = arguments(__doc__, rounds=41, batches=40)
+    calls(2 if options.tiny else 200)
     rounds, batches = (1, 4) if options.tiny else (options.rounds, options.batches)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
