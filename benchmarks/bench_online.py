@@ -112,11 +112,11 @@ def compare(name: str, make: Callable[..., Any], rounds: int, *, tiny: bool) -> 
 
 def main() -> None:
     options = arguments(__doc__, rounds=5)
-    rounds = 1 if options.tiny else options.rounds
+    rounds, times = (1, 0.02) if options.tiny else (options.rounds, 1.0)
     for parallel in (4, 16):
-        storage = partial(stream, Storage(0.02, parallel))
+        storage = partial(stream, Storage(0.02 * times, parallel))
         compare(f"stream, {parallel} reads at a time", storage, rounds, tiny=options.tiny)
-        samples = partial(one_by_one, Storage(0.004, parallel))
+        samples = partial(one_by_one, Storage(0.004 * times, parallel))
         compare(f"samples, {parallel} reads at a time", samples, rounds, tiny=options.tiny)
 
 
