@@ -202,11 +202,11 @@ def test_a_bar_is_shown_where_it_is_asked_for_and_its_thread_ends(monkeypatch):
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([40], r"indices must be in \[0, 40\), the size of the dataset, got 40"),
-        ([0, -1], "got -1"),
-        ([True, False], "indices must be integers in one row, got bool"),
-        ([[1, 2]], r"got int64 \(1, 2\)"),
-        ([0.5], "got float64"),
+        ([40], "samples 40 to 40 of 40 samples: indices must be from 0 to 39"),
+        ([0, -1], "samples -1 to 0 of 40 samples: indices must be from 0 to 39"),
+        ([True, False], "indices must be a flat array of integers, got 1 dimensions of bool"),
+        ([[1, 2]], "got 2 dimensions of int64"),
+        ([0.5], "got 1 dimensions of float64"),
     ],
 )
 def test_indices_that_cannot_be_are_refused(indices, message):

@@ -15,7 +15,7 @@ from penstock.errors import BatchError, PlanError
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.progress import progress_bar
-from penstock.sources.contract import Indexed
+from penstock.sources.contract import Indexed, checked_indices
 from penstock.sources.statistics import Moments
 from penstock.transforms.standardize import Standardize, Statistic
 
@@ -89,19 +89,8 @@ WorkerSafeStandardizedDataset = StandardizedDataset  # every dataset here is
 def as_indices(indices: Iterable[int], size: int) -> Indices:
     """Return ``indices`` as an array; refuse those outside ``range(size)``."""
     if isinstance(indices, str) or not isinstance(indices, Iterable):
-        raise PlanError(f"indices must be integers in one row, got {shown(indices)}")
-    try:
-        array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise PlanError(f"indices must be integers in one row, got {shown(indices)}") from error
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise PlanError(f"indices must be integers in one row, got {array.dtype} {array.shape}")
-    if array.min() < 0 or array.max() >= size:
-        wrong = array.min() if array.min() < 0 else array.max()
-        raise PlanError(f"indices must be in [0, {size}), the size of the dataset, got {wrong}")
-    return array.astype(np.int64)
+        raise PlanError(f"indices must be a flat array of integers, got {shown(indices)}")
+    return checked_indices(size, indices if isinstance(indices, np.ndarray) else list(indices))
 
 
 BATCH_VALUES: Final = 2**18  # at a time: as float64 they stay in a processor's cache

@@ -79,11 +79,7 @@ def samples_between(plan: Plan, begin: Cursor, end: Cursor, batches: int | None 
 
     As in states, positions are those of the order.
     """
-    if plan.steps.sizes is not None:
-        spans = _spans(plan, begin, end, batches)
-        return sum(len(span.epochs) * span.width for span in spans)
-    passed = (end.epoch - begin.epoch) * samples_of_pass(plan.steps, batches)
-    return passed + end.position - begin.position
+    return sum(len(span.epochs) * span.width for span in _spans(plan, begin, end, batches))
 
 
 def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> float:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from time import perf_counter
 from typing import Any, Final, TypeAlias
-
-import torch.distributed as dist
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.loaders.options import check_chunk_size
-from penstock.ranks import has_several_ranks, shared_store
+from penstock.ranks import has_several_ranks, text_of_rank_zero
 
 # what users pass as chunk_size: a number, a duration, sizes that grow, or stages
 ChunkSize: TypeAlias = int | str | Mapping[str, int] | list[list[int]]
 
 FIRST_BATCHES: Final = 50  # of a chunk with a duration, before the time of a batch is known
 _SECONDS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-_decisions = count()  # made in the same order on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +203,7 @@ class ChunkProgress:
 
 
 def _of_rank_zero(mine: int, world: int) -> int:
-    """Return the decision of rank 0; others wait for it, no longer than the group's timeout."""
+    """Return the decision of rank 0; ranks decide equally often, as they have the same steps."""
     if world == 1:
         return mine
     if not has_several_ranks():
@@ -215,8 +211,4 @@ def _of_rank_zero(mine: int, world: int) -> int:
             f"a chunk size by duration with world_size={world} and no process group: each rank "
             "would decide by its own clock; pass a number of batches"
         )
-    store, key = shared_store("chunk_size"), str(next(_decisions))
-    if dist.get_rank() == 0:
-        store.set(key, str(mine))
-        return mine
-    return int(store.get(key))
+    return int(text_of_rank_zero(str(mine)))
