@@ -131,8 +131,7 @@ def test_the_budget_limits_the_readers(monkeypatch):
     monkeypatch.setattr(online, "SECONDS", 0.05)
     batch_bytes, ahead = 4 * ROWS[0].nbytes, 2
     with threads(tune="online", threads=1, memory_budget=2 * ahead * batch_bytes) as loader:
-        list(loader)
-        assert loader.snapshot().settings["threads"] == 2
+        assert {loader.snapshot().settings["threads"] for _ in loader} == {1, 2}  # all are tried
     budget = 300_000
     with stream(tune="online", threads=1, memory_budget=budget) as loader:
         for _ in range(4):
