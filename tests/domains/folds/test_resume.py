@@ -195,3 +195,20 @@ def test_other_labels_are_refused(finished, monkeypatch):
     monkeypatch.setitem(globals(), "LABELS", (LABELS + 1) % 3)
     with pytest.raises(StateError, match=r"holds a run with (data|labels)"):
         train(directory=finished)
+
+
+def test_a_checkpoint_that_names_no_run_is_refused(finished):
+    state = torch.load(finished / "fold_1.pt", weights_only=True)
+    del state["run"]
+    torch.save(state, finished / "fold_1.pt")
+    with pytest.raises(StateError, match=r"fold_1\.pt' does not name its run: use another"):
+        train(directory=finished)
+    (finished / "fold_1.pt").unlink()  # what the message advises
+    assert same_result(train(directory=finished), control())
+
+
+def test_a_checkpoint_of_other_weights_is_refused(finished):
+    state = torch.load(finished / "fold_1.pt", weights_only=True)
+    torch.save({"run": state["run"], "epoch": 1}, finished / "fold_1.pt")
+    with pytest.raises(StateError, match="does not fit this run .* delete it to train fold 1"):
+        train(directory=finished)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from penstock.arguments import a_path, flag, map_style, mapping, shown, whole_number
+from penstock.arguments import a_path, flag, map_style, shown, whole_number
 from penstock.atomic_files import remove_unfinished
 from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
 from penstock.datasets.gather import fingerprint_of, first_field
@@ -70,7 +70,12 @@ class FoldFiles:
             raise files.DamagedCheckpointError(
                 f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
             ) from error
-        found = mapping(f"run of {file.name}", state.get("run"), error=StateError)
+        found = state.get("run")
+        if not isinstance(found, dict):
+            raise StateError(
+                f"{str(file)!r} does not name its run: use another directory, or delete it to "
+                f"train fold {fold} again"
+            )
         for name in dict.fromkeys([*self.identity, *found]):
             if found.get(name) != self.identity.get(name):
                 raise StateError(
