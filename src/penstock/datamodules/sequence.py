@@ -19,7 +19,7 @@ from penstock.datamodules.sequence_collation import SequenceCollation
 from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
 from penstock.errors import ConfigError, StateError
 from penstock.loaders.chunk_schedule import ChunkSize
-from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
+from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.replay import check_state_format
 from penstock.ranks import current_topology, ranks
@@ -126,6 +126,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
             )
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._chunk_seed = Seed(chunk_seed, "chunk_seed")
+        self.chunk_shuffle, self.chunk_order, self.val_cycle = chunk_shuffle, chunk_order, val_cycle
         self.chunks = ChunkSettings.from_keys(
             train_chunk_size=train_chunk_size,
             val_chunk_size=val_chunk_size,
@@ -220,29 +221,14 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         """The seed in use: passed in, drawn at random, or restored from a state."""
         return self._chunk_seed.value
 
-    @property
-    def chunk_shuffle(self) -> bool:
-        """Whether training is shuffled."""
-        return self.chunks.shuffle
-
-    @property
-    def chunk_order(self) -> str:
-        """The name of the training order."""
-        return self.chunks.order
-
-    @property
-    def val_cycle(self) -> bool:
-        """Whether every validation uses the next chunk."""
-        return self.chunks.val_cycle
-
     def _infer_chunk_sizes(self, **loader: Any) -> tuple[int | None, int | None]:
         """Return both sizes for a loader with these arguments."""
-        sizes = ChunkSizes.given(self.explicit_train_chunk_size, self.explicit_val_chunk_size)
-        sizes = sizes.infer(
-            partial(self._get_train_partition_size, **loader),
-            partial(self._get_val_partition_size, **loader),
-        )
-        return sizes.train, sizes.val
+        train, val = self.explicit_train_chunk_size, self.explicit_val_chunk_size
+        if train is None and val is not None:
+            train = self._get_train_partition_size(**loader)
+        elif val is None and train is not None:
+            val = self._get_val_partition_size(**loader)
+        return train, val
 
     def _get_train_partition_size(self, **loader: Any) -> int | None:
         """Return the batches of the training partition on this rank; None if unknown."""

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from penstock.errors import BatchError, ConfigError
 from penstock.extras import optional
 from penstock.training.build import registries
-from penstock.training.build.objects import Maker, as_section
+from penstock.training.build.objects import Maker, as_list, as_section
 from penstock.training.build.registries import (
     Task,
     accepted,
@@ -65,8 +65,8 @@ def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
     task = make_task(settings, maker, given)
     widths = d_model, d_output or d_model
     into, out = (sizes if each is None else sizes | {"d_model": each} for each in widths)
-    encoders = [*listed(settings.encoder), *listed(heads.get("encoder"))]
-    decoders = [*listed(heads.get("decoder")), *listed(settings.decoder)]
+    encoders = [*as_list(settings.encoder), *as_list(heads.get("encoder"))]
+    decoders = [*as_list(heads.get("decoder")), *as_list(settings.decoder)]
     make = maker.make
     before = [make("encoder", each, registries.encoders, given=into) for each in encoders]
     after = [make("decoder", each, registries.decoders, given=out) for each in decoders]
@@ -129,7 +129,7 @@ def make_task(settings: Settings, maker: Maker, given: Mapping[str, Any]) -> Any
             section[name] = function(name, found, registries.losses)
     section["metrics"] = {
         each if isinstance(each, str) else str(each.get("_name_", "metric")): metric(each)
-        for each in listed(section.get("metrics"))
+        for each in as_list(section.get("metrics"))
     }
     return maker.make("task", section, registries.tasks, given=given)
 
@@ -148,12 +148,6 @@ def optimize(settings: Settings, maker: Maker, module: nn.Module) -> Any:
     how |= {"name": "trainer/lr"} | {n: section.pop(n) for n in OF_SCHEDULER if n in section}
     made = maker.make("scheduler", section, registries.schedulers, optimizer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, **how}}
-
-
-def listed(section: Any) -> list[Any]:
-    """Return None, one value or several as a list."""
-    several = section if isinstance(section, list) else [section]
-    return [each for each in several if each is not None]
 
 
 # the names that S4 configurations use

@@ -176,6 +176,12 @@ def as_section(section: Any) -> dict[str, Any]:
     return {"_name_": section} if isinstance(section, str) else dict(section)
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return None, one value or several as a list, without those that are None."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [each for each in several if each is not None]
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
     with suppress(Exception):  # annotations need not be importable names
         return inspect.signature(function, eval_str=True).parameters

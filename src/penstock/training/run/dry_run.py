@@ -18,11 +18,12 @@ from penstock.loaders.chunk_report import counted
 from penstock.metrics import bytes_of
 from penstock.sizes import format_bytes
 from penstock.training.build import build
+from penstock.training.build.objects import as_list
 from penstock.training.config import Settings
 from penstock.training.run.checkpoints import AtomicCheckpointIO
 from penstock.training.run.directory import KEPT
 from penstock.training.run.plan import chunks_of, format_duration, shapes_of, steps_of
-from penstock.training.run.trainer import as_list, make_trainer, unlimited_epochs
+from penstock.training.run.trainer import make_trainer, unlimited_epochs
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 dummies = optional("lightning.pytorch.loggers.logger", extra="train")

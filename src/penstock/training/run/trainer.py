@@ -19,6 +19,7 @@ from penstock.extras import optional
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.callback import KEY, ChunkedTraining
 from penstock.training.build import Job
+from penstock.training.build.objects import as_list
 from penstock.training.config import Settings
 from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter
 from penstock.training.run.directory import CsvLog, RunPaths, Saved
@@ -274,10 +275,3 @@ def launched(environment: Mapping[str, str]) -> dict[str, Any]:
         return {}
     here, everywhere = (int(environment[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     return {"devices": here, "num_nodes": everywhere // here}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return None, one value or several as a list."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
