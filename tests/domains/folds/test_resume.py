@@ -210,5 +210,5 @@ def test_a_checkpoint_that_names_no_run_is_refused(finished):
 def test_a_checkpoint_of_other_weights_is_refused(finished):
     state = torch.load(finished / "fold_1.pt", weights_only=True)
     torch.save({"run": state["run"], "epoch": 1}, finished / "fold_1.pt")
-    with pytest.raises(StateError, match="does not fit this run .* delete it to train fold 1"):
+    with pytest.raises(StateError, match=r"does not fit this run .* delete it to train fold 1"):
         train(directory=finished)
