@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import flag, shown
+from penstock.arguments import flag, mapping, shown
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
@@ -142,18 +142,15 @@ def zip_sources(
     >>> list(pairs.fields), len(pairs), pairs.windows(2).fields["video"].shape
     (['x', 'video'], 4, (1,))
     """
-    if not isinstance(sources, Mapping) or not sources:
-        raise SourceError(f"sources must be a dict of sources by name, got {sources!r}")
-    wrong = [name for name in sources if not isinstance(name, str)]
-    if wrong:
-        raise SourceError(f"names of sources must be strings, got {wrong[0]!r}")
-    if rates is not None and not isinstance(rates, Mapping):
-        raise SourceError(f"rates must be a dict of numbers by source, got {rates!r}")
-    for name in rates or {}:
-        if name not in sources:
-            raise SourceError(f"rates: there is no source {name!r}{did_you_mean(name, sources)}")
-    each = {name: checked_rate(name, (rates or {}).get(name, 1)) for name in sources}
-    layouts = {name: layout_of(open_source(source)) for name, source in sources.items()}
+    named = mapping("sources", sources, error=SourceError)
+    if not named:
+        raise SourceError("sources must be a dict of at least one source by name, got {}")
+    given = mapping("rates", rates or {}, error=SourceError)
+    for name in given:
+        if name not in named:
+            raise SourceError(f"rates: there is no source {name!r}{did_you_mean(name, named)}")
+    each = {name: checked_rate(name, given.get(name, 1)) for name in named}
+    layouts = {name: layout_of(open_source(source)) for name, source in named.items()}
     return ComposedSource(Zipped(layouts, each))
 
 
@@ -293,9 +290,7 @@ def _in_memory(where: Any) -> bool:
 
 
 def _open_mapping(where: Mapping[str, Any], given: Given) -> Source:
-    wrong = [name for name in where if not isinstance(name, str)]
-    if wrong:
-        raise SourceError(f"field names must be strings, got {wrong[0]!r}")
+    mapping("a dict of fields", where, error=SourceError)
     inner = {name: value for name, value in given.items() if name != "fields"}
     chosen = {}
     for name in given.get("fields", where):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.arguments import mapping
 from penstock.errors import SourceError
 from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
 from penstock.sources.contract import Indexed
@@ -28,10 +29,9 @@ class MemorySource(BaseSource):
 
     def __init__(self, data: Indexed, *, along: int | str = 0) -> None:
         named = data if isinstance(data, Mapping) else {"": data}
+        named = mapping("a dict of fields", named, error=SourceError)
         if not named:
             raise SourceError("a source needs at least one array, got an empty mapping")
-        if not all(isinstance(name, str) for name in named):
-            raise SourceError(f"field names must be strings, got {list(named)}")
         readable = {name: _readable(name, value) for name, value in named.items()}
         self._data = {name: _moved(name, value, along) for name, value in readable.items()}
         arrays = self._arrays

@@ -114,25 +114,20 @@ def numpy_dtype(dtype: Any, name: str) -> np.dtype[np.generic]:
 def sliceable_array(
     array: Any,
     name: str,
-    *,
-    how: str,
-    chunks: Sequence[int] | None,
-    lock: str | None = None,
     dims: Sequence[str | None] = (),
     attributes: Attributes | None = None,
+    **reader: Any,
 ) -> StoredArray:
     """Return an object with shape, dtype and slicing as an array of a store.
 
     Args:
         array: The object.
         name: The name of the array for messages.
-        how: The name of the library that reads it.
-        chunks: The shape of a chunk of the storage, if it is known.
-        lock: The name of the lock that reads must hold; None if any thread may read.
         dims: A name for each axis, None for one without; () if there are none.
         attributes: As CF has them.
+        reader: ``how``, ``chunks`` and ``lock`` of `SliceableArray`.
     """
-    opened = partial(SliceableArray, array, name=name, how=how, chunks=chunks, lock=lock)
+    opened = partial(SliceableArray, array, name=name, **reader)
     names = tuple(dim or None for dim in dims) if any(dims) else None
     return StoredArray(name, tuple(array.shape), names, attributes or {}, opened, array)
 
