@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -77,6 +79,20 @@ def test_a_trainer_of_ones_own_that_loses_its_place_or_a_step_is_found(commands,
     assert written.endswith(f"{command.END}\nafter\n") and "old" not in written
     assert "| hasty | chunked | 1 | exact | wrong (2) |" in written
     assert re.search(r"6 results: 2 exact, 0 refused, 4 wrong\. Run on 20\d\d-\d\d-\d\d", written)
+
+
+def test_the_trainer_of_the_guide_runs_as_the_guide_says(tmp_path):
+    guide = (
+        (Path(__file__).parents[2] / "docs" / "testing.md").read_text().partition("own trainer")[2]
+    )
+    (code,) = re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)
+    (shell,) = re.findall(r"^```sh\npython (-m penstock.*?)\n^```", guide, re.M | re.S)
+    (tmp_path / "mine.py").write_text(code)
+    few = ["--loaders", "chunked", "--events", "mid-chunk", "other ranks", "other batch"]
+    run = [sys.executable, *shell.split(), *few]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| mine | chunked | 1, 2 | exact | exact | exact |" in done.stdout
 
 
 def test_a_page_without_a_place_for_the_table_is_refused_before_the_run(tmp_path):
