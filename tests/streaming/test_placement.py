@@ -155,3 +155,12 @@ def test_others_go_on_while_a_few_large_rows_are_scattered(compiled, monkeypatch
     deadline = time.monotonic() + 30
     while not goes_on():
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("compiled", [copies.COMPILED, False])
+def test_pieces_of_memory_are_written_one_after_the_other(monkeypatch, compiled):
+    monkeypatch.setattr(copies, "COMPILED", compiled)
+    held, out = np.arange(100, dtype=np.uint8), np.zeros(9, np.uint8)
+    begins = held.ctypes.data + np.array([50, 7, 0, 98])
+    copies.copy_bytes(begins, np.array([3, 0, 4, 2]), out.ctypes.data)
+    assert out.tolist() == [50, 51, 52, 0, 1, 2, 3, 98, 99]

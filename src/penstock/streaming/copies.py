@@ -26,12 +26,13 @@ CACHE_BYTES = 16 << 20  # larger memory is not in the cache any more when it is 
 class _Compiled(NamedTuple):
     copy: Callable[..., int]
     copy_boxes: Callable[..., int]
+    join: Callable[..., None]
 
 
 def _load_compiled() -> _Compiled | None:
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("libpast_cache.so")))
-        copy, boxes = library.penstock_copy, library.penstock_copy_boxes
+        copy, boxes, join = (library[f"penstock_{n}"] for n in ("copy", "copy_boxes", "join"))
     except (OSError, AttributeError):  # not compiled, or from an earlier version of the file
         return None
     address, number = ctypes.c_void_p, ctypes.c_int64
@@ -41,7 +42,8 @@ def _load_compiled() -> _Compiled | None:
         *(number, number, number, address, number, number),
     ]
     copy.restype = boxes.restype = number
-    return _Compiled(copy, boxes)
+    join.argtypes, join.restype = [address, address, address, number], None
+    return _Compiled(copy, boxes, join)
 
 
 _compiled = _load_compiled()
@@ -155,3 +157,20 @@ def gather_boxes(
         strides = numbers[steps:].reshape(steps, -1).tolist()
         for step, start in enumerate(numbers[:steps].tolist()):
             rows[target, step] = np.ndarray(shape, rows.dtype, held, start, strides[step])
+
+
+def copy_bytes(begins: Indices, sizes: Indices, to: int) -> None:
+    """Write pieces of memory one after the other.
+
+    Args:
+        begins: The address of each piece.
+        sizes: The bytes of each piece.
+        to: The address of memory for all of them.
+    """
+    if COMPILED:
+        assert _compiled is not None
+        _compiled.join(to, begins.ctypes.data, sizes.ctypes.data, len(begins))
+        return
+    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        ctypes.memmove(to, begin, size)
+        to += size

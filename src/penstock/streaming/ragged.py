@@ -6,11 +6,8 @@ table, so that a batch is one copy of each sample's bytes, in C. Nothing is padd
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +30,7 @@ from penstock.streaming.budget import (
     resident_fields,
 )
 from penstock.streaming.buffers import allocate
+from penstock.streaming.copies import copy_bytes
 from penstock.streaming.stream_input import ResidentSource, StreamInput
 
 BATCHES = 2  # batches in memory: the one in use and the one being gathered
@@ -318,7 +316,7 @@ class RaggedBatch:
             tensor = values[name] = held.empty(name, count)
             if each.ragged:
                 sizes = lengths[held.group[name]] * each.nbytes
-                copy_bytes(held.begins[name][numbers], sizes, tensor)
+                copy_bytes(held.begins[name][numbers], sizes, tensor.data_ptr())
             else:
                 np.take(held.fixed[name], numbers, axis=0, out=tensor.numpy(), mode="clip")
         self._parts.append(_Part(rows, lengths, values))
@@ -354,7 +352,7 @@ def _joined(parts: list[_Part], held: RaggedBlocks) -> _Part:
             begins.append(part.values[name].data_ptr() + np.cumsum(sizes[-1]) - sizes[-1])
         size = np.concatenate(sizes)[order]
         values[name] = held.empty(name, int(size.sum()) // each.nbytes)
-        copy_bytes(np.concatenate(begins)[order], size, values[name])
+        copy_bytes(np.concatenate(begins)[order], size, values[name].data_ptr())
     return _Part(None, lengths, values)
 
 
@@ -426,36 +424,3 @@ def batch_of(source: Source, indices: Indices) -> dict[str, Any]:
         return batch
     check_columns(source.fields, out, int(indices.min()), int(indices.max()) + 1)
     return Assembly(source.fields)(batch | offsets)
-
-
-# -- copying
-
-
-@cache
-def _compiled() -> Any | None:
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("libpast_cache.so")))
-        function = library.penstock_join
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    function.restype = None
-    return function
-
-
-def copy_bytes(begins: Indices, sizes: Indices, out: torch.Tensor) -> None:
-    """Write pieces of memory one after the other.
-
-    Args:
-        begins: The address of each piece.
-        sizes: The bytes of each piece; together those of ``out``.
-        out: Where to.
-    """
-    compiled = _compiled()
-    if compiled is not None:
-        compiled(out.data_ptr(), begins.ctypes.data, sizes.ctypes.data, len(begins))
-        return
-    to = out.data_ptr()
-    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-        ctypes.memmove(to, begin, size)
-        to += size
