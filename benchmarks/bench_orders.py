@@ -119,7 +119,7 @@ def from_storage(rounds: int, folder: Path, rows: int) -> None:
 
     def read(sources: list[object]) -> None:
         for source in sources:
-            with StreamLoader(source, 100, window_blocks=10) as loader:
+            with StreamLoader(source, 100, memory_budget="64MB") as loader:
                 for _ in loader:
                     pass
 

@@ -12,7 +12,6 @@ from penstock.order.orders import (
     at_epochs,
     passes_of,
     places_of,
-    position_at_epochs,
     positions_of,
     samples_of,
 )
@@ -161,7 +160,6 @@ def test_each_position_may_have_an_epoch_of_its_own(n, seed, blocks, epochs, dat
         samples = at_epochs(order, epochs, positions)
         one_by_one = [order.at(e, positions[[i]])[0] for i, e in enumerate(epochs.tolist())]
         assert samples.tolist() == one_by_one
-        assert np.array_equal(position_at_epochs(order, epochs, samples), positions)
 
 
 @given(small, seeds, geometry, st.integers(0, 9))

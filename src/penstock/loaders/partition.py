@@ -90,8 +90,9 @@ class FixedShuffle(ShuffledOrder):
     def _shuffle(self, epoch: int) -> Permutation:
         return super()._shuffle(0)
 
-    def _shuffles(self, epochs: Indices) -> Permutation:
-        return super()._shuffle(0)
+    def at_epochs(self, epochs: Indices, positions: Indices) -> Indices:
+        """Return the samples at these positions, the same in every epoch."""
+        return self.at(0, positions)
 
 
 class ChosenOrder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ from penstock.order.blocks import Span
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import (
     Order,
+    Repeating,
     at_with_passes,
     check_positions,
     check_seed,
-    first_positions,
     positions_of,
     samples_of,
 )
@@ -115,7 +115,7 @@ class _Window(NamedTuple):
     by_sample: Indices
 
 
-class BlockRounds(ABC):
+class BlockRounds(Repeating):
     """An order that is read in rounds: in each round every lane delivers as many rows.
 
     A round has ``block * window`` rows of each lane, whatever blocks these are from; so the memory
@@ -130,8 +130,6 @@ class BlockRounds(ABC):
         starts: The first sample of each stored part; its blocks are counted from there.
     """
 
-    kind: str
-    seed: int
     samples: int
 
     def __init__(
@@ -146,26 +144,10 @@ class BlockRounds(ABC):
         self._windows = Recent(self._window, keep=ROUNDS_KEPT * lanes)
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return what a state must agree on."""
-
-    @abstractmethod
     def _rows(self, epoch: int, k: int, lane: int) -> tuple[Indices, Indices | None]:
         """Return the sample and the pass of each row of a lane in a round."""
 
-    @abstractmethod
-    def positions_of(self, epoch: int, sample: int) -> Indices | list[int]:
-        """Return all positions of a sample in an epoch, ascending."""
-
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.at_with_passes(epoch, positions)[0]
-
-    def passes(self, epoch: int, positions: Indices) -> Indices | None:
-        """Return how often each sample came before; None if all are in pass ``epoch``."""
-        return self.at_with_passes(epoch, positions)[1]
-
-    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices | None]:
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
         """Return the samples at these positions, and how often each came before."""
         positions = check_positions(positions, self.size)
         row, lane = np.divmod(positions, self.lanes)
@@ -178,10 +160,6 @@ class BlockRounds(ABC):
             if window.passes is not None:
                 passes[here] = window.passes[row[here]]
         return samples, passes
-
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the first position of each sample in this epoch."""
-        return first_positions(self, epoch, samples)
 
     # -- what a reader needs: one lane's window
 

@@ -18,12 +18,11 @@ from penstock.errors import PlanError
 from penstock.order.keys import Keys, derive_key
 from penstock.order.orders import (
     Order,
+    Repeating,
     at_epochs,
     check_positions,
     check_seed,
-    first_positions,
     passes_of,
-    position_at_epochs,
     positions_of,
     samples_of,
 )
@@ -35,26 +34,6 @@ AT_ONCE: Final = 1 << 20  # slots of cycles that are computed together
 LONGEST_CYCLE: Final = 10_000
 NEVER: Final = LARGEST + 1
 TOLERANCE: Final = 0.01  # of a member's share: a shorter cycle mixes better than an exact one
-
-
-def counts_of(weights: Sequence[Any], cycle: int) -> tuple[int, ...]:
-    """Return the rows of each member in a cycle, by largest remainder; they sum to ``cycle``.
-
-    A weight is the exact fraction that its bits are, so that rounding is the same on every
-    platform. Ties go to the earlier member.
-
-    >>> counts_of([0.7, 0.2, 0.1], 10)
-    (7, 2, 1)
-    """
-    shares = _whole(weights)
-    counts = _largest_remainder(shares, cycle)
-    for weight, share, count in zip(weights, shares, counts, strict=True):
-        if share and not count:
-            raise PlanError(
-                f"a weight of {float(weight)!r} gets no row in a cycle of {cycle}: "
-                f"use cycle={-(-sum(shares) // share)} or more"
-            )
-    return counts
 
 
 def _largest_remainder(shares: Sequence[int], cycle: int) -> tuple[int, ...]:
@@ -143,7 +122,7 @@ def _place_of_draws(stages: Sequence[Stage], member: int, draws: int) -> int:
     return NEVER
 
 
-class MixtureOrder:
+class MixtureOrder(Repeating):
     """Member orders in fixed shares: one endless sequence of places, cut into epochs.
 
     Place g is row ``g // lanes`` of lane ``g % lanes``. The rows of a lane come in cycles; in
@@ -278,14 +257,6 @@ class MixtureOrder:
             member[here], draw[here] = m, nth * self.lanes + lane[here]
         return member, draw
 
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.at_with_passes(epoch, positions)[0]
-
-    def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return how often each sample came before."""
-        return self.at_with_passes(epoch, positions)[1]
-
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
         """Return the samples at these positions, and how often each came before."""
         member, draw = self.draws(self.places_at(epoch, positions))
@@ -323,17 +294,6 @@ class MixtureOrder:
 
     # -- and back
 
-    def place_of(self, samples: Indices, passes: Indices) -> Indices:
-        """Return the place at which each sample comes in a pass of its member; -1 for never."""
-        samples, passes = np.broadcast_arrays(np.asarray(samples), np.asarray(passes))
-        member = np.searchsorted(self.first, samples, side="right") - 1
-        places = np.empty(samples.shape, np.int64)
-        for i in np.unique(member).tolist():
-            here = member == i
-            inner = position_at_epochs(self.members[i], passes[here], samples[here] - self.first[i])
-            places[here] = self.place_of_draw(i, passes[here] * self.sizes[i] + inner)
-        return places
-
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
         return self.positions_of_draws(epoch, *self.draws_of(epoch, sample))
@@ -355,10 +315,6 @@ class MixtureOrder:
         places, begin = np.sort(self.place_of_draw(member, draws)), epoch * self.size
         found: Indices = places[(places >= begin) & (places < begin + self.size)] - begin
         return found
-
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the first position of each sample in this epoch."""
-        return first_positions(self, epoch, samples)
 
     def place_of_draw(self, i: int, draw: Indices) -> Indices:
         """Return the place of each draw of a member; -1 for never."""

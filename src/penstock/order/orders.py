@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,8 +28,7 @@ class Order(Protocol):
     - ``passes(epoch, positions)``: how many times each sample came before this position, over all
       epochs (`passes_of`); by default the epoch. Augmentation is keyed by it. Or both `at` and
       this with ``at_with_passes(epoch, positions)``;
-    - ``at_epochs(epochs, positions)`` and ``position_at_epochs(epochs, samples)``: `at` and
-      `position_of` with an epoch for each position (`at_epochs`, `position_at_epochs`).
+    - ``at_epochs(epochs, positions)``: `at` with an epoch for each position (`at_epochs`).
     """
 
     kind: str
@@ -86,14 +85,6 @@ def positions_of(order: Order, epoch: int, sample: int) -> list[int]:
     return found.tolist() if order.at(epoch, found)[0] == sample else []
 
 
-def first_positions(order: Order, epoch: int, samples: Indices) -> Indices:
-    """Return the first position of each sample in an epoch, by `positions_of`."""
-    found = [positions_of(order, epoch, sample) for sample in np.ravel(samples).tolist()]
-    if not all(found):
-        raise IndexError(f"some of these samples do not come in epoch {epoch}")
-    return np.array([positions[0] for positions in found], np.int64)
-
-
 def passes_of(order: Order, epoch: int, positions: Indices) -> Indices | None:
     """Return the pass of the sample at each position; None if all are in pass ``epoch``."""
     passes = getattr(order, "passes", None)
@@ -111,29 +102,51 @@ def at_with_passes(order: Order, epoch: int, positions: Indices) -> tuple[Indice
 
 def at_epochs(order: Order, epochs: Indices, positions: Indices) -> Indices:
     """Return ``order.at``, where every position has an epoch of its own."""
-    return _by_epoch(getattr(order, "at_epochs", None), order.at, epochs, positions)
-
-
-def position_at_epochs(order: Order, epochs: Indices, samples: Indices) -> Indices:
-    """Return ``order.position_of``, where every sample has an epoch of its own."""
-    at_once = getattr(order, "position_at_epochs", None)
-    return _by_epoch(at_once, order.position_of, epochs, samples)
-
-
-def _by_epoch(
-    at_once: Callable[[Indices, Indices], Indices] | None,
-    one: Callable[[int, Indices], Indices],
-    epochs: Indices,
-    values: Indices,
-) -> Indices:
     different = np.unique(epochs).tolist()
-    if at_once is not None and len(different) > 1:
-        return at_once(epochs, values)
-    out = np.empty_like(values)
+    if len(different) > 1 and hasattr(order, "at_epochs"):
+        together: Indices = order.at_epochs(epochs, positions)
+        return together
+    found = np.empty_like(positions)
     for epoch in different:
         here = epochs == epoch
-        out[here] = one(epoch, values[here])
-    return out
+        found[here] = order.at(epoch, positions[here])
+    return found
+
+
+class Repeating(ABC):
+    """An order in which samples repeat: what follows from its passes and its inverse."""
+
+    kind: str
+    size: int
+    seed: int
+    lanes: int
+
+    @abstractmethod
+    def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the samples at these positions, and how often each came before."""
+
+    @abstractmethod
+    def positions_of(self, epoch: int, sample: int) -> Indices | list[int]:
+        """Return all positions of a sample in an epoch, ascending."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what a state must agree on."""
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the samples at these positions of this epoch."""
+        return self.at_with_passes(epoch, positions)[0]
+
+    def passes(self, epoch: int, positions: Indices) -> Indices:
+        """Return how often each sample came before."""
+        return self.at_with_passes(epoch, positions)[1]
+
+    def position_of(self, epoch: int, samples: Indices) -> Indices:
+        """Return the first position of each sample in this epoch."""
+        found = [positions_of(self, epoch, sample) for sample in np.ravel(samples).tolist()]
+        if not all(found):
+            raise IndexError(f"some of these samples do not come in epoch {epoch}")
+        return np.array([positions[0] for positions in found], np.int64)
 
 
 def check_size(size: int) -> int:
@@ -223,20 +236,9 @@ class ShuffledOrder:
             epochs: The epoch of each position.
             positions: Positions in ``range(size)``.
         """
-        return self._shuffles(epochs)(np.asarray(positions, np.int64))
-
-    def position_at_epochs(self, epochs: Indices, samples: Indices) -> Indices:
-        """Return the positions of these samples, each in its own epoch.
-
-        Args:
-            epochs: The epoch of each sample.
-            samples: Indices in the dataset.
-        """
-        return self._shuffles(epochs).inverse(np.asarray(samples, np.int64))
-
-    def _shuffles(self, epochs: Indices) -> Permutation:
         # a key for every index, no loop: a small order may pass many epochs in one call
-        return Permutation(self.size, np.asarray(derive_key(self.seed, "order", epochs)))
+        keys = np.asarray(derive_key(self.seed, "order", epochs))
+        return Permutation(self.size, keys)(np.asarray(positions, np.int64))
 
     def identity(self) -> dict[str, Any]:
         """Return kind, size and seed."""

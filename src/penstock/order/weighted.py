@@ -12,7 +12,7 @@ from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
 from penstock.order.block_rounds import BlockLines, BlockRounds
 from penstock.order.keys import derive_key, digest_of
-from penstock.order.orders import check_positions, check_seed
+from penstock.order.orders import Repeating, check_positions, check_seed
 from penstock.order.permutation import Indices, Permutation, permutation
 from penstock.order.windows import Recent
 
@@ -47,7 +47,7 @@ def fixed_point(weights: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return units
 
 
-class WeightedOrder:
+class WeightedOrder(Repeating):
     """Each sample floor or ceil of ``places * weight / sum of weights`` times in every epoch.
 
     Points ``(t * total + phase) / places`` for t in range(places) lie evenly on the line of
@@ -99,30 +99,15 @@ class WeightedOrder:
             "weights": self.digest,
         }
 
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.sample_of_copy(epoch, self._copies_at(epoch, positions))
-
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
         return np.sort(self._shuffle(epoch).inverse(self.copies_of(epoch, sample)))
 
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the position of the first copy of each sample in this epoch."""
-        first, count = self.copies(epoch, np.asarray(samples))
-        if not count.all():
-            raise IndexError(f"some of these samples do not come in epoch {epoch}")
-        return self._shuffle(epoch).inverse(first)
-
-    def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return a number for each position that differs between the copies of a sample.
-
-        It is the epoch itself for the first copy of a sample in the epoch.
-        """
-        return self.at_with_passes(epoch, positions)[1]
-
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at these positions, and their passes."""
+        """Return the samples at these positions, and their passes.
+
+        The pass is the epoch itself for the first copy of a sample in the epoch.
+        """
         return self.of_copies(epoch, self._copies_at(epoch, positions))
 
     def of_copies(self, epoch: int, t: Indices) -> tuple[Indices, Indices]:
@@ -184,7 +169,7 @@ class WeightedOrder:
         return self._shuffle(epoch)(np.asarray(positions, np.int64))
 
 
-class Reweighted:
+class Reweighted(Repeating):
     """Weighted orders one after the other: weights that change while training.
 
     New weights begin an epoch. A state is ``(epoch, position)``, and names the weights by their
@@ -229,21 +214,9 @@ class Reweighted:
             )
         return found
 
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions of this epoch."""
-        return self.version(epoch).at(epoch, positions)
-
-    def position_of(self, epoch: int, samples: Indices) -> Indices:
-        """Return the position of the first copy of each sample in this epoch."""
-        return self.version(epoch).position_of(epoch, samples)
-
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
         return self.version(epoch).positions_of(epoch, sample)
-
-    def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return a number for each position that differs between the copies of a sample."""
-        return self.version(epoch).passes(epoch, positions)
 
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
         """Return the samples at these positions, and their passes."""
