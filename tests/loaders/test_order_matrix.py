@@ -235,6 +235,10 @@ def test_members_of_nested_mixtures_have_their_shares_and_stages_from_storage():
         inner.then(360, [0, 1])
         with pytest.raises(PlanError, match="delivered already"):
             next(iter(loader))
+    by_sample = ChunkedDataLoader(data, 9)
+    inner.then(10**6, [1, 1])
+    with pytest.raises(PlanError, match="inside another one"):
+        next(iter(by_sample))
 
 
 def test_batches_by_length_are_resumed_with_the_size_that_they_were_cut_by():

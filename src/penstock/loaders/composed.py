@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from penstock.datasets.mixture import Mixture, mixture_of
 from penstock.errors import PlanError, StateError
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
-from penstock.order import Order
+from penstock.order import Indices, Order
 from penstock.order.block_rounds import OrderInRounds
 from penstock.order.keys import digest_of
 from penstock.order.length_batches import LengthBatches, checked_lengths
@@ -30,21 +31,56 @@ from penstock.order.weighted import Reweighted, WeightedBlocks, WeightedOrder, f
 WINDOW, GROUP = 131_072, 64  # samples sorted together: 0.1 % padding; worlds that divide 64
 
 
-class InRounds(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InRounds:
     """How a `StreamLoader` makes an order that is read in rounds of blocks.
 
     Args:
-        make: Returns the order for a request, and samples per block, blocks per window, and lanes.
-        blocks: Returns the most blocks that rows of a lane are from in a round, for the number of
-            rows and the samples per block.
-        most: The most samples of an epoch, as far as they are known.
-        weights: The weights of the order, if it has any.
+        samples: Samples of the source.
+        shuffle: Whether blocks and samples are shuffled.
+        places: Samples delivered per epoch; None for those of the source or the mixture.
+        mixture: The mixture that is read, if it is one.
+        weights: The weights of the samples, if they have any.
     """
 
-    make: Callable[[OrderRequest, int, int, int], Order]
-    blocks: Callable[[int, int], int]
-    most: int = LARGEST
-    weights: WeightedOrders | None = None
+    samples: int
+    shuffle: bool
+    places: int | None
+    mixture: Mixture | None
+    weights: WeightedOrders | None
+
+    @property
+    def most(self) -> int:
+        """The most samples of an epoch, as far as they are known."""
+        until = self.samples if self.mixture is None else self.mixture.until
+        return self.places or (LARGEST if isinstance(until, str) else until)
+
+    def blocks(self, rows: int, block: int) -> int:
+        """Return the most blocks that a number of rows of a lane are from in a round."""
+        if self.weights is not None:
+            return min(rows, -(-self.samples // block))
+        # of each member: a block that is cut at either end, one where a pass begins and a short
+        # one where it ends, and one that is left of a stage before
+        return min(rows, -(-rows // block) + 5 * len(self._starts))
+
+    def make(self, request: OrderRequest, block: int, window: int, lanes: int) -> Order:
+        """Return the order with these samples per block, blocks per window, and lanes."""
+        seed, places, mixture = request.seed, self.places or self.samples, self.mixture
+        if self.weights is not None:
+            return WeightedBlocks(self.weights(request), block, window, lanes)
+        if self.shuffle and mixture is None:
+            return MixedBlocks([self.samples], [(0, [1])], seed, block, window, lanes, places)
+        if self.shuffle and mixture is not None:
+            return mixture.block_order(seed, block, window, lanes, self.places)
+        if mixture is None:
+            order = _repeated(False, places, self.samples, seed)
+        else:
+            order = mixture.make_order(seed, shuffle=False, until=self.places)
+        return OrderInRounds(order, block, window, self._starts)
+
+    @property
+    def _starts(self) -> Indices:
+        return np.zeros(1, np.int64) if self.mixture is None else self.mixture.starts
 
 
 class OrderOptions:
@@ -113,20 +149,13 @@ class OrderOptions:
 
     def stored(self, source: Any, samples: int, shuffle: bool) -> InRounds | None:
         """Return how `StreamLoader` makes the order; None for a plain shuffle or sequence."""
-        mixture, places = source if isinstance(source, Mixture) else None, self.epoch_samples
+        mixture = source if isinstance(source, Mixture) else None
+        weights = None
         if self.weights is not None:
             weights = self._weighted(mixture, samples, shuffle)
-            blocks = partial(_any_blocks, samples)
-            return InRounds(partial(_weighted_blocks, weights), blocks, places or samples, weights)
-        if mixture is not None:
-            most = places or (mixture.until if isinstance(mixture.until, int) else LARGEST)
-            make = partial(_mixed_blocks, mixture, shuffle, places)
-            return InRounds(make, partial(_line_blocks, len(mixture.starts)), most)
-        if places is None:
+        elif mixture is None and self.epoch_samples is None:
             return None
-        return InRounds(
-            partial(_repeated_blocks, shuffle, places), partial(_line_blocks, 1), places
-        )
+        return InRounds(samples, shuffle, self.epoch_samples, mixture, weights)
 
     def _weighted(self, mixture: Mixture | None, samples: int, shuffle: bool) -> WeightedOrders:
         if mixture is not None:
@@ -159,55 +188,11 @@ def _mixed(mixture: Any, shuffle: bool, until: int | None, request: OrderRequest
     return found
 
 
-def _repeated(shuffle: bool, places: int, samples: int, seed: int) -> Order:
+def _repeated(shuffle: bool, places: int, samples: int, seed: int) -> MixtureOrder:
     """Return an order whose epochs are parts of passes through all samples."""
     return MixtureOrder(
         [make_order(samples, seed, shuffle=shuffle)], [(0, [1])], seed, until=places
     )
-
-
-# -- from storage
-
-
-def _line_blocks(members: int, rows: int, block: int) -> int:
-    # of each member: a block that is cut at either end, one where a pass begins and a short one
-    # where it ends, and one that is left of a stage before
-    return min(rows, -(-rows // block) + 5 * members)
-
-
-def _any_blocks(samples: int, rows: int, block: int) -> int:
-    return min(rows, -(-samples // block))
-
-
-def _weighted_blocks(
-    weights: WeightedOrders, request: OrderRequest, block: int, window: int, lanes: int
-) -> Order:
-    return WeightedBlocks(weights(request), block, window, lanes)
-
-
-def _mixed_blocks(
-    mixture: Mixture,
-    shuffle: bool,
-    until: int | None,
-    request: OrderRequest,
-    block: int,
-    window: int,
-    lanes: int,
-) -> Order:
-    if shuffle:
-        return mixture.block_order(request.seed, block, window, lanes, until)
-    order = mixture.make_order(request.seed, shuffle=False, until=until)
-    return OrderInRounds(order, block, window, mixture.starts)
-
-
-def _repeated_blocks(
-    shuffle: bool, places: int, request: OrderRequest, block: int, window: int, lanes: int
-) -> Order:
-    if shuffle:
-        stages = [(0, [1])]
-        return MixedBlocks([request.samples], stages, request.seed, block, window, lanes, places)
-    order = _repeated(shuffle, places, request.samples, request.seed)
-    return OrderInRounds(order, block, window, [0])
 
 
 class WeightedOrders:
@@ -322,7 +307,7 @@ class ComposedOrders:
 
     _weights: WeightedOrders | None = None
     mixture: Mixture | None = None
-    _stages: Sequence[object] = ()  # of the mixture, when the plan was made
+    _stages: list[Any] = []  # noqa: RUF012 - of the mixture when the plan was made; never changed
 
     def _remember(self, dataset: Any, order: object) -> None:
         self._weights = order if isinstance(order, WeightedOrders) else None
@@ -390,6 +375,13 @@ class ComposedOrders:
 
     def _follow_stages(self, position: Position) -> None:
         """Use the stages that were added to the mixture, if they are still to come."""
-        if self.mixture is not None and self.mixture.all_stages != self._stages:
-            use_new_stages(position)
-            self._stages = self.mixture.all_stages
+        stages = [] if self.mixture is None else self.mixture.all_stages
+        if stages == self._stages:
+            return
+        if stages[1:] != self._stages[1:] and position.plan.order.kind == MixtureOrder.kind:
+            raise PlanError(
+                "Mixture.then of a mixture inside another one, after the loader was made: give it "
+                "its stages before, or read it from storage with a StreamLoader that shuffles"
+            )
+        use_new_stages(position)
+        self._stages = stages
