@@ -68,6 +68,7 @@ def _is_plain(value: Any) -> bool:
 
 def _samples_are_its_own(kind: type) -> bool:
     """Return whether a subclass overrides ``__getitem__`` but inherits ``__getbatch__``."""
+    # the method nearest to the class decides: what overrides samples must not be bypassed
     for each in kind.__mro__:
         if "__getbatch__" in vars(each):
             return False
@@ -98,6 +99,7 @@ def _take_tensors(dataset: TensorDataset, indices: Indices) -> list[torch.Tensor
 
 class _GatherSubset:
     def __init__(self, gather: Gather, dataset: Subset[Any]) -> None:
+        # indices as an array once, not at every batch: a list of millions takes longer than the read
         self.gather, self.dataset, self.indices = gather, dataset, dataset.indices
         self.members = np.asarray(dataset.indices, np.int64)
 

@@ -71,6 +71,7 @@ class ReplacingDataset(Dataset[Any]):
             return self._replace(index, error)
 
     def _replace(self, index: int, error: Exception) -> Any:
+        # by epoch too, so that one sample is not seen twice as often in all of them
         key = derive_key(self.seed, "replacement", current_epoch(), int(index))
         for attempt in range(TRIES):
             other = derive_key(key, attempt) % len(self)

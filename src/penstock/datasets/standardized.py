@@ -155,6 +155,7 @@ def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.T
 def _rows(samples: Indices, stack: torch.Tensor, *, per_channel: bool) -> _Array:
     """Return the values of these samples in float64: one row per channel, or one for all."""
     values = stack.to("cpu", torch.float64)
+    # one sum finds NaN and infinity anywhere; which sample has them is looked up only then
     if not values.sum().isfinite():
         finite = values.isfinite().reshape(len(values), -1).all(1)
         worst = samples[int(finite.int().argmin())]

@@ -246,6 +246,7 @@ class PlanSettings:
 
     def save(self) -> dict[str, Any]:
         """Return what `restore` needs."""
+        # a seed may be shared with other loaders: the object stays, and its value is kept apart
         seed = self.seed, self.seed.save()
         return {**vars(self), "progress": copy(self.progress), "seed": seed}
 

@@ -137,6 +137,8 @@ class Position(PlanSettings):
         self.failed, self.iteration, self.live = None, next(_iterations), plan
         epoch = self._iterated = self.cursor.epoch
         origin = self._origin_of(plan, epoch), plan.steps.whole
+        # an epoch that was resumed inside is counted from there for ever: samples_at must agree
+        # with what was delivered; other epochs begin at 0 and need no entry
         self._origins = {e: at for e, at in self._origins.items() if at[0]} | {epoch: origin}
         return self.iteration, plan
 
@@ -203,6 +205,7 @@ class Position(PlanSettings):
     def _origin_of(self, plan: Plan, epoch: int) -> int:
         """Return the position that the steps of an epoch are counted from."""
         position, whole = self._origins.get(epoch, (0, 0))
+        # steps of another size (batch size or ranks changed) begin at the cursor instead
         if self.evaluation or whole == plan.steps.whole:
             return 0 if self.evaluation else position
         return self.cursor.position if epoch == self.cursor.epoch else 0
