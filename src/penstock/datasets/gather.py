@@ -99,7 +99,7 @@ def _take_tensors(dataset: TensorDataset, indices: Indices) -> list[torch.Tensor
 
 class _GatherSubset:
     def __init__(self, gather: Gather, dataset: Subset[Any]) -> None:
-        # indices as an array once, not at every batch: a list of millions takes longer than the read
+        # an array once, not at every batch: converting millions takes longer than the read
         self.gather, self.dataset, self.indices = gather, dataset, dataset.indices
         self.members = np.asarray(dataset.indices, np.int64)
 

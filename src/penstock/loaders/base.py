@@ -8,7 +8,6 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
@@ -161,20 +160,29 @@ class Loader(Measured, Generic[Batch]):
 
     def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
         """Return the cursor after the batch at the cursor, and that batch."""
-        position, samples = self.position, plan.steps.batch
-        at = position.cursor.epoch, position.cursor.position
-        fetched = self.metrics.timed(partial(self._take, plan, position), samples, at)
+        position, metrics, samples = self.position, self.metrics, 0
+        cursor = position.cursor
+        # not by `Recorder.timed`, whose calls take 0.5 us: 7 % of a small batch in memory
+        try:
+            if metrics.request():
+                with metrics.work(""):
+                    fetched = self._take(plan, position)
+            else:
+                fetched = self._take(plan, position)
+            samples = plan.steps.batch
+        finally:
+            waited = metrics.receive(samples, (cursor.epoch, cursor.position))
         if self._online:
-            self._tune(samples, fetched[1])
+            self._tune(waited, samples, fetched[1])
         return fetched
 
-    def _tune(self, samples: int, batch: Any) -> None:
+    def _tune(self, waited: float, samples: int, batch: Any) -> None:
         """Use another number of readers if batches come faster with it."""
         if self._tuner is None:
             from penstock.loaders.online import OnlineTuner  # here: few loaders are tuned
 
             self._tuner = OnlineTuner(*self._reader_limits(batch))
-        if self._tuner.note(self.metrics.last_wait, self.metrics.last_step, samples):
+        if self._tuner.note(waited, self.metrics.last_step, samples):
             stream: Any = self._stream  # of threads: others cannot be tuned
             stream.use_readers(self._tuner.readers)
 

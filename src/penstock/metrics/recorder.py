@@ -174,7 +174,6 @@ class Recorder:
         self._delivered = 0.0  # when the last batch was; 0 after a pause
         self._asked = self._next_probe = 0.0
         self._due = False  # the batch is noted on its own
-        self.last_wait = 0.0  # seconds for the last batch of `timed`
         self.last_step: float | None = None  # seconds of the step before the last request
         self._width = 1.0  # seconds of a slot
         self._slots: list[list[float]] = []
@@ -266,7 +265,7 @@ class Recorder:
             received = samples
             return batch
         finally:
-            self.last_wait = self.receive(received, cursor)
+            self.receive(received, cursor)
 
     def _quick(self) -> tuple[int, int, int, float, float]:
         """Return what the sums have and nothing else has yet: batches in quick succession."""
