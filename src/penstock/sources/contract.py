@@ -231,7 +231,7 @@ def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
     low, high = (int(chosen.min()), int(chosen.max())) if chosen.size else (0, -1)
     if low < 0 or high >= length:
         raise PlanError(
-            f"cannot take samples {low} to {high} of {length:,} samples: "
+            f"cannot take samples {low} to {high} of {length} samples: "
             f"indices must be from 0 to {length - 1}"
         )
     return chosen.astype(np.int64, copy=False)
