@@ -442,8 +442,12 @@ class Planned:
         return loader._position
 
     # what every loader does; `PassThrough` does otherwise
-    iterate, length = staticmethod(Loader._iterate), staticmethod(Loader.__len__)
-    set_epoch, summary = staticmethod(Loader.set_epoch), staticmethod(Loader.__repr__)
+    length, set_epoch = staticmethod(Loader.__len__), staticmethod(Loader.set_epoch)
+    summary = staticmethod(Loader.__repr__)
+
+    def iterate(self, loader: ChunkedDataLoader[Batch]) -> Iterator[Batch]:
+        """Return an iterator; a subclass may cut its batches into pieces."""
+        return loader._iterate()
 
     def remaining(self, loader: ChunkedDataLoader) -> int:
         """Return the number of batches that the next ``iter()`` yields."""
