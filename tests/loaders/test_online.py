@@ -78,6 +78,17 @@ def test_nothing_changes_where_training_does_not_wait():
     assert tuner.readers == 2 and not tuner.settled
 
 
+def test_chunks_shorter_than_a_measurement_are_added_up():
+    tuner = OnlineTuner(2, 8)
+    for _ in range(2000):
+        for batch in range(6):
+            each = 0.08 / tuner.readers
+            tuner.note(each, None if batch == 0 else 0.001, 8)
+        if tuner.settled:
+            break
+    assert tuner.settled and tuner.readers == 8
+
+
 def test_pauses_are_not_measured():
     tuner = OnlineTuner(4, 4 + MOST_READERS)
     for _ in range(3 * BATCHES):

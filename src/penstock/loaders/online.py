@@ -104,9 +104,13 @@ class OnlineTuner:
         return self._search.settled
 
     def _begin(self, settles: float = 0.0) -> None:
-        self._waits = True  # for a moment at which no batch is ready
-        self._seconds = -settles  # batches of the number before may come until 0
-        self._samples = self._batches = 0
+        self._settles = settles  # seconds in which batches of the number before may come
+        self._seconds, self._samples, self._batches = 0.0, 0, 0  # of the measurement
+        self._suspend()
+
+    def _suspend(self) -> None:
+        """Leave out what came since the last batch that was waited for; the rest stays."""
+        self._since: tuple[float, int, int] | None = None  # None: until a batch is waited for
 
     def note(self, waited: float, step: float | None, samples: int) -> bool:
         """Note a batch that has arrived; return whether `readers` has changed.
@@ -116,16 +120,18 @@ class OnlineTuner:
             step: Seconds since the batch before; None after a pause.
             samples: Its samples.
         """
-        if step is None:
-            self._begin()
+        if step is None:  # chunks and epochs may be shorter than a measurement
+            self._suspend()
             return False
-        self._seconds += waited + step
-        self._samples, self._batches = self._samples + samples, self._batches + 1
-        if waited < WAITED_SECONDS or self._seconds < 0:
+        self._settles -= waited + step
+        if self._since is not None:
+            seconds, some, batches = self._since
+            self._since = seconds + waited + step, some + samples, batches + 1
+        if waited < WAITED_SECONDS or self._settles > 0:
             return False
-        if self._waits:
-            self._waits, self._seconds, self._samples, self._batches = False, 0.0, 0, 0
-            return False
+        seconds, some, batches = self._since or (0.0, 0, 0)
+        self._seconds, self._samples = self._seconds + seconds, self._samples + some
+        self._batches, self._since = self._batches + batches, (0.0, 0, 0)
         if self._seconds < SECONDS or self._batches < BATCHES:
             return False
         before, was_settled = self.readers, self.settled
