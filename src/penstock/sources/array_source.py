@@ -52,8 +52,8 @@ class ArrayReader(ABC):
         return None
 
     @abstractmethod
-    def fingerprint(self) -> str:
-        """Return an identity of the array's data."""
+    def fingerprint(self, box: Box | None = None) -> str:
+        """Return an identity of the array's data, of each sample only the part ``box``."""
 
 
 class DecodedArray(ArrayReader):
@@ -80,9 +80,9 @@ class DecodedArray(ArrayReader):
             self._decoding.apply(values, part)
             first = last
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, box: Box | None = None) -> str:
         """Return an identity of the stored data and of how it is decoded."""
-        return digest([self._stored.fingerprint(), repr(self._decoding)], [])
+        return digest([self._stored.fingerprint(box), repr(self._decoding)], [])
 
 
 def samples_first(sizes: Sequence[int], axis: int) -> tuple[int, ...]:

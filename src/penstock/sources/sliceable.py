@@ -82,16 +82,18 @@ class SliceableArray(ArrayReader):
             found = np.asarray(self._array[key])
         np.copyto(out, np.moveaxis(found, self._axis, 0), casting="equiv")
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, box: Box | None = None) -> str:
         """Return an identity: shape, dtype and a few samples."""
-        row, parts = np.empty((1, *self.field.shape), self.field.dtype), []
+        box = box or tuple((0, size) for size in self.field.shape)
+        row, parts = np.empty((1, *(end - first for first, end in box)), self.field.dtype), []
         for sample in sampled_blocks(self.samples):
-            self.read(sample, sample + 1, row)
+            self.read(sample, sample + 1, row, box)
             parts.append(row_bytes(row))
-        return digest(self._facts(), parts)
+        return digest(self._facts(box), parts)
 
-    def _facts(self) -> list[object]:
-        return [self.samples, self.field.shape, self._stored.str, self._axis]
+    def _facts(self, box: Box) -> list[object]:
+        shape = tuple(end - first for first, end in box)
+        return [self.samples, shape, self._stored.str, self._axis]
 
     def _locked(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._lock is None else library_lock(self._lock)

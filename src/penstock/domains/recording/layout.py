@@ -220,9 +220,9 @@ class ZarrColumn(ArrayReader):
         rows = self._array.view(start, stop, (box[0] if box else self._neurons, self._column))
         return None if rows is None else rows[..., 0]
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, box: Box | None = None) -> str:
         """Return the identity of the data: the array and the part of it."""
-        return digest([self._array.fingerprint(), self._neurons[1], self._column[0]], [])
+        return self._array.fingerprint((box[0] if box else self._neurons, self._column))
 
 
 class NpyColumn(ArrayReader):
@@ -254,9 +254,10 @@ class NpyColumn(ArrayReader):
         whole, part = self._source.view(start, stop), box[0] if box else (0, self._neurons)
         return None if whole is None else whole[""][:, slice(*part), self._column]
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, box: Box | None = None) -> str:
         """Return the identity of the data: the file and the part of it."""
-        return digest([self._source.fingerprint(), self._neurons, self._column], [])
+        part = [self._neurons, self._column, *(box or ())]
+        return digest([self._source.fingerprint(), *part], [])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.fingerprints import digest, field_facts
+from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.arrow.tables import open_rows
 from penstock.sources.base import (
@@ -81,10 +81,17 @@ class ArrowSource(BaseSource):
 
     def fingerprint(self) -> str:
         """Return an identity of the data: columns, length and the bytes of a few blocks."""
-        stored = self._table.stored_bytes()
-        if stored is None:
-            return super().fingerprint()
-        return digest([len(self), field_facts(self._fields), self._table.batch_samples], stored)
+        facts = [len(self), field_facts(self._fields), self._table.batch_samples]
+        return digest(facts, self._table.stored_bytes() or self._sampled())
+
+    def _sampled(self) -> Iterator[bytes]:
+        for number in sampled_blocks(-(-len(self) // self.block_samples)):
+            start = number * self.block_samples
+            stop = min(len(self), start + self.block_samples)
+            for _, _, values in self._pieces(start, stop, list(self._fields)):
+                yield row_bytes(values)
+            for name in ragged_fields(self, self._fields):
+                yield row_bytes(self.offsets(name)[start : stop + 1])
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, first, values in self._pieces(start, stop, list(out)):

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
 from penstock.metrics import Probe
-from penstock.sources.array_source import ArrayReader, samples_first
+from penstock.sources.array_source import ArrayReader, Box, samples_first
 from penstock.sources.base import Field, Rows
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.thread_buffers import Bytes, thread_buffer
@@ -146,10 +146,11 @@ class DirectArray(ArrayReader):
         part = chunk if read.whole else chunk[read.inside]
         return np.moveaxis(part, self._axis, 0) if self._axis else part
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, box: Box | None = None) -> str:
         """Return an identity: shape, dtype, chunking and the stored bytes of a few chunks."""
-        layout = self._layout
-        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), self._axis, None]
+        layout, axis = self._layout, self._axis
+        part = box and (*box[:axis], (0, self.samples), *box[axis:])
+        facts = [list(layout.shape), layout.dtype.str, list(layout.chunks), axis, part]
         return digest(facts, self._sampled_bytes())
 
     def _sampled_bytes(self) -> Iterator[bytes | Bytes]:

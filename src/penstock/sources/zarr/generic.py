@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.extras import optional
+from penstock.sources.array_source import Box
 from penstock.sources.base import Rows
 from penstock.sources.sliceable import SliceableArray, library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore, is_first_process, reading
@@ -65,8 +66,8 @@ class GenericArray(SliceableArray):
         if seen is None or seen.missing != before:
             self._missing.verify()
 
-    def _facts(self) -> list[object]:
-        parts = [(0, n) for n in self.field.shape]
+    def _facts(self, box: Box) -> list[object]:
+        parts = list(box)
         parts.insert(self._axis, (0, self.samples))
         return [self.samples, parts, self._stored.str, self.chunk_samples, self._axis]
 
