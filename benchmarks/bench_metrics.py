@@ -92,7 +92,7 @@ def makers(folder: Path, samples: int) -> dict[str, Callable[[], Any]]:
         "chunked": partial(one_by_one, chunk_size=10),
         "stream": partial(StreamLoader, stored, BATCH, memory_budget="64MB"),
         "replay": partial(
-            ReplayLoader, Numbers(rows), batch_size=BATCH, num_workers=0, collate=None, seed=1
+            ReplayLoader, Numbers(rows), batch_size=BATCH, num_workers=0, collate_fn=None, seed=1
         ),
     }
 

@@ -277,6 +277,8 @@ def loaders() -> Iterator[Call]:
             "timeout": real(-1.0),
             "on_error": CHOICE,
             "quarantine": OPTIONAL_PATH,
+            "weights": ARRAY_OF_NUMBERS,
+            "epoch_samples": count(optional=True),
             **RANKS,
         },
     )
@@ -289,6 +291,7 @@ def loaders() -> Iterator[Call]:
             "batch_size": count(),
             "num_workers": natural(),
             "collate_fn": FUNCTION,
+            "collate": FUNCTION,
             "seed": seed(),
             "evaluation": FLAG,
         },

@@ -45,7 +45,7 @@ def digits(**options):
 
 
 def replay(**options):
-    given = {"batch_size": 2, "num_workers": 0, "collate": None, "seed": 1}
+    given = {"batch_size": 2, "num_workers": 0, "collate_fn": None, "seed": 1}
     return ReplayLoader(iter([1, 2]), **(given | options))
 
 
@@ -105,7 +105,7 @@ CASES = {
         "num_workers": [*COUNT, None],
         "seed": SEED,
         "evaluation": FLAG,
-        "collate": [3],
+        "collate_fn": [3],
     },
     tbptt: {"chunk_len": [*SIZE, None], "overlap_len": [*SIZE, None]},
     in_a_block: {"grace_seconds": [True, "30", -1, float("inf"), None]},

@@ -176,7 +176,8 @@ def check_batch_size(batch_size: int | None) -> int:
 
 def check_chunk_size(chunk_size: Any, name: str = "chunk_size") -> int:
     """Return the chunk size; refuse one below one batch."""
-    if isinstance(chunk_size, bool | np.bool_):  # torch's third argument is shuffle
+    if name == "chunk_size" and isinstance(chunk_size, bool | np.bool_):
+        # torch's third argument is shuffle
         raise PlanError(
             f"{name} must be a number of batches, got {chunk_size!r}: "
             f"to set the shuffle, pass shuffle={chunk_size!r} by keyword"
