@@ -181,7 +181,11 @@ EXCEPTIONS = {
     ("create_loader", "seed"): (None, "that of the dataset"),
 }
 # other names for the same thing, which users of the first edition and of the seeds may pass
-ALIASES = {("StreamLoader", "collate"): "collate_fn", ("SequenceDataset", "chunk_seed"): "seed"}
+ALIASES = {
+    ("StreamLoader", "collate"): "collate_fn",
+    ("ReplayLoader", "collate"): "collate_fn",
+    ("SequenceDataset", "chunk_seed"): "seed",
+}
 UNWANTED = """
 collate collator batch bs workers n_workers n_threads num_threads budget memory_limit is_eval
 eval_mode random_state random_seed chunk_seed ranks num_replicas world drop_remainder shuffled
