@@ -714,3 +714,22 @@ def test_one_number_is_the_stride_of_every_axis():
     assert len(source.patches((16, 16), stride=8)) == 3 * 7 * 3
     with pytest.raises(PlanError, match="stride"):
         source.patches((16, 16), stride=True)
+
+
+def test_a_split_of_samples_that_overlap_warns_and_following_the_advice_does_not(caplog):
+    source, parts = open_source(np.arange(100)), {"train": 0.8, "val": 0.2}
+    overlapping = [source.windows(5), source.windows(5).select(range(50))]
+    overlapping.append(open_source(np.zeros((9, 8, 8))).patches((4, 4), stride=2))
+    for each in overlapping:
+        caplog.clear()
+        each.split(parts)
+        assert "call split first, then windows or patches" in caplog.text
+    caplog.clear()
+    apart = [part.windows(5) for part in source.split(parts, by="time").values()]
+    rows = [np.empty((len(part), 5), np.int64) for part in apart]
+    for part, out in zip(apart, rows, strict=True):
+        part.read(0, len(part), {"": out})
+    assert not np.intersect1d(*rows).size
+    source.windows(5, stride=5).split(parts)
+    open_source(np.zeros((9, 8, 8))).patches((4, 4)).split(parts)
+    assert not caplog.text

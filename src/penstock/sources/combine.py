@@ -46,6 +46,7 @@ class Concatenated(Layout):
         self._begins = np.append(0, np.cumsum([len(part) for part in parts]))
         self._leaf = np.append(0, np.cumsum([len(part.leaves) for part in parts])).tolist()
         self.leaves = tuple(leaf for part in parts for leaf in part.leaves)
+        self.shared = any(part.shared for part in parts)
         self.outputs, self._first_leaf = {}, {}
         for name, output in parts[0].outputs.items():
             each = [
@@ -113,6 +114,7 @@ class Zipped(Layout):
     def __init__(self, parts: Mapping[str, Layout], rates: Mapping[str, Fraction]) -> None:
         self.parts, self.rates, self.leaves = dict(parts), dict(rates), ()
         self.tiled = any(part.tiled for part in parts.values())
+        self.shared = any(part.shared for part in parts.values())
         size = common_length({name: len(part) for name, part in parts.items()}, rates)
         self._owner: dict[str, tuple[str, str, int]] = {}  # the part, its field, its first leaf
         self.outputs, self.cells, widest = {}, Borders.every(size, size), Fraction(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,8 @@ from penstock.sources.boxes import Borders
 from penstock.sources.contract import Indices, Source
 from penstock.sources.ragged_rows import new_buffers, offsets_of
 from penstock.sources.verbs import Layout
+
+log = logging.getLogger("penstock")
 
 SMALLEST_PART_PIECES = 16  # of a random split: fewer would hardly be a shuffle
 
@@ -67,6 +70,11 @@ def split_samples(
     labels = _group_labels(source, by, groups, layout.runs)
     if choice("by", by, ("random", "time", "group")) == "group":
         return _by_group(np.asarray(labels), sizes, key)
+    if layout.shared:
+        log.warning(
+            "splitting samples that overlap: rows of one part are also in another; call split "
+            "first, then windows or patches of each part"
+        )
     if by == "time":
         if layout.tiled:
             raise PlanError(

@@ -55,6 +55,7 @@ class Layout(ABC):
         runs: Borders ``[0, ..., len]`` of the stretches without a seam; windows stay inside one.
         cells: Borders between samples that begin in different storage chunks.
         tiled: Whether samples are numbered by tiles: the next sample is not the next row.
+        shared: Whether samples have rows in common: windows or tiles that overlap.
     """
 
     leaves: tuple[Leaf, ...]
@@ -62,6 +63,7 @@ class Layout(ABC):
     runs: Indices
     cells: Borders
     tiled: bool = False
+    shared: bool = False
 
     def __len__(self) -> int:
         return int(self.runs[-1])
@@ -149,7 +151,8 @@ class Selected(Layout):
 
     def __init__(self, parent: Layout, starts: Indices, stops: Indices) -> None:
         self.parent, self._starts, self._stops = parent, starts, stops
-        self.leaves, self.outputs, self.tiled = parent.leaves, parent.outputs, parent.tiled
+        self.leaves, self.outputs = parent.leaves, parent.outputs
+        self.tiled, self.shared = parent.tiled, parent.shared
         ends = np.cumsum(stops - starts)
         self._begins = ends - (stops - starts)
         size = int(ends[-1]) if len(ends) else 0
@@ -219,6 +222,7 @@ class Windows(Layout):
         self._asked = {name: (of, list(each)) for name, (of, each) in offsets.items()}
         low = min(o for _, each in offsets.values() for o in each)
         high = max(o for _, each in offsets.values() for o in each)
+        self.shared = parent.shared or high - low >= stride
         self._from: dict[str, tuple[str, Indices]] = {}
         self.outputs = {}
         for name, (of, each) in offsets.items():
@@ -298,6 +302,8 @@ class Patches(Layout):
         output, axes = parent.outputs[widest], self._axes[widest]
         self.size = by_axis("sizes", sizes, output, axes)
         self.step = self.size if stride is None else by_axis("stride", stride, output, axes)
+        overlap = any(step < size for step, size in zip(self.step, self.size, strict=True))
+        self.shared = parent.shared or overlap
         self.extent = tuple(output.inner[axis] for axis in axes)
         tiled = zip(self.extent, self.size, self.step, strict=True)
         self.counts = [max(0, (extent - size) // step + 1) for extent, size, step in tiled]
