@@ -68,7 +68,7 @@ class Probe:
 
     A stage inside of another one counts only for itself. Where nothing is recorded, nothing is
     measured. Of the short reads of a thread, one in `PROBED_SECONDS` is noted, with everything up
-    to the next one, so that shares are right and probes cost less than a percent.
+    to the next one, so that shares are right and probes cost about a percent.
 
     Args:
         stage: One of `STAGES`.
