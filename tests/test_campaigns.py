@@ -1,6 +1,7 @@
 """A random sample of the campaigns, their comparison shown to fail, and their page."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,53 @@ def test_what_hangs_fails_or_leaves_something_is_counted(campaign):
         "fails 0 0 1",
         "int 0 0 0",
     ]
+
+
+# -- tests that are repeated
+
+SOMETIMES = """
+from pathlib import Path
+import pytest
+
+pytestmark = pytest.mark.timing
+
+@pytest.mark.parametrize("fails_in", [0, 2])
+def test_it(fails_in, tmp_path):
+    runs = Path(__file__).with_name(str(fails_in))
+    with runs.open("a") as file:
+        file.write(".")
+    assert len(runs.read_text()) != fails_in
+"""
+
+
+def repeated(folder, times):
+    command = [sys.executable, "-m", "tests.campaigns", "flaky", "--times", str(times)]
+    command += ["--jobs", "1", "--results", "results", "test_some.py"]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # they take seconds to import
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.timing
+def test_a_test_that_fails_now_and_then_is_found_and_repeated_until_it_passes(tmp_path):
+    (tmp_path / "test_some.py").write_text(SOMETIMES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing cuda proof\n")
+    code, said = repeated(tmp_path, 3)
+    assert code == 1
+    assert any(line.startswith("E   ") and "assert 2 != 2" in line for line in said)
+    assert said[-2] == "1 of 3  test_some.py::test_it[2]"
+    assert said[-1] == "6 runs, 1 failures; 1 of 2 tests have 3 runs without a failure"
+    code, said = repeated(tmp_path, 3)
+    assert code == 0
+    assert said[-1] == "2 runs, 0 failures; 2 of 2 tests have 3 runs without a failure"

@@ -78,9 +78,11 @@ def main() -> int:
     pages.set_defaults(command=lambda _: page.write())
     repeats = commands.add_parser("flaky", help="repeat tests that depend on time")
     repeats.add_argument("--times", type=int, default=50)
-    repeats.add_argument("--budget", type=float, default=20.0, help="seconds of one test")
     repeats.add_argument("--jobs", type=int, default=2, help="processes side by side")
-    repeats.add_argument("--seconds", type=float, default=6 * 3600.0, help="begin no file after")
+    repeats.add_argument(
+        "--seconds", type=float, default=6 * 3600.0, help="begin no run after these"
+    )
+    repeats.add_argument("--results", type=Path, help="a file that is kept, to continue later")
     repeats.add_argument("tests", nargs="*", help="for pytest, default: all with the mark timing")
     repeats.set_defaults(command=flaky.run)
     options = parser.parse_args()

@@ -1,15 +1,15 @@
 """Tests that depend on time, many times, on a machine whose cores are all busy.
 
-One pytest process runs every test of several files many times, so that imports and module fixtures
+One pytest process runs the tests of several files many times, so that imports and module fixtures
 are paid once. A first round runs every test once and measures it; then the files follow,
-the cheapest first. A test that has used its share of time is not run again: the summary says how
-many tests had fewer runs than requested.
+the cheapest first. Every run is a line of a file: with ``--results FILE`` that file is kept, and
+another start continues with the tests that have too few runs since they last failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import re
 import subprocess
@@ -18,114 +18,149 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.campaigns.repeat import read_runs, runs_in_a_row
+
 # ends with its parent, however that ends
 BUSY = "import os; p = os.getppid()\nwhile os.getppid() == p: sum(range(100_000))"
-FILES = 8  # of one pytest process, which takes several seconds to start
+SHARE_SECONDS = 100.0  # of the tests of one pytest process, which takes several seconds to start
 MARKS = "timing and not proof and not cuda"
-FILE = re.compile(r"^(\S+?\.py)::", re.M)
+SUMMARY = re.compile(r"\b(passed|failed|skipped|deselected)\b")
+TEST = re.compile(r"^\S+?\.py::.+$", re.M)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Files for one pytest process, and how many times it runs their tests at most."""
+
+    files: tuple[str, ...]
+    runs: int
 
 
 class Repeated:
     """Runs of tests, and what became of them."""
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.options = options
-        self.results = folder / "results.jsonl"
-        self.ends = time.monotonic() + options.seconds
+    def __init__(self, results: Path, options: argparse.Namespace) -> None:
+        self.results, self.options = results, options
+        self.ends = time.time() + options.seconds
+        self.broken: list[str] = []  # output of processes that ended before their tests did
+        self.tests = TEST.findall(self.pytest("--collect-only", *options.tests, runs=0).stdout)
 
-    def pytest(self, *args: str, times: int) -> str:
-        """Run pytest with the plugin, and return its output; end if pytest itself failed."""
+    def pytest(self, *args: str, runs: int) -> subprocess.CompletedProcess[str]:
+        """Run pytest with the plugin."""
         environment = {
-            "FLAKY_TIMES": str(times),
-            "FLAKY_SECONDS": str(self.options.budget),
+            "FLAKY_TIMES": str(self.options.times),
+            "FLAKY_RUNS": str(runs),
             "FLAKY_RESULTS": str(self.results),
+            "FLAKY_ENDS": str(self.ends),
         }
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-                *("-p", "tests.campaigns.repeat", "-m", MARKS, *args),
-            ],
-            cwd=ROOT,
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-p", "tests.campaigns.repeat", "-m", MARKS]
+        command += ["-o", "tmp_path_retention_policy=failed"]
+        command += ["-o", "faulthandler_exit_on_timeout=true"]
+        return subprocess.run(
+            [*command, *args],
             env=os.environ | environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode not in (0, 1, 5):  # passed, failures, nothing selected
-            raise SystemExit(f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-        return done.stdout
 
-    def files(self) -> list[str]:
-        """Return the files that have tests to repeat."""
-        listed = self.pytest("--collect-only", *self.options.tests, times=1)
-        return list(dict.fromkeys(FILE.findall(listed)))
+    def missing(self) -> Counter[str]:
+        """Return how many runs each test still needs."""
+        done = runs_in_a_row(read_runs(self.results))
+        return Counter({test: max(0, self.options.times - done[test]) for test in self.tests})
 
-    def run(self, files: list[str], times: int) -> None:
-        """Run every test of some files ``times`` times, unless the time is over."""
-        if files and time.monotonic() < self.ends:
-            began = time.monotonic()
-            wanted: list[str] = []
-            for file in files:
-                inside = [test for test in self.options.tests if test.startswith(f"{file}::")]
-                wanted += inside or [file]
-            output = self.pytest(*wanted, times=times)
-            took, last = time.monotonic() - began, output.splitlines()[-1]
-            print(f"{took:6.0f} s  {files[0]} ... {files[-1]}: {last}", flush=True)
+    def run(self, share: Share) -> None:
+        """Run the tests of a share, unless the time is over."""
+        if time.time() > self.ends:
+            return
+        began = time.time()
+        wanted: list[str] = []
+        for file in share.files:
+            inside = [test for test in self.options.tests if test.startswith(f"{file}::")]
+            wanted += inside or [file]
+        done = self.pytest(*wanted, runs=share.runs)
+        last = (done.stdout.splitlines() or ["no output"])[-1]
+        if not SUMMARY.search(last) and time.time() < self.ends:
+            self.broken.append(f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        print(f"{time.time() - began:6.0f} s  {' '.join(share.files)}: {last}", flush=True)
 
-    def outcomes(self) -> list[dict[str, object]]:
-        """Return all runs so far."""
-        if not self.results.exists():
-            return []
-        return [json.loads(line) for line in self.results.read_text().splitlines()]
-
-    def cost(self) -> Counter[str]:
-        """Return the seconds of each file so far."""
+    def shares(self) -> list[Share]:
+        """Return what is still to run, the cheapest files first, in parts of similar length."""
+        outcomes, missing = read_runs(self.results), self.missing()
         seconds: Counter[str] = Counter()
-        for each in self.outcomes():
-            seconds[str(each["test"]).partition("::")[0]] += float(str(each["seconds"]))
-        return seconds
+        for each in outcomes:
+            seconds[each["test"]] += each["seconds"]
+        ran = Counter(each["test"] for each in outcomes)
+        cost: Counter[str] = Counter()
+        for test, runs in missing.items():
+            cost[file_of(test)] += runs * seconds[test] / max(1, ran[test])
+        most = dict.fromkeys(map(file_of, self.tests), 0)
+        for test, runs in missing.items():
+            most[file_of(test)] = max(most[file_of(test)], runs)
+        shares: list[Share] = []
+        small: list[str] = []
+        for file in sorted((file for file in most if most[file]), key=lambda file: cost[file]):
+            if cost[file] > SHARE_SECONDS:
+                runs = math.ceil(most[file] * SHARE_SECONDS / cost[file])
+                shares += math.ceil(most[file] / runs) * [Share((file,), runs)]
+                continue
+            if small and sum(cost[each] for each in small) + cost[file] > SHARE_SECONDS:
+                shares.append(Share(tuple(small), self.options.times))
+                small = []
+            small.append(file)
+        return [Share(tuple(small), self.options.times), *shares] if small else shares
+
+
+def file_of(test: str) -> str:
+    """Return the file of a test.
+
+    >>> file_of("tests/test_a.py::test_b[c::d]")
+    'tests/test_a.py'
+    """
+    return test.partition("::")[0]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the tests again and again beside a busy loop on every core; 0 if none ever failed."""
+    """Run the tests again and again beside a busy loop on every core; 0 if none failed."""
     cores = len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(cores)]
     try:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-            repeated = Repeated(Path(folder), options)
-            files = repeated.files()
-            shares = [files[job :: options.jobs] for job in range(options.jobs)]
-            list(pool.map(lambda share: repeated.run(share, 1), shares))
-            cost = repeated.cost()
-            files.sort(key=lambda file: cost[file])
-            groups = [files[at : at + FILES] for at in range(0, len(files), FILES)]
-            if options.times > 1:
-                list(pool.map(lambda group: repeated.run(group, options.times - 1), groups))
-            return report(repeated.outcomes(), options.times)
+            results = options.results or Path(folder, "results.jsonl")
+            repeated = Repeated(results.resolve(), options)
+            before = len(read_runs(results))
+            ran = {each["test"] for each in read_runs(results)}
+            files = list(dict.fromkeys(file_of(test) for test in repeated.tests if test not in ran))
+            first = [Share(tuple(files[at :: options.jobs]), 1) for at in range(options.jobs)]
+            list(pool.map(repeated.run, [share for share in first if share.files]))
+            list(pool.map(repeated.run, repeated.shares()))
+            return report(repeated, read_runs(results)[before:])
     finally:
         for process in busy:
             process.kill()
             process.wait()
 
 
-def report(outcomes: list[dict[str, object]], times: int) -> int:
+def report(repeated: Repeated, outcomes: list[dict[str, Any]]) -> int:
     """Print every failure and the summary; return 1 if a test failed."""
-    ran = Counter(str(each["test"]) for each in outcomes)
-    failures = [each for each in outcomes if each["outcome"] == "failed"]
-    failed = Counter(str(each["test"]) for each in failures)
-    shown: set[object] = set()
-    for each in failures:
-        if each["test"] not in shown:
-            print(f"--- {each['test']}\n{each['why']}")
-            shown.add(each["test"])
+    ran = Counter(each["test"] for each in outcomes)
+    failures = {each["test"]: each["why"] for each in outcomes if each["outcome"] == "failed"}
+    failed = Counter(each["test"] for each in outcomes if each["outcome"] == "failed")
+    for name, why in failures.items():
+        print(f"--- {name}\n{why}")
+    for output in repeated.broken:
+        print(f"--- pytest ended early\n{output}")
     for name, count in failed.most_common():
         print(f"{count} of {ran[name]}  {name}")
-    fewer = sum(count < times for count in ran.values())
+    missing = repeated.missing()
+    complete = sum(runs == 0 for runs in missing.values())
     print(
-        f"{len(ran)} tests x {times} runs, {len(failures)} failures ({len(outcomes)} runs; {fewer} "
-        "tests used their time in fewer runs)"
+        f"{len(outcomes)} runs, {failed.total()} failures; {complete} of {len(missing)} tests have "
+        f"{repeated.options.times} runs without a failure"
     )
-    return int(bool(failures))
+    return int(bool(failures or repeated.broken))

@@ -1,64 +1,87 @@
 """A pytest plugin that runs every test many times: used by `python -m tests.campaigns flaky`.
 
-``FLAKY_TIMES`` is the number of runs of a test; none begins after the test has used
-``FLAKY_SECONDS``. Results are appended to ``FLAKY_RESULTS``, one JSON line per run.
+``FLAKY_RESULTS`` is a file with one JSON line per run, to which every run is appended. A test that
+has ``FLAKY_TIMES`` of them is left out; every other is run at most ``FLAKY_RUNS`` times. None
+begins after the moment ``FLAKY_ENDS``, in seconds since 1970.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-TIMES = int(os.environ.get("FLAKY_TIMES", "1"))
-SECONDS = float(os.environ.get("FLAKY_SECONDS", "60"))
-RESULTS = os.environ.get("FLAKY_RESULTS")
-
-used: Counter[str] = Counter()  # seconds of each test
+used: Counter[str] = Counter()  # seconds of the run of each test: it has three phases
+failures: dict[str, str] = {}
 
 
-@pytest.fixture
-def run_number(request: pytest.FixtureRequest) -> int:
-    """The number of this run of the test."""
-    return int(request.param)
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """Return the recorded runs; the last line may be cut short."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make ``TIMES`` tests of each."""
-    metafunc.fixturenames.append("run_number")
-    metafunc.parametrize("run_number", range(TIMES), indirect=True, ids=lambda n: f"run{n}")
+def runs_in_a_row(outcomes: Iterable[dict[str, Any]]) -> Counter[str]:
+    """How many runs of each test there were since it last failed.
 
-
-def test_of(nodeid: str) -> str:
-    """Return the name of a test without the number of its run.
-
-    >>> test_of("a.py::test_b[x-run3]"), test_of("a.py::test_b[run3]")
-    ('a.py::test_b[x]', 'a.py::test_b')
+    >>> runs = [("a", "passed"), ("a", "failed"), ("a", "passed"), ("b", "failed")]
+    >>> runs_in_a_row([{"test": test, "outcome": outcome} for test, outcome in runs])
+    Counter({'a': 1, 'b': 0})
     """
-    head, _, tail = nodeid.rpartition("[")
-    parts = [part for part in tail.removesuffix("]").split("-") if not part.startswith("run")]
-    return f"{head}[{'-'.join(parts)}]" if parts else head
+    counts: Counter[str] = Counter()
+    for each in outcomes:
+        counts[each["test"]] += 1
+        if each["outcome"] == "failed":
+            counts[each["test"]] = 0
+    return counts
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the runs of a test that has used its time."""
-    if used[test_of(item.nodeid)] > SECONDS:
-        pytest.skip("the test has used its time")
+def again(item: pytest.Item) -> pytest.Item:
+    """Return the same test once more."""
+    assert isinstance(item, pytest.Function)
+    return pytest.Function.from_parent(
+        item.parent,
+        name=item.name,
+        callspec=getattr(item, "callspec", None),
+        fixtureinfo=item._fixtureinfo,
+        originalname=item.originalname,
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has selected by mark
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Repeat every test that has too few runs."""
+    if config.option.collectonly:
+        return
+    done = runs_in_a_row(read_runs(Path(os.environ["FLAKY_RESULTS"])))
+    times, most = int(os.environ["FLAKY_TIMES"]), int(os.environ["FLAKY_RUNS"])
+    items[:] = [again(item) for item in items for _ in range(min(most, times - done[item.nodeid]))]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol() -> bool | None:
+    """Begin no test when the time is over."""
+    return True if time.time() > float(os.environ["FLAKY_ENDS"]) else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Record the time and the result of a run."""
+    """Record the time and the result of a run when it has ended."""
     report = yield
-    name = test_of(item.nodeid)
+    name = item.nodeid
     used[name] += call.duration
-    if RESULTS and (report.when == "call" or report.failed):
-        line = {"test": name, "seconds": round(call.duration, 3), "outcome": report.outcome}
-        if report.failed:
-            line["why"] = str(report.longrepr)[-2000:]
-        with Path(RESULTS).open("a") as file:
+    if report.failed:
+        failures.setdefault(name, str(report.longrepr)[-3000:])
+    if report.when == "teardown":
+        line = {"test": name, "seconds": round(used.pop(name), 3), "outcome": "passed"}
+        if name in failures:
+            line |= {"outcome": "failed", "why": failures.pop(name)}
+        with Path(os.environ["FLAKY_RESULTS"]).open("a") as file:
             file.write(json.dumps(line) + "\n")
     return report
