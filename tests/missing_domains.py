@@ -15,10 +15,10 @@ IN_CONFIGURATIONS = {"audio": "qautoaudio sc09"}  # names that a domain register
 def names_of_missing_domains() -> re.Pattern[str] | None:
     """Return a pattern for the names of domains that are not there; None if all are."""
     found: list[str] = []
-    for module, names in [*penstock._EXPORTS.items(), *penstock._ALSO.items()]:
+    for name, module in penstock._HOME.items():
         package, _, domain = module.rpartition(".")
         if package == "penstock.domains" and find_spec(module) is None:
-            names += f" domains.{domain} domains/{domain} {IN_CONFIGURATIONS.get(domain, '')}"
+            names = f"{name} domains.{domain} domains/{domain} {IN_CONFIGURATIONS.get(domain, '')}"
             found += map(re.escape, names.split())
     return re.compile(rf"\b({'|'.join(found)})\b") if found else None
 

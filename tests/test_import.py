@@ -121,10 +121,11 @@ def test_every_name_in_all_is_there_and_lives_where_it_says():
 
 
 def seen_by_type_checkers(package: ModuleType) -> set[str]:
-    """Return the names that a package imports, also under ``TYPE_CHECKING``."""
+    """Return the names that the stub of a package imports."""
+    stub = Path(package.__file__ or "").with_name("__init__.pyi")
     return {
         alias.asname
-        for node in ast.walk(ast.parse(Path(package.__file__ or "").read_text()))
+        for node in ast.walk(ast.parse(stub.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock")
         for alias in node.names
         if alias.asname

@@ -1,37 +1,46 @@
 """Names of a package that are imported from its modules when they are first used.
 
-A program that streams a Zarr need not load the code of audio transforms or Arrow tables.
+A program that streams a Zarr need not load the code of audio transforms or Arrow tables. The names
+are declared once, in the ``__init__.pyi`` of the package: type checkers, editors and `names_in`
+read the same file.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    package: str, names: Mapping[str, str]
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package.
-
-    The package imports the same names under ``TYPE_CHECKING``, for type checkers and editors.
+def names_in(package: str) -> dict[str, str]:
+    """Return the names that a package's stub imports, each with the module that it is from.
 
     Args:
         package: Its ``__name__``.
-        names: By module of the package, its public names, separated by spaces.
 
-    >>> public, get, _ = lazy_names("json", {"decoder": "JSONDecoder"})
-    >>> public, get("JSONDecoder").__name__
-    (['JSONDecoder'], 'JSONDecoder')
+    >>> names_in("penstock.loaders")["StreamLoader"]
+    'penstock.loaders.stream'
     """
-    home = {name: module for module, listed in names.items() for name in listed.split()}
+    stub = Path(sys.modules[package].__file__ or "").with_name("__init__.pyi").read_text()
+    found = re.findall(r"^from (\S+) import \(?\s*(\w+) as \w+", stub, re.MULTILINE)
+    return {name: module for module, name in found}
+
+
+def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package.
+
+    Args:
+        package: Its ``__name__``.
+    """
+    home = names_in(package)
 
     def __getattr__(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home[name]}"), name)
+        value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)  # found without this function from now on
         return value
 
