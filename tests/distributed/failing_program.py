@@ -62,7 +62,7 @@ def reads_a_bad_block(rank, world, folder):
             for batch in loader:
                 dist.all_reduce(batch)
 
-    ended(rank, folder, "block", run)
+    ended(rank, folder, f"block-{world}", run)
 
 
 def reads_a_bad_sample(rank, world, folder):
@@ -80,7 +80,7 @@ def reads_a_bad_sample(rank, world, folder):
         for batch in ChunkedDataLoader(ReplacingDataset(Damaged(), on_error="raise"), 3):
             dist.all_reduce(batch)
 
-    ended(rank, folder, "sample", run)
+    ended(rank, folder, f"sample-{world}", run)
 
 
 def stuck(rank, world, folder):
@@ -134,8 +134,10 @@ if __name__ == "__main__":
         "raises": run_ranks(WORLD, fails, room, "raises", 1, raises),
         "keeper": run_ranks(WORLD, fails, room, "keeper", 0, raises),
         "killed": run_ranks(WORLD, fails, room, "killed", 2, is_killed),
-        "block": run_ranks(WORLD, reads_a_bad_block, room),
-        "sample": run_ranks(WORLD, reads_a_bad_sample, room),
+        "block-2": run_ranks(2, reads_a_bad_block, room),
+        "block-3": run_ranks(3, reads_a_bad_block, room),
+        "sample-2": run_ranks(2, reads_a_bad_sample, room),
+        "sample-3": run_ranks(3, reads_a_bad_sample, room),
         "stuck": run_ranks(WORLD, stuck, room),
         "early": run_ranks(WORLD, done_early, room),
         "well": run_ranks(WORLD, all_is_well, room),

@@ -138,7 +138,7 @@ def refusals(folder, odd):
 def skipping(folder, world, workers):
     """Bad samples: replaced, written down, and no rank waits for another."""
     quarantine = folder / f"quarantine-{world}-{workers}.jsonl"
-    dataset = ReplacingDataset(Flawed(), quarantine=quarantine)
+    dataset = ReplacingDataset(Flawed(), on_error="replace", quarantine=quarantine)
     batch = GLOBAL_BATCH // world
     return delivered(ChunkedDataLoader(dataset, batch, shuffle=True, num_workers=workers))
 

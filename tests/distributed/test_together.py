@@ -43,16 +43,17 @@ def test_the_others_raise_the_reason_of_the_rank_that_failed(ends, name, failing
         assert seconds < 10
 
 
+@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", ["block", "sample"])
-def test_data_that_one_rank_cannot_read_ends_all_of_them_with_its_reason(ends, name):
+def test_data_that_one_rank_cannot_read_ends_all_of_them_with_its_reason(ends, name, world):
     codes, raised, _ = ends
-    assert codes[name] == [3, 3, 3]
-    found = [raised[f"{name}-{rank}"][:2] for rank in range(3)]
-    (failing,) = [rank for rank in range(3) if found[rank][0] == "SourceError"]
+    assert codes[f"{name}-{world}"] == [3] * world
+    found = [raised[f"{name}-{world}-{rank}"][:2] for rank in range(world)]
+    (failing,) = [rank for rank in range(world) if found[rank][0] == "SourceError"]
     assert "sample 40 is damaged" in found[failing][1]
     others = [each for rank, each in enumerate(found) if rank != failing]
     reason = f"rank {failing} failed: SourceError: {' '.join(found[failing][1].split())}"
-    assert others == [["RankError", reason]] * 2
+    assert others == [["RankError", reason]] * (world - 1)
 
 
 def test_a_killed_rank_has_no_reason_but_nobody_waits_for_it(ends):

@@ -17,7 +17,7 @@ from penstock.sources.contract import Indexed
 
 log = logging.getLogger("penstock")
 
-POLICIES = ("raise", "warn", "skip")
+POLICIES = ("raise", "replace", "warn", "skip")
 TRIES = 16
 
 
@@ -29,8 +29,8 @@ class ReplacingDataset(Dataset[Any]):
 
     Args:
         base_dataset: A map-style dataset.
-        on_error: ``"raise"``: raise the error. ``"skip"``: replace the sample. ``"warn"``: replace
-            it and log a warning.
+        on_error: ``"raise"``: raise the error. ``"replace"`` (``"skip"``): replace the sample.
+            ``"warn"``: replace it and log a warning.
         seed: The seed of the choice of replacements.
         quarantine: A file that lists replaced samples, one JSON object per line; needed if worker
             processes or ranks shall write into one list.
@@ -40,7 +40,7 @@ class ReplacingDataset(Dataset[Any]):
     ...         return 10
     ...     def __getitem__(self, index):
     ...         return 1 / (index - 3)
-    >>> dataset = ReplacingDataset(Flawed(), on_error="skip")
+    >>> dataset = ReplacingDataset(Flawed(), on_error="replace")
     >>> dataset[3] == dataset[3], dataset.replaced[0]["sample"], dataset.replaced[0]["error"]
     (True, 3, 'ZeroDivisionError: division by zero')
     """
@@ -49,7 +49,7 @@ class ReplacingDataset(Dataset[Any]):
         self,
         base_dataset: Indexed,
         *,
-        on_error: str = "skip",
+        on_error: str = "replace",
         seed: int = 42,
         quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
