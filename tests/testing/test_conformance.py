@@ -23,7 +23,7 @@ EXACT = {"chunked": set(EVENTS), "stream": set(EVENTS), "replay": set(EVENTS[:7]
 def results(commands, folder, *arguments, program=command.__file__):
     file = folder / "results.json"
     done = commands.program(folder, program, *arguments, "--json", file)
-    found = {tuple(key): found for *key, found in json.loads(file.read_text())}
+    found = {tuple(key): found for *key, _, found in json.loads(file.read_text())}
     return done, found
 
 
@@ -102,6 +102,22 @@ def test_a_page_without_a_place_for_the_table_is_refused_before_the_run(tmp_path
         command.main(["plain", "--write", str(page)])
 
 
+def test_results_of_the_same_code_are_kept_and_those_that_are_missing_named(tmp_path, capsys):
+    file, exact = tmp_path / "results.json", {"end": "exact"}
+    few = ["plain", "--loaders", "chunked", "--events", "end", "--json", str(file)]
+    versions = command.versions_of([ENGINES["plain"]])
+    file.write_text(json.dumps([["plain loop", "chunked", 1, versions, exact]]))
+    assert command.main([*few, "--ranks", "1", "2", "--seconds", "0"]) == command.MISSING
+    assert capsys.readouterr().err.endswith("missing; call this again: plain loop, chunked, 2\n")
+    assert command.main([*few, "--ranks", "1", "--seconds", "0"]) == 0
+    assert "| plain loop | chunked | 1 | exact |" in capsys.readouterr().out
+    file.write_text(json.dumps([["plain loop", "chunked", 1, ["Penstock 0"], exact]]))
+    assert command.main([*few, "--ranks", "1", "--seconds", "0"]) == command.MISSING
+    assert (
+        "plain loop chunked 1 was run with Penstock 0 and is run again" in capsys.readouterr().err
+    )
+
+
 # -- what is compared
 
 NONE = Counter()
@@ -135,11 +151,11 @@ def test_a_launch_that_failed_shows_the_end_of_its_log(tmp_path):
     (tmp_path / "rank-0.log").write_text("")
     (tmp_path / "rank-1.log").write_text("word " * 100 + "\nValueError: no such file\n")
     task = Launch(tmp_path, "chunked", 2, 2)
-    found = judge([Record.read(task, True)], range(100))
+    found = judge([Record.read(task)], range(100))
     assert found.startswith("wrong: launch 0 failed: word ")
     assert found.endswith("word ValueError: no such file") and len(found.split()) == 64
     (tmp_path / "rank-1.log").unlink()
-    assert judge([Record.read(task, True)], range(100)) == "wrong: launch 0 failed: no log"
+    assert judge([Record.read(task)], range(100)) == "wrong: launch 0 failed: no log"
 
 
 def test_the_table_joins_equal_rows_and_numbers_the_reasons():

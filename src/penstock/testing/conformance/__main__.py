@@ -8,25 +8,31 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from platform import python_version
-from typing import Final
+from typing import Any, Final
 
+import penstock
 from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError
+from penstock.fingerprints import digest
 from penstock.testing.conformance.engines import ENGINES
-from penstock.testing.conformance.launches import LOADERS, Engine, read_launch, run_process
+from penstock.testing.conformance.launches import LOADERS, Engine, read_launches, run_process
 from penstock.testing.conformance.script import EVENTS, check
 
 BEGIN: Final = "<!-- written by python -m penstock.testing.conformance -->"
 END: Final = "<!-- end -->"
+MISSING: Final = 3  # the exit code if rows were left for another call
+
+Row = tuple[str, str, int]  # engine, loader, number of ranks
 
 
-def table(results: dict[tuple[str, str, int], dict[str, str]], versions: Sequence[str]) -> str:
+def table(results: dict[Row, dict[str, str]], versions: Sequence[str]) -> str:
     """Return the results as Markdown, with the reasons of refusals, the date and versions below.
 
     Args:
@@ -80,8 +86,52 @@ def find_engine(name: str) -> Engine:
     return found
 
 
+def versions_of(engines: Sequence[Engine]) -> list[str]:
+    """Return what the results depend on: Penstock's code, and versions of what engines use."""
+    roots = dict.fromkeys(name.partition(".")[0] for each in engines for name in each.packages)
+    code = Path(penstock.__file__).parent
+    programs = [getattr(engine.program, "__code__", None) for engine in engines]
+    theirs = {Path(program.co_filename) for program in programs if program is not None}
+    files = sorted(theirs.union(code.rglob("*.py")))
+    found = digest([file.name for file in files], [file.read_bytes() for file in files])
+    ours = f"Penstock {version('penstock')} (code {found[:8]})"
+    names = [f"{name} {version(name)}" for name in dict.fromkeys(("torch", *roots))]
+    return [ours, f"Python {python_version()}", *names]
+
+
+class Results(dict[Row, dict[str, str]]):
+    """Results by row, kept in a file, so that a call continues the one before.
+
+    Args:
+        file: Where to keep them; None for nowhere.
+        engines: The engines of this call. Their results of other code or versions are dropped.
+    """
+
+    def __init__(self, file: Path | None, engines: Sequence[Engine]) -> None:
+        super().__init__()
+        self._file = file
+        self._versions = {engine.name: versions_of([engine]) for engine in engines}
+        for *row, versions, found in _read(file):
+            if versions == self._versions.setdefault(row[0], versions):
+                self[row[0], row[1], row[2]] = found
+            else:
+                _say(*row, "was run with", ", ".join(versions), "and is run again")
+
+    def add(self, row: Row, found: dict[str, str]) -> None:
+        """Add the results of some events, and write the file."""
+        self[row] = self.get(row, {}) | found
+        _say(*row, json.dumps(found))
+        if self._file is not None:
+            rows = [[*row, self._versions[row[0]], found] for row, found in self.items()]
+            replace_text(self._file, json.dumps(rows, indent=1))
+
+
+def _read(file: Path | None) -> list[Any]:
+    return json.loads(file.read_text()) if file is not None and file.exists() else []
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if a result is wrong.
+    """Run the command; return 1 if a result is wrong, 3 if some are missing.
 
     Args:
         arguments: Those of the command line; None for those of this process.
@@ -94,37 +144,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3], choices=[1, 2, 3])
     parser.add_argument("--loaders", nargs="+", default=LOADERS, choices=LOADERS)
     parser.add_argument("--events", nargs="+", default=EVENTS, choices=EVENTS)
-    parser.add_argument("--json", type=Path, help="write the results to this file, too")
+    parser.add_argument(
+        "--json", type=Path, help="keep the results here; those of the same code are not run again"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after")
     parser.add_argument("--write", type=Path, help=f"replace the table in this page, after {BEGIN}")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # one rank of it
     options = parser.parse_args(arguments)
     engines = [find_engine(name) for name in options.engines]
     if options.launch:
-        run_process(engines[0], read_launch(options.launch), int(os.environ["RANK"]))
-    packages = dict.fromkeys(chain(("torch",), *(engine.packages for engine in engines)))
-    for name in packages:
+        run_process(engines[0], read_launches(options.launch), int(os.environ["RANK"]))
+    for name in chain(("torch",), *(engine.packages for engine in engines)):
         importlib.import_module(name)  # once, before the ranks are forked
-    roots = dict.fromkeys(name.partition(".")[0] for name in packages)
-    versions = [f"Python {python_version()}", *(f"{name} {version(name)}" for name in roots)]
     if options.write:
         around_table(options.write)  # a page without a place for the table is refused at once
-    results: dict[tuple[str, str, int], dict[str, str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for engine in engines:
-            for loader in [each for each in options.loaders if each in engine.loaders]:
-                for world in options.ranks:
-                    key = (engine.name, loader, world)
-                    place = Path(folder) / "-".join(map(str, key)).replace(" ", "-")
-                    results[key] = check(engine, loader, world, place, options.events)
-                    print(*key, json.dumps(results[key]), file=sys.stderr, flush=True)
-                    if options.json:
-                        rows = [[*key, found] for key, found in results.items()]
-                        options.json.write_text(json.dumps(rows, indent=1))
-    text = table(results, versions)
+    until, results = time.monotonic() + options.seconds, Results(options.json, engines)
+    missing, wanted = list[Row](), dict[Row, dict[str, str]]()
+    # engines that fork go first: others leave threads in this process
+    for engine in sorted(engines, key=lambda engine: engine.start is not None):
+        for loader, world in product(options.loaders, options.ranks):
+            row = (engine.name, loader, world)
+            events = [each for each in options.events if each not in results.get(row, {})]
+            if events and time.monotonic() < until:
+                with tempfile.TemporaryDirectory() as folder:
+                    place = Path(folder) / engine.name.replace(" ", "-")
+                    results.add(row, check(engine, loader, world, place, events))
+            elif events:
+                missing.append(row)
+            wanted[row] = results.get(row, {})
+    if missing:
+        _say("missing; call this again:", "; ".join(", ".join(map(str, row)) for row in missing))
+        return MISSING
+    order = [engine.name for engine in engines]
+    rows = dict(sorted(wanted.items(), key=lambda row: order.index(row[0][0])))
+    text = table(rows, versions_of(engines))
     print(text)
     if options.write:
         replace_text(options.write, f"\n\n{text}\n".join(around_table(options.write)))
-    return int(any("wrong" in {each[:5] for each in row.values()} for row in results.values()))
+    return int(any("wrong" in {each[:5] for each in row.values()} for row in rows.values()))
+
+
+def _say(*what: object) -> None:
+    print(*what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ that its documentation recommends.
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,46 +209,47 @@ def hugging_face(run: Run) -> None:
 
 def ray_train(run: Run) -> None:
     """The loop of a worker of Ray Train."""
-    from ray.train import Checkpoint
+    train = optional("ray.train", extra="ray")
 
     def begin(loader: Any, network: Network) -> Callable[[Path], object]:
         training, resumed = RayTraining(loader), run.launch.resume_from
-        with training.resume(resumed and Checkpoint.from_directory(resumed)) as folder:
-            if folder is not None:
-                network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        if resumed is not None:
+            with training.resume(train.Checkpoint.from_directory(resumed)):
+                network.load_state_dict(torch.load(resumed / "model.pt", weights_only=True))
+        run_folder = train.get_context().get_storage().experiment_fs_path
         return lambda path: training.report(
             {"batches": run.batches},
             lambda folder: torch.save(network.state_dict(), folder / "model.pt"),
-            checkpoint_dir_name=path.name,
+            checkpoint_dir_name=str(path.relative_to(run_folder)),
         )
 
     loop(run, begin)
 
 
-def start_ray(engine: Engine, task: Launch) -> bool:
-    """Run a launch with ``TorchTrainer``; return whether it failed."""
+def start_ray(engine: Engine, tasks: Sequence[Launch]) -> None:
+    """Run launches with one ``TorchTrainer``, which starts its workers again after a kill."""
     ray = optional("ray", extra="ray")
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     if not ray.is_initialized():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 
-    def work() -> None:
-        run_rank(engine, task)
-
+    kills = sum(task.killed_at is not None for task in tasks)
+    top = Path(os.path.commonpath([task.folder for task in tasks]))
     trainer = TorchTrainer(
-        work,
+        lambda: run_rank(engine, tasks, get_context().get_world_rank()),
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=task.world, resources_per_worker={"CPU": 0.5}),
-        run_config=RunConfig(name=task.folder.name, storage_path=str(task.folder.parent)),
+        scaling_config=ScalingConfig(num_workers=tasks[0].world, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(
+            name=top.name,
+            storage_path=str(top.parent),
+            failure_config=FailureConfig(max_failures=kills),
+        ),
     )
-    try:
+    with suppress(TrainingFailedError):  # the records say which launch
         trainer.fit()
-    except TrainingFailedError:
-        return True
-    return False
 
 
 def _quiet(*loggers: str) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from penstock.errors import PenstockError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
@@ -33,19 +33,6 @@ GLOBAL_BATCH: Final = 12  # 10 batches an epoch, the last one of 10 samples
 CHUNK: Final = 4  # batches; the chunks of an epoch have 4, 4 and 2
 TIMEOUT_SECONDS: Final = 240
 LOADERS: Final = ("chunked", "stream", "replay")
-
-
-class Rows(Dataset[dict[str, int]]):
-    """Samples that contain their number."""
-
-    def __init__(self, numbers: range) -> None:
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        return {"ids": self.numbers[index]}
 
 
 class Unindexed(IterableDataset[dict[str, int]]):
@@ -102,6 +89,14 @@ class Launch:
         """
         return self.folder / f"checkpoint-{batches // self.accumulate}"
 
+    def record(self, rank: int) -> Path:
+        """Return the file in which a rank records what it does; it exists once the rank began.
+
+        Args:
+            rank: The number of the rank.
+        """
+        return self.folder / f"rank-{rank}.jsonl"
+
 
 class Run:
     """What a program is given on every rank: its task, its loaders, and a record of what it does.
@@ -112,7 +107,7 @@ class Run:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.batches = launch, launch.first
-        self._file: Any = None
+        self._file: Any = launch.record(current_topology(None, None).rank).open("x")
 
     def make_loader(self) -> Any:
         """Return the training loader, whose batches are ``{"ids": numbers}``."""
@@ -121,7 +116,7 @@ class Run:
 
     def make_validation(self) -> Any:
         """Return the loader of the validation."""
-        return ChunkedDataLoader(Rows(SCORED), 2, evaluation=True)
+        return ChunkedDataLoader(_rows(SCORED), 2, evaluation=True)
 
     @property
     def done(self) -> bool:
@@ -162,12 +157,14 @@ class Run:
         Args:
             error: Its reason.
         """
-        self._write("refuse", {"ids": np.empty(0)}, " ".join(str(error).split()))
+        self._write("refuse", {"ids": []}, " ".join(str(error).split()))
+
+    def ended(self) -> None:
+        """Record that the launch came to its end on this rank."""
+        self._write("end", {"ids": []})
+        self._file.close()
 
     def _write(self, event: str, batch: Any, text: str = "") -> None:
-        if self._file is None:
-            rank = current_topology(None, None).rank
-            self._file = (self.launch.folder / f"rank-{rank}.jsonl").open("a")
         ids = np.asarray(batch["ids"]).tolist()
         self._file.write(json.dumps([event, ids, text]) + "\n")
         self._file.flush()
@@ -186,10 +183,16 @@ def make_loader(kind: str, batch_size: int, chunk_size: int | None) -> Any:
             Unindexed(), batch_size=batch_size, num_workers=0, collate_fn=None, seed=7
         )
     if kind == "chunked":
-        return ChunkedDataLoader(Rows(range(SAMPLES)), batch_size, chunk_size, shuffle=True, seed=7)
+        rows = _rows(range(SAMPLES))
+        return ChunkedDataLoader(rows, batch_size, chunk_size, shuffle=True, seed=7)
     blocks = {"block_samples": 4, "window_blocks": 3, "lanes": 6}
     options: dict[str, Any] = {"chunk_size": chunk_size, "drop_last": False, "seed": 7, **blocks}
     return StreamLoader({"ids": np.arange(SAMPLES)}, batch_size, **options)
+
+
+def _rows(numbers: range) -> list[dict[str, int]]:
+    """Return samples that contain their number."""
+    return [{"ids": number} for number in numbers]
 
 
 def forever(loader: Any) -> Iterator[Any]:
@@ -211,140 +214,160 @@ class Engine:
         program: Called as ``program(run)`` on every rank: trains until ``run.done``, saves to
             ``run.due``, continues from ``run.launch.resume_from``.
         packages: The modules it needs; their versions are in the table.
-        loaders: Which of `LOADERS` to use.
         chunks: Whether it takes loaders with a chunk size; else a chunk is an epoch.
-        start: Runs a launch and returns whether it failed; None forks a process per rank.
+        start: Called as ``start(engine, launches)``: runs launches on the same number of ranks, one
+            after another, of which some are killed; None forks a process per rank and launch.
     """
 
     name: str
     program: Callable[[Run], None]
     packages: tuple[str, ...] = ("torch",)
-    loaders: tuple[str, ...] = LOADERS
     chunks: bool = True
-    start: Callable[[Engine, Launch], bool] | None = None
+    start: Callable[[Engine, Sequence[Launch]], None] | None = None
 
-    def launch(self, task: Launch) -> bool:
-        """Run one launch to its end; return whether a rank failed.
+    def run(self, tasks: Sequence[Launch]) -> None:
+        """Run launches to their ends.
 
         Args:
-            task: The launch.
+            tasks: The launches, all on the same number of ranks.
         """
-        task.folder.mkdir(parents=True, exist_ok=True)
-        return (self.start or fork_ranks)(self, task)
+        for task in tasks:
+            task.folder.mkdir(parents=True, exist_ok=True)
+        (self.start or fork_ranks)(self, tasks)
 
 
 # -- real ranks
 
 
-def fork_ranks(engine: Engine, task: Launch) -> bool:
-    """Run a launch in forked processes, with the environment that ``torchrun`` gives to each.
+def fork_ranks(engine: Engine, tasks: Sequence[Launch]) -> None:
+    """Run launches in forked processes, with the environment that ``torchrun`` gives to each.
 
     Forking needs a process without threads. As with ``torchrun``, all ranks end when one fails.
 
     Args:
         engine: The trainer.
-        task: The launch.
+        tasks: The launches.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
-    ranks = [
-        fork.Process(target=_rank_main, args=(engine, task, rank, port))
-        for rank in range(task.world)
-    ]
-    for process in ranks:
-        process.start()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while any(process.is_alive() for process in ranks):
-        wait([process.sentinel for process in ranks if process.exitcode is None], timeout=1)
-        if any(process.exitcode for process in ranks) or time.monotonic() > deadline:
-            for process in ranks:
-                process.kill()
-                process.join()
-    return any(process.exitcode for process in ranks)
+    for task in tasks:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [
+            fork.Process(target=_forked_rank, args=(engine, task, rank, port))
+            for rank in range(task.world)
+        ]
+        for process in ranks:
+            process.start()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while any(process.is_alive() for process in ranks):
+            wait([process.sentinel for process in ranks if process.exitcode is None], timeout=1)
+            if any(process.exitcode for process in ranks) or time.monotonic() > deadline:
+                for process in ranks:
+                    process.kill()
+                    process.join()
 
 
-def _rank_main(engine: Engine, task: Launch, rank: int, port: int) -> None:
+def _forked_rank(engine: Engine, task: Launch, rank: int, port: int) -> NoReturn:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": task.world, "MASTER_PORT": port}
     numbers |= {"LOCAL_WORLD_SIZE": task.world, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": port}
     if task.world > 1:
         os.environ.update({name: str(number) for name, number in numbers.items()})
         os.environ["MASTER_ADDR"] = "127.0.0.1"
-    run_process(engine, task, rank)
+    run_process(engine, [task], rank)
 
 
-def run_process(engine: Engine, task: Launch, rank: int) -> NoReturn:
-    """Run a launch on a rank, with what it prints in its log, and end the process.
+def run_process(engine: Engine, tasks: Sequence[Launch], rank: int) -> NoReturn:
+    """Run launches on a rank, and end the process.
 
     Args:
         engine: The trainer.
-        task: The launch.
+        tasks: The launches.
         rank: The number of this rank.
     """
     code = 1
-    with (task.folder / f"rank-{rank}.log").open("w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
     try:
-        code = run_rank(engine, task)
-    except BaseException:  # noqa: BLE001 - to its log; the code says that it failed
-        traceback.print_exc()
+        run_rank(engine, tasks, rank)
+        code = 0
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # gloo's threads sometimes abort an interpreter that ends
 
 
-def run_rank(engine: Engine, task: Launch) -> int:
-    """Run a launch on this rank, whose place is in the environment; return its exit code.
+def run_rank(engine: Engine, tasks: Sequence[Launch], rank: int) -> None:
+    """Run the launches that did not begin yet on this rank, whose place is in the environment.
+
+    A launch that is killed, or fails, is the last one of its process; the next process continues
+    after it. What is printed goes to the log of the launch.
 
     Args:
         engine: The trainer.
-        task: The launch.
+        tasks: The launches.
+        rank: The number of this rank.
     """
     torch.set_num_threads(1)
-    if task.world > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    run = Run(task)
-    try:
-        engine.program(run)
-    except (PenstockError, RuntimeError, ValueError) as error:
-        found = _refusal(error)
-        if found is None:
+    for task in tasks:
+        if task.record(rank).exists():
+            continue
+        with (task.folder / f"rank-{rank}.log").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        try:
+            if task.world > 1 and not dist.is_initialized():
+                dist.init_process_group("gloo")
+            run = Run(task)
+            try:
+                engine.program(run)
+            except (PenstockError, RuntimeError, ValueError) as error:
+                if (found := _refusal(error)) is None:
+                    raise
+                run.refused(found)
+            if task.world > 1:
+                dist.barrier()  # rank 0 keeps the store
+            run.ended()
+        except BaseException:
+            traceback.print_exc()
             raise
-        run.refused(found)
-    if task.world > 1:
-        dist.barrier()  # rank 0 keeps the store
-    return 0
 
 
-def torchrun(address: str) -> Callable[[Engine, Launch], bool]:
+def torchrun(address: str) -> Callable[[Engine, Sequence[Launch]], None]:
     """Return a ``start`` of an `Engine` that runs its launches with the real ``torchrun``.
+
+    After a killed launch, ``torchrun`` itself starts the ranks again, for the launches that follow.
 
     Args:
         address: Where the processes find the engine: its name in the command, or
             ``module:attribute``.
     """
 
-    def start(engine: Engine, task: Launch) -> bool:
-        file = task.folder / "launch.json"
-        file.write_text(json.dumps(asdict(task), default=str))
-        torchrun = ["torch.distributed.run", f"--nproc-per-node={task.world}", "--standalone"]
+    def start(engine: Engine, tasks: Sequence[Launch]) -> None:
+        file = tasks[0].folder / "launches.json"
+        file.write_text(json.dumps([asdict(task) for task in tasks], default=str))
+        kills = sum(task.killed_at is not None for task in tasks)
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={tasks[0].world}", "--standalone"]
         ours = ["-m", "penstock.testing.conformance", address, "--launch", str(file)]
-        with (task.folder / "torchrun.log").open("w") as log:
-            run = [sys.executable, "-m", *torchrun, *ours]
-            done = subprocess.run(run, stdout=log, stderr=log, check=False)
-        return done.returncode != 0
+        run = [sys.executable, "-m", *torchrun, f"--max-restarts={kills}", *ours]
+        # else ranks that are started again may look for those before them, and wait for ever
+        environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with file.with_suffix(".log").open("w") as log:
+            agent = subprocess.Popen(run, stdout=log, stderr=log, env=environment)
+            try:
+                agent.wait(TIMEOUT_SECONDS * (1 + kills))
+            except subprocess.TimeoutExpired:
+                agent.terminate()  # it ends the ranks, too
+                agent.wait()
 
     return start
 
 
-def read_launch(file: Path) -> Launch:
-    """Return the launch that `torchrun` wrote to a file."""
-    task = json.loads(file.read_text())
-    paths = {name: task[name] and Path(task[name]) for name in ("folder", "resume_from")}
-    return Launch(**task | paths | {"save_at": tuple(task["save_at"])})
+def read_launches(file: Path) -> list[Launch]:
+    """Return the launches that `torchrun` wrote to a file."""
+    launches = []
+    for task in json.loads(file.read_text()):
+        paths = {name: task[name] and Path(task[name]) for name in ("folder", "resume_from")}
+        launches.append(Launch(**task | paths | {"save_at": tuple(task["save_at"])}))
+    return launches
 
 
 def _refusal(error: BaseException | None) -> PenstockError | None:

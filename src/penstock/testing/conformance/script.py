@@ -76,9 +76,9 @@ class Record:
     error: str = ""  # the end of the logs of a launch that failed
 
     @classmethod
-    def read(cls, task: Launch, failed: bool) -> Record:
+    def read(cls, task: Launch) -> Record:
         """Return what is in the folder of a launch."""
-        files = [task.folder / f"rank-{rank}.jsonl" for rank in range(task.world)]
+        files = [task.record(rank) for rank in range(task.world)]
         lines = [
             [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
             for file in files
@@ -87,6 +87,7 @@ class Record:
         scored = [ids for event, ids, _ in chain(*lines) if event == "score"]
         refusals = [text for event, _, text in chain(*lines) if event == "refuse"]
         steps = [[*chain(*parts)] for parts in zip(*ranks, strict=False)]
+        failed = not all(rank and rank[-1][0] == "end" for rank in lines)
         logs = [file.read_text(errors="replace") for file in sorted(task.folder.glob("*.log"))]
         ends = [" ".join(log.split()[-TAIL_WORDS:]) for log in logs if log.strip()]
         refusal, error = next(iter(refusals), None), " / ".join(ends) if failed else ""
@@ -143,16 +144,13 @@ def check(
     with closing(make_loader(loader, GLOBAL_BATCH // 2, None)) as whole:  # one from every lane
         batches = islice(forever(whole), 60)
         reference = [int(number) for batch in batches for number in batch["ids"]]
-    records: dict[Launch, Record] = {}
-
-    def record(task: Launch) -> Record:
-        if task not in records:
-            records[task] = Record.read(task, engine.launch(task))
-        return records[task]
-
     groups = script(task)
+    tasks = dict.fromkeys(chain(*(chain(*groups[event]) for event in events)))
+    for ranks in (world, *sorted({task.world for task in tasks} - {world})):
+        engine.run([task for task in tasks if task.world == ranks])
+    records = {task: Record.read(task) for task in tasks}
     results = {}
     for event in events:
-        found = [judge([record(each) for each in group], reference) for group in groups[event]]
+        found = [judge([records[each] for each in group], reference) for group in groups[event]]
         results[event] = max(found, key=lambda text: (text != "exact", text))
     return results
