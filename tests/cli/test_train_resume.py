@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 
+from penstock.report import Run
 from penstock.training.run.directory import RunPaths, locked
 from tests.cli.projects import final_state, new_project
 
@@ -82,6 +83,22 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(commands, uninterrupted, p
     assert done.code == -signal.SIGKILL
     assert_same(resumed(commands, project), state)
     assert metrics(project / "run") == metrics(whole / "run")
+
+
+@pytest.mark.parametrize(("step", "chunks"), [(1, []), (7, [5]), (18, [5, 10, 12, 17])])
+def test_the_report_of_a_killed_run_has_every_chunk_that_ended(commands, project, step, chunks):
+    commands(project, "train", "tiny.yaml", AT=f"train-{step}:SIGKILL")
+    assert commands(project, "report", "run").code == 0
+    killed = Run.read(project / "run").last
+    assert killed.state == "running" and [each["step"] for each in killed.chunks] == chunks
+    assert all(each["loss"] is not None and each["scores"] for each in killed.chunks)
+    resumed(commands, project)
+    after = [each["step"] for each in Run.read(project / "run").last.chunks]
+    assert after == [end for end in (5, 10, 12, 17, 22, 24) if end > RESUMED[step]]
+    assert not (project / "run" / "metrics" / "session-1-rank-0.chunks").exists()
+
+
+RESUMED = {1: 0, 7: 6, 18: 18}  # the last checkpoint before the step: every third
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(commands, uninterrupted, project):

@@ -17,7 +17,7 @@ from penstock.cli.commands import app
 from penstock.errors import ConfigError, StateError
 from penstock.metrics import STAGES, Recorder, Span, verdict_of
 from penstock.report import Run, Session, page_of, run_page, write_report
-from penstock.report.run_files import next_session, thinned, without_credentials
+from penstock.report.run_files import append_chunk, next_session, thinned, without_credentials
 from tests import browser
 
 ATTACK = "</script><script>alert(1)</script>"
@@ -190,6 +190,22 @@ def test_a_run_in_progress_and_one_that_was_killed(tmp_path, monkeypatch):
     later = time.time() + 600
     monkeypatch.setattr(run_page.time, "time", lambda: later)
     assert figures_in(page_of(Run.read(run_dir)))["state"].startswith("no news for 10 min")
+
+
+def test_chunks_since_the_last_write_are_read_once_without_a_line_that_was_cut(tmp_path):
+    run_dir = write_run(tmp_path / "run", ranks=1, state="running")
+    for number in range(3):  # 0 is in the file of the session already
+        append_chunk(run_dir, 0, 0, {"chunk": number, "step": number, "loss": float("nan")})
+    later = run_dir / "metrics/session-0-rank-0.chunks"
+    with later.open("a") as file:
+        file.write('{"chunk": 3, "st')
+    chunks = figures_in(page_of(Run.read(run_dir)))["chunks"]
+    assert [(each["chunk"], each["loss"]) for each in chunks] == [(0, 0.5), (1, None), (2, None)]
+    later.write_text("[]\n")
+    with pytest.raises(StateError, match="move it away"):
+        Run.read(run_dir)
+    write_run(run_dir, ranks=1)
+    assert not later.exists()
 
 
 def test_a_run_without_batches_or_figures_has_a_page(tmp_path):

@@ -1,4 +1,8 @@
-"""What `penstock train` writes for a report: one JSON file for each session and rank of a run."""
+"""What `penstock train` writes for a report: one JSON file for each session and rank of a run.
+
+The file is replaced now and then. Chunks that end in between are lines of a second file, which is
+removed when the first one has them: a run that is killed has every chunk that has ended.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,14 @@ from typing import Any, Final, Self
 import numpy
 import torch
 
-from penstock.atomic_files import replace_text
+from penstock.atomic_files import append_entry, replace_text
 from penstock.errors import ConfigError, StateError
 from penstock.metrics import STAGES, Snapshot, merge
 from penstock.metrics.snapshot import COLUMNS
 
 FOLDER: Final = "metrics"
 FORMAT: Final = 1
+LATER: Final = ".chunks"  # the suffix of the file with the chunks since the last write
 MOST_CHUNKS: Final = 1000  # more are thinned out: every second one is dropped
 MOST_BYTES: Final = 64_000_000  # of a file: ours have less than one megabyte
 NAME: Final = re.compile(r"session-(\d{1,6})-rank-(\d{1,6})\.json")
@@ -63,8 +68,9 @@ class Session:
         plain["chunks"] = thinned(self.chunks)
         folder = run_dir / FOLDER
         folder.mkdir(exist_ok=True)
-        name = f"session-{self.number}-rank-{self.snapshot.rank}.json"
-        replace_text(folder / name, json.dumps(rounded(plain), separators=(",", ":")))
+        path = folder / file_name(self.number, self.snapshot.rank)
+        replace_text(path, json.dumps(rounded(plain), separators=(",", ":")))
+        path.with_suffix(LATER).unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -88,6 +94,7 @@ class Session:
             if plain["coverage"] is not None:
                 check(plain["coverage"], COVERAGE, "coverage")
             known = {name: plain[name] for name in cls.__dataclass_fields__}
+            known["chunks"] += later_chunks(path.with_suffix(LATER), known["chunks"])
             return cls(**{**known, "snapshot": Snapshot.of_dict(plain["snapshot"])})
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise StateError(
@@ -153,6 +160,35 @@ def check(value: Any, shape: Any, name: str) -> None:
 def refuse(constant: str) -> None:
     """Refuse NaN and infinities, which `Session.write` does not write."""
     raise ValueError(f"it has the value {constant}")
+
+
+def file_name(number: int, rank: int) -> str:
+    """Return the name of the file of a session on a rank."""
+    return f"session-{number}-rank-{rank}.json"
+
+
+def append_chunk(run_dir: Path, number: int, rank: int, chunk: Mapping[str, Any]) -> None:
+    """Note a chunk that has ended, in one write: it is there if the process is killed now.
+
+    Args:
+        run_dir: The run's directory, with the file of the session.
+        number: Of the session.
+        rank: The rank.
+        chunk: As in ``Session.chunks``.
+    """
+    append_entry((run_dir / FOLDER / file_name(number, rank)).with_suffix(LATER), rounded(chunk))
+
+
+def later_chunks(path: Path, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the chunks of `append_chunk` that ended after those that a session has."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last line
+    found = [json.loads(line, parse_constant=refuse) for line in lines]
+    check(found, [{"chunk": int}], "chunks")
+    last = chunks[-1]["chunk"] if chunks else -1
+    return [chunk for chunk in found if chunk["chunk"] > last]
 
 
 def thinned(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from penstock.errors import StateError
 from penstock.extras import optional
 from penstock.integrations.lightning.callback import ChunkedTraining
 from penstock.metrics import tree_bytes
-from penstock.report.run_files import Session, environment, next_session
+from penstock.report.run_files import Session, append_chunk, environment, next_session
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
@@ -25,7 +25,9 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
     """Writes the figures of the training loader, and losses and scores of each chunk.
 
     The file is replaced now and then, and at the end, so that a run in progress or a crashed one
-    has it too. Its size is bounded, and writing takes less than a percent of the time.
+    has it too. Its size is bounded, and writing takes less than a percent of the time. A run that
+    is killed has every chunk that has ended; timeline, waiting and coverage are at most
+    `LEAST_SECONDS` old, or `LEAST_TIMES` as old as a write takes, if that is longer.
 
     Args:
         run_dir: The run's directory.
@@ -46,8 +48,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         """Begin a session."""
         self._number = next_session(self._run_dir, trainer.global_rank)
         self._environment = environment()
-        self._chunks, self._loss, self._batches = [], 0.0, 0
-        self._next_write = perf_counter() + LEAST_SECONDS
+        self._chunks, self._loss, self._batches, self._trained = [], 0.0, 0, False
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -56,8 +57,8 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss, self._batches = self._loss + loss.detach(), self._batches + 1
-        self._trained = True
-        if perf_counter() >= self._next_write:
+        if not self._trained or perf_counter() >= self._next_write:
+            self._trained = True
             self._write(trainer, "running")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -72,8 +73,10 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         chunk |= {"epoch": cursor.epoch, "position": cursor.position}
         scores = {name: finite(value) for name, value in trainer.callback_metrics.items()}
         self._chunks.append(chunk | {"scores": scores})
-        if len(self._chunks) == 1:
+        if perf_counter() >= self._next_write:
             self._write(trainer, "running")
+        else:
+            append_chunk(self._run_dir, self._number, trainer.global_rank, self._chunks[-1])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the end."""
