@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
+from penstock.metrics import Gauges
 from penstock.ranks import text_of_rank_zero
 
 FILE: Final = "penstock.json"
@@ -90,7 +90,7 @@ class RayTraining:
         loader.state_dict()  # a loader whose order torch decides is refused here
         self.loader, self._train = loader, optional("ray.train", extra="ray")
         self._number: int | None = None  # of the last checkpoint, on rank 0
-        self._since, self._waited = perf_counter(), getattr(loader, "waited_seconds", 0.0)
+        self._gauges = Gauges(loader)
 
     @contextmanager
     def resume(self, checkpoint: Any = None) -> Iterator[Path | None]:
@@ -154,7 +154,8 @@ class RayTraining:
                 of the loader is added. None reports metrics alone.
             options: For ``ray.train.report``.
         """
-        metrics = metrics | {"penstock/waiting_share": self._waiting_share()}
+        name = "penstock/waiting_share"
+        metrics = metrics | {name: self._gauges.read()[name]}
         if save is None or self._train.get_context().get_world_rank() != 0:
             self._train.report(metrics, **options)
             return
@@ -168,12 +169,6 @@ class RayTraining:
             (folder / FILE).write_text(json.dumps(position))
             checkpoint = self._train.Checkpoint.from_directory(directory)
             self._train.report(metrics, checkpoint=checkpoint, **options)
-
-    def _waiting_share(self) -> float:
-        now, waited = perf_counter(), getattr(self.loader, "waited_seconds", 0.0)
-        share = (waited - self._waited) / max(now - self._since, 1e-9)
-        self._since, self._waited = now, waited
-        return min(1.0, max(0.0, share))
 
 
 def _checkpoints(storage: Any, run: str) -> Iterator[tuple[int, str]]:
