@@ -1,20 +1,21 @@
 """Pages in a headless Chromium, through its debugging protocol: errors, sizes, pictures."""
 
-import asyncio
 import base64
 import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 
 FLAGS = [
@@ -88,39 +89,77 @@ def draw(address, url, *, width=1280, dark=False, script="null", picture=None):
         script: An expression whose value is wanted.
         picture: A file for a picture of the whole page.
     """
-    return asyncio.run(_draw(address, url, width, dark, script, picture))
+    with closing(_Socket(address)) as connection:
+        return _draw(_Caller(connection, Drawn()), url, width, dark, script, picture)
 
 
-async def _draw(address, url, width, dark, script, picture):
-    drawn = Drawn()
-    async with aiohttp.ClientSession() as session:
-        async with session.ws_connect(address, max_msg_size=0) as socket:
-            call = _Caller(socket, drawn)
-            target = await call("Target.createTarget", url="about:blank")
-            attached = await call("Target.attachToTarget", flatten=True, **target)
-            call.session = attached["sessionId"]
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                await call(f"{domain}.enable")
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-            await call("Emulation.setDeviceMetricsOverride", **size)
-            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-            await call("Emulation.setEmulatedMedia", features=[scheme])
-            begin = perf_counter()
-            await call("Page.navigate", url=url)
-            await call.event("Page.loadEventFired")
-            # two frames: what the page draws is on the screen
-            frames = "new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))"
-            await call("Runtime.evaluate", expression=frames, awaitPromise=True)
-            drawn.seconds = perf_counter() - begin
-            asked = {"returnByValue": True, "awaitPromise": True}
-            found = await call("Runtime.evaluate", expression=script, **asked)
-            drawn.value = found["result"].get("value")
-            wide = "document.documentElement.scrollWidth"
-            drawn.width = (await call("Runtime.evaluate", expression=wide))["result"]["value"]
-            if picture is not None:
-                shot = await call("Page.captureScreenshot", captureBeyondViewport=True)
-                Path(picture).write_bytes(base64.b64decode(shot["data"]))
-            await call("Target.closeTarget", **target)
+class _Socket:
+    """A WebSocket to the browser: messages of text, one way after the other (RFC 6455)."""
+
+    def __init__(self, address):
+        parts = urlsplit(address)
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
+        lines = [f"GET {parts.path} HTTP/1.1", f"Host: {parts.netloc}", "Upgrade: websocket"]
+        lines += ["Connection: Upgrade", "Sec-WebSocket-Version: 13"]
+        key = base64.b64encode(os.urandom(16)).decode()
+        self._socket.sendall("\r\n".join([*lines, f"Sec-WebSocket-Key: {key}", "\r\n"]).encode())
+        self._file = self._socket.makefile("rb")
+        assert b" 101 " in self._file.readline(), "chromium speaks no WebSocket"
+        while self._file.readline().strip():
+            pass
+
+    def close(self):
+        self._file.close()
+        self._socket.close()
+
+    def send(self, text):
+        payload = text.encode()
+        size = len(payload)
+        form = ">BB" if size < 126 else ">BBH" if size < 1 << 16 else ">BBQ"
+        code = size if size < 126 else 126 if size < 1 << 16 else 127
+        head = struct.pack(form, 0x81, 0x80 | code, *([size] if code > 125 else []))
+        # what a client sends is masked; a mask of zeros changes nothing
+        self._socket.sendall(head + bytes(4) + payload)
+
+    def receive(self):
+        """Return the next message of text."""
+        parts, final, kind = [], False, 1
+        while not final or kind not in (0, 1):  # pings are not answered: the browser sends none
+            first, size = self._file.read(2)
+            final, kind = bool(first & 0x80), first & 0x0F
+            assert kind != 8, "chromium closed the connection"
+            if size > 125:
+                size = int.from_bytes(self._file.read(2 if size == 126 else 8))
+            parts.append(self._file.read(size))
+        return b"".join(parts).decode()
+
+
+def _draw(call, url, width, dark, script, picture):
+    drawn = call.drawn
+    target = call("Target.createTarget", url="about:blank")
+    attached = call("Target.attachToTarget", flatten=True, **target)
+    call.session = attached["sessionId"]
+    for domain in ("Page", "Runtime", "Log", "Network"):
+        call(f"{domain}.enable")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    call("Emulation.setDeviceMetricsOverride", **size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    call("Emulation.setEmulatedMedia", features=[scheme])
+    begin = perf_counter()
+    call("Page.navigate", url=url)
+    call.event("Page.loadEventFired")
+    # two frames: what the page draws is on the screen
+    frames = "new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))"
+    call("Runtime.evaluate", expression=frames, awaitPromise=True)
+    drawn.seconds = perf_counter() - begin
+    found = call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+    drawn.value = found["result"].get("value")
+    wide = "document.documentElement.scrollWidth"
+    drawn.width = call("Runtime.evaluate", expression=wide)["result"]["value"]
+    if picture is not None:
+        shot = call("Page.captureScreenshot", captureBeyondViewport=True)
+        Path(picture).write_bytes(base64.b64decode(shot["data"]))
+    call("Target.closeTarget", **target)
     return drawn
 
 
@@ -131,24 +170,24 @@ class _Caller:
         self.socket, self.drawn, self.session, self.number = socket, drawn, None, 0
         self.events = set()
 
-    async def __call__(self, method, **params):
+    def __call__(self, method, **params):
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        await self.socket.send_str(json.dumps(message | self._session()))
-        while (answer := await self._receive()).get("id") != self.number:
+        self.socket.send(json.dumps(message | self._session()))
+        while (answer := self._receive()).get("id") != self.number:
             pass
         assert "error" not in answer, (method, answer)
         return answer["result"]
 
-    async def event(self, name):
+    def event(self, name):
         while name not in self.events:
-            await self._receive()
+            self._receive()
 
     def _session(self):
         return {} if self.session is None else {"sessionId": self.session}
 
-    async def _receive(self):
-        message = json.loads((await self.socket.receive(timeout=60)).data)
+    def _receive(self):
+        message = json.loads(self.socket.receive())
         name, params = message.get("method", ""), message.get("params", {})
         self.events.add(name)
         if name == "Runtime.exceptionThrown":
