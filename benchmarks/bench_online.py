@@ -25,7 +25,7 @@ from penstock import ChunkedDataLoader, MemorySource, StreamLoader
 
 ROWS = np.random.default_rng(0).standard_normal((6400, 64), dtype=np.float32)
 GRID = (1, 2, 4, 8, 16)
-MOST_EPOCHS = 60  # until it settles
+MOST_EPOCHS = 300  # until it settles
 
 
 class Storage:

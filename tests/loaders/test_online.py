@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from penstock import ChunkedDataLoader, MemorySource, PlanError, StreamLoader
 from penstock.loaders import online
-from penstock.loaders.online import BATCHES, SECONDS, OnlineTuner, ReaderSearch
+from penstock.loaders.online import BATCHES, ROUNDS, SECONDS, OnlineTuner, ReaderSearch
 from penstock.loaders.options import MOST_READERS
 
 ROWS = np.arange(16_000, dtype=np.float32).reshape(4000, 4)
@@ -36,11 +36,13 @@ def test_the_speed_is_within_a_tenth_of_the_best(parallel, contention, ceiling, 
     def speed(n):
         return speed_of(n, parallel, contention, ceiling)
 
-    measurements = 0
+    measurements, busy = 0, int(rng.integers(len(search.scale)))
     while not search.settled:
-        search.add(speed(search.readers) * rng.uniform(0.99, 1.01))
+        # for some time, another program needs the machine
+        slow = 0.3 if busy <= measurements < busy + len(search.scale) // 2 else 1.0
+        search.add(speed(search.readers) * rng.uniform(0.99, 1.01) * slow)
         measurements += 1
-        assert measurements <= 2 * len(search.scale) and search.readers <= max(begin, most)
+        assert measurements <= ROUNDS * len(search.scale) and search.readers <= max(begin, most)
     assert speed(search.readers) >= 0.9 * max(map(speed, search.scale))
 
 
@@ -49,8 +51,9 @@ def test_the_search_begins_again_when_the_speed_falls():
     while not search.settled:
         search.add(100.0 * min(2, search.readers))
     assert search.readers == 2
-    search.add(190.0)
-    assert search.settled
+    for speed in (20.0, 30.0, 190.0, 20.0, 30.0):  # others need the machine now and then
+        search.add(speed)
+        assert search.settled
     while not search.settled or search.readers == 2:  # the store is remote now
         search.add(10.0 * search.readers)
     assert search.readers >= 12

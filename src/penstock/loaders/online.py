@@ -6,6 +6,7 @@ Threads change nothing but the time at which a batch is ready: which samples it 
 from __future__ import annotations
 
 import logging
+from statistics import median
 from typing import Final
 
 log = logging.getLogger("penstock")
@@ -14,14 +15,17 @@ WAITED_SECONDS: Final = 0.001  # for a batch: none was ready
 SECONDS: Final = 0.5  # of a measurement, at least
 BATCHES: Final = 8  # of a measurement, at least
 BETTER: Final = 1.05  # times the speed that is worth more readers
-WORSE: Final = 0.7  # of the speed at which the search begins again
+WORSE: Final = 0.7  # times the speed that is too slow
+ROUNDS: Final = 5  # of measurements of the same numbers
+SLOW: Final = 3  # measurements in a row that are too slow: the search begins again
 
 
 class ReaderSearch:
     """A search for the number of readers with the highest speed; the fewest among equals.
 
-    It measures all numbers of a scale, and those that are not far from the fastest once more: a
-    moment in which other programs need the machine looks like slow storage.
+    It measures the numbers of a scale in rounds, one after the other, and compares speeds of the
+    same round: a moment in which other programs need the machine looks like slow storage. Numbers
+    that are far from the fastest in three rounds are dropped.
 
     Args:
         readers: The number to begin with.
@@ -40,10 +44,12 @@ class ReaderSearch:
         self._begin(readers)
 
     def _begin(self, readers: int) -> None:
-        self._best, self._speeds, self._twice = readers, dict[int, float](), False
+        self._best, self._usual, self._slow = readers, 0.0, 0
         # more readers first: with enough of them, training stops waiting and nothing is measured
-        others = [*(n for n in self.scale if n > readers), *(n for n in self.scale if n < readers)]
-        self._next = [readers, *others] if others else []
+        self._left = [*(n for n in self.scale if n >= readers)]
+        self._left += [n for n in self.scale if n < readers]
+        self._speeds: dict[int, list[float]] = {n: [] for n in self._left}  # one for each round
+        self._next = list(self._left) if len(self._left) > 1 else []
 
     @property
     def settled(self) -> bool:
@@ -62,19 +68,29 @@ class ReaderSearch:
             speed: Samples per second.
         """
         if self.settled:
-            if len(self.scale) == 1 or speed >= WORSE * self._speeds[self._best]:
-                return
-            self._begin(self._best)  # storage or the step has changed
-        now, speeds = self._next.pop(0), self._speeds
-        speeds[now] = max(speed, speeds.get(now, 0.0))
-        if self._next:
+            self._slow = self._slow + 1 if speed < WORSE * self._usual else 0
+            if self._slow == SLOW:  # storage or the step has changed
+                self._begin(self._best)
             return
-        fastest = max(speeds.values())
-        if not self._twice:
-            self._twice = True
-            self._next = [n for n in self.scale if speeds[n] > WORSE * fastest]
-        else:
-            self._best = min(n for n in self.scale if speeds[n] * BETTER >= fastest)
+        self._speeds[self._next.pop(0)].append(speed)
+        if not self._next:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        rounds = [*zip(*(self._speeds[n] for n in self._left), strict=True)]
+        means = [sum(speeds) for speeds in rounds]
+        scores = {
+            n: median(speed / mean for speed, mean in zip(self._speeds[n], means, strict=True))
+            for n in self._left
+        }
+        fastest = max(scores.values())
+        if len(rounds) > 2:  # a disturbance may have hit one of them
+            self._left = [n for n in self._left if scores[n] > WORSE * fastest]
+        if len(rounds) < ROUNDS and len(self._left) > 1:
+            self._next = list(self._left)
+            return
+        self._best = min(n for n in self._left if scores[n] * BETTER >= fastest)
+        self._usual = median(self._speeds[self._best])
 
 
 class OnlineTuner:
