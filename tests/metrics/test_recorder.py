@@ -50,7 +50,7 @@ class Clock:
 def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(recorder, "perf_counter", found)
-    monkeypatch.setattr(recorder._thread, "next_read", 0.0)  # of the real clock
+    monkeypatch.setattr(recorder._thread, "state", recorder._State())  # of the real clock
     return found
 
 

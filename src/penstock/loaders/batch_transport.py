@@ -15,7 +15,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from penstock.datasets.gather import Reader
 from penstock.errors import WorkerError
-from penstock.metrics import Recorder, Span, Work, current_recorder
+from penstock.metrics import Recorder, Span, Work
+from penstock.metrics.snapshot import PROBED_SECONDS
 
 BY_VALUE_BYTES = 1 << 17  # of a tensor: larger ones are faster through shared memory
 
@@ -55,17 +56,20 @@ def hand_over(gathered: Gathered) -> Any:
     return gathered.batch
 
 
-# -- in a worker, what is measured is sent with the batch
+# -- in a worker, one batch in `PROBED_SECONDS` is measured, and the figures are sent with it
 
 _measured = Recorder()
-_begun = [0.0]  # when the worker began to read the samples of this batch
+_begun = [0.0, 0.0]  # when the worker began to read this batch, 0 if it is not measured; the next
 
 
 def fetching() -> None:
     """Note that a worker begins to read a batch."""
-    _begun[0] = perf_counter()
-    if current_recorder() is not _measured:  # a fork has the recorder of the loader
-        Work(_measured, _name()).__enter__()  # as long as the worker lives
+    now = perf_counter()
+    _begun[0] = now if now >= _begun[1] else 0.0
+    if _begun[0]:
+        _begun[1] = now + PROBED_SECONDS
+    # until the next batch, also in place of the recorder of the loader, which a fork has
+    Work(_measured if _begun[0] else None, _name()).__enter__()
 
 
 def _name() -> str:
@@ -81,18 +85,20 @@ def collate_and_pack(collate: Callable[[Any], Any], samples: Any, *, timed: bool
         samples: The samples.
         timed: Whether to send how long reading and collating took.
     """
-    begun, read = _begun[0], perf_counter()
-    inner = sum(span.own for span in _measured.arrivals)
-    batch = collate(samples)
-    now = perf_counter()
-    spans = [
-        *_measured.arrivals,
-        Span("read", begun, read - begun, read - begun - inner, _name(), None),
-    ]
-    spans.append(Span("collate", read, now - read, now - read, _name(), None))
-    _measured.arrivals.clear()
+    begun, spans = _begun[0], None
+    if timed and begun:
+        read = perf_counter()
+        inner = sum(span.own for span in _measured.arrivals)
+        batch = collate(samples)
+        now, who = perf_counter(), _name()
+        spans = [tuple(span) for span in _measured.arrivals]
+        spans.append(("read", begun, read - begun, read - begun - inner, who, None))
+        spans.append(("collate", read, now - read, now - read, who, None))
+        _measured.arrivals.clear()
+    else:
+        batch = collate(samples)
     try:
-        return Packed(batch, [tuple(span) for span in spans] if timed and begun else None)
+        return Packed(batch, spans)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise WorkerError(
             f"a batch cannot be sent from a worker process ({error}): "
@@ -129,9 +135,8 @@ class Received(NamedTuple):
     batch: Any
     spans: list[Any]  # fields of `Span`
 
-    def opened(self) -> Any:
+    def opened(self, recorder: Recorder | None) -> Any:
         """Return the batch, and add the measurements to those of the loader."""
-        recorder = current_recorder()
         if recorder is not None:
             recorder.arrivals.extend(Span(*each) for each in self.spans)
         return self.batch

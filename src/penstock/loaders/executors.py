@@ -172,6 +172,7 @@ class Workers:
         self._timeout = timeout
         self._batches: Iterator[Any] = iter(())
         self._context: WorkerContext | None = None
+        self.recorder: Recorder | None = None  # of what workers measure
         self._watch: WorkerWatch | None = None
         self._when_dropped: weakref.finalize[..., Workers] | None = None
         self._make_loader()
@@ -186,7 +187,8 @@ class Workers:
             self._when_dropped.atexit = False  # the context ends at exit, with less time
             options["multiprocessing_context"] = self._context
             options["worker_init_fn"] = self._context.initializer(options.get("worker_init_fn"))
-            timed = current_recorder() is not None
+            self.recorder = current_recorder()
+            timed = self.recorder is not None
             options["collate_fn"] = partial(collate_and_pack, options["collate_fn"], timed=timed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of too many workers: the outer loader has warned
@@ -306,7 +308,9 @@ class WorkerStream(PlanStream):
             if len(self._sent) > sent:
                 self._cursor = self._sent.popleft().after
                 self._count += 1
-        return self._cursor, batch.opened() if isinstance(batch, Received) else batch
+        if isinstance(batch, Received):
+            batch = batch.opened(self._workers.recorder)
+        return self._cursor, batch
 
     def close(self) -> None:
         """Drop torch's iterator, and end the workers unless they are persistent."""

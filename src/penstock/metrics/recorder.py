@@ -14,6 +14,7 @@ from penstock.arguments import flag
 from penstock.metrics.snapshot import (
     COLUMNS,
     PROBED_SECONDS,
+    SETTLED_SECONDS,
     SLOTS,
     SPANS,
     STAGES,
@@ -50,14 +51,22 @@ class Span(NamedTuple):
     what: tuple[int, int] | None
 
 
-class _Thread(threading.local):
-    """What the current thread works for."""
+class _State:
+    """What a thread works for."""
 
-    recorder: Recorder | None = None
-    who: str = ""
-    inner: float = 0.0  # seconds of the stages that ended inside of the current one
-    skips: bool = False  # the read, and what follows it up to the next one, is not measured
-    next_read: float = 0.0  # when a read is measured again
+    __slots__ = ("inner", "next_read", "recorder", "skips", "who")
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self.who = ""
+        self.inner = 0.0  # seconds of the stages that ended inside of the current one
+        self.skips = False  # the read, and what follows it up to the next one, is not measured
+        self.next_read = 0.0  # when a read is measured again
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.state = _State()  # one object: attributes of a `threading.local` are slow
 
 
 _thread = _Thread()
@@ -81,21 +90,23 @@ class Probe:
     1
     """
 
-    __slots__ = ("_begin", "_outer", "_profiled", "_recorder", "_stage", "_what")
+    __slots__ = ("_begin", "_outer", "_profiled", "_recorder", "_stage", "_state", "_what")
 
     def __init__(self, stage: str, what: tuple[int, int] | None = None) -> None:
         self._stage, self._what = stage, what
 
     def __enter__(self) -> Self:
-        recorder = self._recorder = _thread.recorder
+        state = _thread.state
+        recorder = self._recorder = state.recorder
         if recorder is None:
             return self
-        self._begin = perf_counter()
-        if self._stage == "read" and _thread.who:
-            _thread.skips = self._begin < _thread.next_read
-            if not _thread.skips:
-                _thread.next_read = self._begin + PROBED_SECONDS
-        self._outer, _thread.inner = _thread.inner, 0.0
+        self._state = state
+        self._begin = begin = perf_counter()
+        if self._stage == "read" and state.who:
+            state.skips = begin < state.next_read
+            if not state.skips:
+                state.next_read = begin + PROBED_SECONDS
+        self._outer, state.inner = state.inner, 0.0
         self._profiled: Any = None
         if recorder.profile:
             from torch.profiler import record_function  # sources have probes, but no torch
@@ -108,11 +119,11 @@ class Probe:
         recorder = self._recorder
         if recorder is None:
             return
-        seconds = perf_counter() - self._begin
-        own, _thread.inner = seconds - _thread.inner, self._outer + seconds
-        if not _thread.skips or seconds > PROBED_SECONDS:
+        state, seconds = self._state, perf_counter() - self._begin
+        own, state.inner = seconds - state.inner, self._outer + seconds
+        if not state.skips or seconds > PROBED_SECONDS:
             recorder.arrivals.append(
-                Span(self._stage, self._begin, seconds, own, _thread.who, self._what)
+                Span(self._stage, self._begin, seconds, own, state.who, self._what)
             )
         if self._profiled is not None:
             self._profiled.__exit__(None, None, None)
@@ -130,26 +141,60 @@ class Work:
         self._recorder, self._who = recorder, who
 
     def __enter__(self) -> None:
-        self._outer = _thread.recorder, _thread.who, _thread.inner, _thread.skips
-        _thread.recorder, _thread.who, _thread.inner = self._recorder, self._who, 0.0
-        _thread.skips = False
+        state = _thread.state
+        self._outer = state.recorder, state.who, state.inner, state.skips
+        state.recorder, state.who, state.inner, state.skips = self._recorder, self._who, 0.0, False
 
     def __exit__(self, *error: object) -> None:
-        _thread.recorder, _thread.who, _thread.inner, _thread.skips = self._outer
+        state = _thread.state
+        state.recorder, state.who, state.inner, state.skips = self._outer
 
 
 def current_recorder() -> Recorder | None:
     """Return the recorder of the loader that this thread works for; None if it is off."""
-    return _thread.recorder
+    return _thread.state.recorder
+
+
+class Sums(NamedTuple):
+    """Sums over all batches."""
+
+    batches: int = 0
+    samples: int = 0
+    steps: int = 0
+    waited: float = 0.0
+    stepped: float = 0.0
+
+    def since(self, before: Sums) -> Sums:
+        """Return what was added since; never less than nothing, for all the rounding."""
+        return Sums(
+            self.batches - before.batches,
+            self.samples - before.samples,
+            self.steps - before.steps,
+            max(0.0, self.waited - before.waited),
+            max(0.0, self.stepped - before.stepped),
+        )
+
+
+class Noted(NamedTuple):
+    """A batch that is noted on its own; sums are those after it."""
+
+    asked: float
+    waited: float
+    step: float | None
+    samples: int
+    cursor: tuple[int, int] | None
+    probed: bool
+    sums: Sums
 
 
 class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
-    Batches that follow each other within `PROBED_SECONDS` are added up and noted together, without
-    the stages in the caller's thread: a probe takes microseconds. Threads and processes only append
-    to ``arrivals``, which needs no lock; the caller's thread adds them up. Sums (``batches``,
-    ``samples``, and in seconds ``waited``, ``stepped``) never decrease; any thread may read them.
+    Of batches that follow each other within `PROBED_SECONDS`, one is noted with its stages, and
+    the others are only added up. What was noted waits for `SETTLED_SECONDS`, and is then entered
+    into histograms and slots together, because a piece of code that runs rarely is slow. Threads
+    and processes only append to ``arrivals``, which needs no lock. Sums (``batches``, ``samples``,
+    and in seconds ``waited``, ``stepped``) never decrease; any thread may read them.
 
     Args:
         on: Whether anything is measured. May be changed at any time.
@@ -157,7 +202,6 @@ class Recorder:
     """
 
     def __init__(self, *, on: bool = True, profile: bool = False) -> None:
-        self.on, self.profile = flag("on", on), flag("profile", profile)
         self.arrivals: deque[Span] = deque(maxlen=100_000)
         self.started = time.time()
         self._origin = perf_counter()
@@ -168,11 +212,12 @@ class Recorder:
         self.batches = self.samples = self.steps = 0
         self.waited = self.stepped = 0.0
         self.cursor: tuple[int, int] | None = None  # epoch and position of the last batch
-        self._noted: tuple[int, int, int, float, float] = (0, 0, 0, 0.0, 0.0)  # the sums so far
+        self._noted: list[Noted] = []
+        self._settled = Sums()  # what was entered
         self._first: float | None = None
         self._probed = 0.0
         self._delivered = 0.0  # when the last batch was; 0 after a pause
-        self._asked = self._next_probe = 0.0
+        self._asked = self._next_probe = self._next_settling = 0.0
         self._due = False  # the batch is noted on its own
         self.last_step: float | None = None  # seconds of the step before the last request
         self._width = 1.0  # seconds of a slot
@@ -181,6 +226,17 @@ class Recorder:
         self._late: deque[Span] = deque(maxlen=SPANS)
         self._stalls: list[tuple[float, float, tuple[int, int], tuple[int, int] | None]] = []
         self._last_read: tuple[int, int] | None = None
+        self.on, self.profile = on, flag("profile", profile)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is measured."""
+        return self._on
+
+    @on.setter
+    def on(self, on: bool) -> None:
+        self._on = flag("on", on)
+        self._asked = self._delivered = 0.0  # what comes before the next request is no step
 
     @property
     def waiting(self) -> float:
@@ -199,16 +255,13 @@ class Recorder:
         Args:
             who: Name of the thread or worker.
         """
-        return Work(self, who)
+        return Work(self if self._on else None, who)
 
     def request(self) -> bool:
         """Note that a batch is asked for; return whether its stages should be measured.
 
-        They are inside of ``with recorder.work(""):``.
+        They are inside of ``with recorder.work(""):``. Call it only if the recorder is on.
         """
-        if not self.on:
-            self._asked = self._delivered = 0.0
-            return False
         self._asked = now = perf_counter()
         if now < self._next_probe:
             return False
@@ -223,26 +276,33 @@ class Recorder:
             samples: Samples of the batch; 0 if it failed.
             cursor: Its epoch and position; None if they are unknown.
         """
-        asked, before = self._asked, self._delivered
-        if not asked:  # it was off
+        asked, before, now = self._asked, self._delivered, perf_counter()
+        if not asked:  # it was switched off or on in the meantime
             return 0.0
-        now = perf_counter()
         waited = now - asked
-        self._delivered = now if samples else 0.0
-        self.last_step = step = asked - before if before else None
-        settles = self._due or waited > STALL_SECONDS
-        if settles:
-            self._settle(asked, waited, samples, cursor or (0, 0))
-        self.cursor = cursor if samples else self.cursor
         self.batches += 1
-        self.samples += samples
         self.waited += waited
-        if step is not None:
+        step = None
+        if before:
+            step = asked - before
             self.steps += 1
             self.stepped += step
-        if settles:
-            self._noted = self.batches, self.samples, self.steps, self.waited, self.stepped
+        self.last_step = step
+        if samples:
+            self.samples += samples
+            self.cursor = cursor
+            self._delivered = now
+        else:
+            self._delivered = 0.0
+        if self._due or waited > STALL_SECONDS:
+            noted = Noted(asked, waited, step, samples, cursor, self._due, self._sums())
+            self._noted.append(noted)
             self._due = False
+            if self._first is None:
+                self._first = waited
+            if now > self._next_settling or len(self.arrivals) > 10_000:
+                self._next_settling = now + SETTLED_SECONDS
+                self._settle()
         return waited
 
     def timed(
@@ -255,6 +315,8 @@ class Recorder:
             samples: Samples of the batch.
             cursor: Its epoch and position; None if they are unknown.
         """
+        if not self._on:
+            return work()
         received = 0
         try:
             if self.request():
@@ -267,21 +329,32 @@ class Recorder:
         finally:
             self.receive(received, cursor)
 
-    def _quick(self) -> tuple[int, int, int, float, float]:
-        """Return what the sums have and nothing else has yet: batches in quick succession."""
-        batches, samples, steps, waited, stepped = self._noted
-        counts = self.batches - batches, self.samples - samples, self.steps - steps
-        return *counts, max(0.0, self.waited - waited), max(0.0, self.stepped - stepped)
+    def _sums(self) -> Sums:
+        return Sums(self.batches, self.samples, self.steps, self.waited, self.stepped)
 
-    def _settle(self, asked: float, seconds: float, samples: int, cursor: tuple[int, int]) -> None:
-        """Note the batches that came in quick succession, and this one, which took ``seconds``."""
-        batches, some, steps, waited, stepped = self._quick()
-        step = self.last_step
-        self._drain()
+    def _settle(self) -> None:
+        """Enter what was noted, and what threads and workers have measured, in order of time."""
+        arrivals = self.arrivals
+        for noted in self._noted:
+            end = noted.asked + noted.waited
+            while arrivals and arrivals[0].begin + arrivals[0].seconds <= end:
+                self._enter_stage(arrivals.popleft())
+            self._enter(noted)
+        self._noted.clear()
+        while arrivals:
+            self._enter_stage(arrivals.popleft())
+
+    def _enter(self, noted: Noted) -> None:
+        """Enter a batch, and those before it that were only added up."""
+        asked, seconds, step = noted[:3]
+        quick, self._settled = noted.sums.since(self._settled), noted.sums
+        batches, steps = quick.batches - 1, quick.steps - (step is not None)
         if batches:
+            waited = max(0.0, quick.waited - seconds)
             self._wait.add(waited / batches, batches)
             self._spread(WAIT, asked - waited, waited, waited)
         if steps:
+            stepped = max(0.0, quick.stepped - (step or 0.0))
             self._step.add(stepped / steps, steps)
             self._spread(STEP, asked - stepped, stepped, stepped)
         if step is not None:
@@ -291,16 +364,14 @@ class Recorder:
         self._wait.add(seconds)
         self._spread(WAIT, asked, seconds, seconds)
         self._keep(Span("wait", asked, seconds, seconds, "", None))
-        self._probed += seconds if self._due else 0.0
-        if self._first is None:
-            self._first = seconds
-        elif seconds > STALL_SECONDS:
-            stall = (seconds, asked - self._origin, cursor, self._last_read)
+        self._probed += seconds if noted.probed else 0.0
+        if seconds > STALL_SECONDS and self._wait.count > 1:
+            stall = (seconds, asked - self._origin, noted.cursor or (0, 0), self._last_read)
             push = heapq.heappush if len(self._stalls) < STALLS else heapq.heappushpop
             push(self._stalls, stall)
         slot = self._slot(asked + seconds)
-        slot[-3] += batches + bool(samples)
-        slot[-2] += some + samples
+        slot[-3] += batches + bool(noted.samples)
+        slot[-2] += quick.samples
 
     def pause(self) -> None:
         """Note that what follows is not a training step: a validation, or the end of a loop."""
@@ -311,24 +382,22 @@ class Recorder:
         slot = self._slot(perf_counter())
         slot[-1] = max(slot[-1], nbytes)
 
-    def _drain(self) -> None:
-        """Add up what threads and workers have measured."""
-        arrivals, stages = self.arrivals, self._stages
-        while arrivals:
-            span = arrivals.popleft()
-            if span.stage not in stages:
-                stages[span.stage] = Histogram()
-            stages[span.stage].add(span.own)
-            if not span.who:
-                self._inside[span.stage] = self._inside.get(span.stage, 0.0) + span.own
-            elif span.stage in ("read", "collate"):
-                worker = self._workers.setdefault(span.who, [0, 0.0])
-                worker[0] += span.stage == "read"
-                worker[1] += span.own
-            if span.what is not None:
-                self._last_read = span.what
-            self._spread(STAGES.index(span.stage), span.begin, span.seconds, span.own)
-            self._keep(span)
+    def _enter_stage(self, span: Span) -> None:
+        """Enter a stage that a thread or a worker has measured."""
+        stages = self._stages
+        if span.stage not in stages:
+            stages[span.stage] = Histogram()
+        stages[span.stage].add(span.own)
+        if not span.who:
+            self._inside[span.stage] = self._inside.get(span.stage, 0.0) + span.own
+        elif span.stage in ("read", "collate"):
+            worker = self._workers.setdefault(span.who, [0, 0.0])
+            worker[0] += span.stage == "read"
+            worker[1] += span.own
+        if span.what is not None:
+            self._last_read = span.what
+        self._spread(STAGES.index(span.stage), span.begin, span.seconds, span.own)
+        self._keep(span)
 
     def _keep(self, span: Span) -> None:
         if len(self._early) < SPANS:
@@ -373,13 +442,13 @@ class Recorder:
             world: Number of ranks.
             settings: Settings of the loader that a verdict can refer to.
         """
-        self._drain()
+        self._settle()
         wait, step = self._wait + Histogram(), self._step + Histogram()
-        batches, _, steps, waited, stepped = self._quick()
-        if batches:
-            wait.add(waited / batches, batches)
-        if steps:
-            step.add(stepped / steps, steps)
+        quick = self._sums().since(self._settled)
+        if quick.batches:
+            wait.add(quick.waited / quick.batches, quick.batches)
+        if quick.steps:
+            step.add(quick.stepped / quick.steps, quick.steps)
         stages = {**self._stages, "wait": wait, "step": step}
         origin = self._origin
         kept = [*self._early, *self._late]

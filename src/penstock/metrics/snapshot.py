@@ -21,6 +21,7 @@ SPANS: Final = 2000  # kept one by one: the first and the last of a run
 STALLS: Final = 20  # the longest
 STALL_SECONDS: Final = 0.02
 PROBED_SECONDS: Final = 0.01  # between two requests or reads with probes: microseconds each
+SETTLED_SECONDS: Final = 0.5  # between two entries of what was noted
 
 
 class Histogram:

@@ -293,7 +293,8 @@ class RandomChunkLoader:
         if self._chunks is None:
             raise PenstockError("no epoch was started: call start_epoch(num_chunks) first")
         metrics, rows = self.metrics, 0
-        metrics.request()
+        if metrics.on:
+            metrics.request()
         try:
             chunk = next(self._chunks, None)
             rows = 0 if chunk is None else len(chunk[0])
