@@ -321,7 +321,7 @@ class WorkerWatch(threading.Thread):
 
     def __init__(self, context: WorkerContext, look_seconds: float) -> None:
         super().__init__(name="worker-watch", daemon=True)
-        self._context, self._look_seconds = context, look_seconds
+        self._workers, self._look_seconds = context, look_seconds
         self._wait: _Wait | None = None
         self._too_long: str | None = None
 
@@ -338,7 +338,7 @@ class WorkerWatch(threading.Thread):
         """
         self._wait = _Wait(time.monotonic(), limit, what)
         try:
-            with explain_worker_death(self._context):
+            with explain_worker_death(self._workers):
                 yield
         except (RuntimeError, OSError, EOFError) as error:
             if self._too_long is None:
@@ -352,14 +352,14 @@ class WorkerWatch(threading.Thread):
     def run(self) -> None:
         """Check the time until the workers are ended."""
         reported: tuple[_Wait, float] | None = None
-        while not self._context.ending.wait(self._look_seconds):
+        while not self._workers.ending.wait(self._look_seconds):
             wait = self._wait
             if wait is None:
                 continue
             waited = time.monotonic() - wait.since
             if wait.limit and waited >= wait.limit:
                 self._too_long = f"waited {wait.limit:g} s (timeout) for {wait.what()}"
-                self._context.kill()
+                self._workers.kill()
                 return
             due = reported[1] if reported and reported[0] is wait else REPORT_SECONDS
             if waited >= due:
