@@ -265,6 +265,8 @@ ENGINES: Final = {
     "dcp": Engine("torch.distributed.checkpoint", checkpointed),
     "lightning": Engine("Lightning", lightning, ("lightning",)),
     "accelerate": Engine("accelerate", accelerated, ("accelerate",)),
-    "huggingface": Engine("Hugging Face Trainer", hugging_face, ("transformers",), chunks=False),
+    "huggingface": Engine(
+        "Hugging Face Trainer", hugging_face, ("transformers.trainer",), chunks=False
+    ),
     "ray": Engine("Ray Train", ray_train, ("ray",), start=start_ray),
 }
