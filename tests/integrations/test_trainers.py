@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
@@ -383,6 +383,15 @@ def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog,
             hugging_face(loader, tmp_path, resume=True)
     found = hugging_face(make(batch_size=BATCH), tmp_path, resume=True)
     assert found == expected(partial(make, batch_size=BATCH)) and not caplog.text
+
+
+def test_a_trainer_that_does_not_say_in_which_epoch_it_skips_is_refused():
+    loader = ChunkedDataLoader(numbers(), BATCH, shuffle=True)
+    given = TrainerLoader(loader)
+    with pytest.raises(StateError, match="skips 3 steps and does not say of which epoch"):
+        next(iter(skip_first_batches(given, 3)))
+    given.set_epoch(1)
+    assert ids(next(iter(skip_first_batches(given, 3)))) == loader.samples_at(3, 1).tolist()
 
 
 def test_what_a_loader_skips_is_not_lost_in_a_distributed_checkpoint(kinds, tmp_path):

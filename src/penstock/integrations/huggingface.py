@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
 from penstock.loaders import Loader
 
-Address: TypeAlias = tuple[int, int]  # epoch, step
+Address: TypeAlias = tuple[int | None, int]  # epoch, step
 RECORD: Final = "PenstockSteps"  # in the trainer's state
 UNCHECKED: Final = (
     "the Trainer continues after %s steps, and its checkpoint does not say of which batches: this "
@@ -61,7 +61,7 @@ class TrainerLoader(DataLoader[Any]):
             num_workers=0,
         )
         if trainer is not None:
-            trainer.add_callback(_step_check(loader))
+            trainer.add_callback(_step_check(loader, self))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -76,7 +76,8 @@ class _Addresses:
     """A batch sampler that yields the addresses of the batches of an epoch."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader, self._epoch = loader, 0
+        self._loader = loader
+        self._epoch: int | None = None  # until it is set
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -101,22 +102,31 @@ class _Addressed(Dataset[Any]):
         return int(self._loader.plan.steps.size)
 
     def __getitems__(self, addresses: list[Address]) -> Any:
-        (address,) = addresses
-        if self._next is None and address != (0, 0) and not self._checked:
-            log.warning(UNCHECKED, address[0] * len(self._loader) + address[1])
-        if address != self._next or address[1] == 0:
-            self._loader.seek(*address)
+        ((epoch, step),) = addresses
+        if epoch is None and step and self._next is None:
+            raise StateError(
+                f"the Trainer skips {step} steps and does not say of which epoch, as some versions "
+                "of transformers before 5.18: use TrainerLoader(loader, trainer), or a later one"
+            )
+        epoch = epoch or 0
+        if self._next is None and (epoch or step) and not self._checked:
+            log.warning(UNCHECKED, epoch * len(self._loader) + step)
+        if (epoch, step) != self._next or step == 0:
+            self._loader.seek(epoch, step)
             self._batches = iter(self._loader)
-        self._next = (address[0], address[1] + 1)
+        self._next = (epoch, step + 1)
         return next(self._batches)
 
 
-def _step_check(loader: Loader) -> Any:
+def _step_check(loader: Loader, shown: TrainerLoader) -> Any:
     """Return a callback that records what steps are made of, and compares it at a resume."""
 
     class StepCheck(optional("transformers", extra="dev").TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            ours = _steps_of(loader, args.gradient_accumulation_steps)
+            accumulated = args.gradient_accumulation_steps
+            ours = _steps_of(loader, accumulated)
+            # some versions of transformers set the epoch of a resume nowhere
+            shown.set_epoch(state.global_step // max(1, -(-len(loader) // accumulated)))
             theirs = state.stateful_callbacks.get(RECORD) if state.global_step else ours
             if theirs is None:
                 log.warning(UNCHECKED, state.global_step)
