@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.errors import BatchError, PlanError, StateError
 from penstock.extras import optional
+from penstock.loaders.base import Loader
 from penstock.loaders.options import check_epoch, share_of, size_of
 from penstock.order import Topology
 from penstock.ranks import current_topology
 
 if TYPE_CHECKING:
-    from penstock.loaders.base import Loader
     from penstock.loaders.chunked import ChunkedDataLoader
 
 log = logging.getLogger("penstock")
@@ -278,6 +278,18 @@ def splits_over_workers(dataset: Any, worker_init_fn: Any = None) -> bool:
     init = worker_init_fn.func if isinstance(worker_init_fn, partial) else worker_init_fn
     codes = (getattr(each, "__code__", None) for each in [*methods, init])
     return any("get_worker_info" in _names_in(code) for code in codes)
+
+
+def has_position(loader: Any) -> bool:
+    """Return whether this is a loader of Penstock with a state, not one whose order torch decides.
+
+    Args:
+        loader: Any loader.
+    """
+    try:
+        return isinstance(loader, Loader) and loader.position is not None
+    except StateError:
+        return False
 
 
 def restores_itself(dataset: Any) -> bool:

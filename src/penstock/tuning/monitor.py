@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.arguments import whole_number
-from penstock.errors import BatchError, ConfigError, StateError
+from penstock.errors import BatchError, ConfigError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.options import check_dataset
-from penstock.loaders.pass_through import preserve_random_state
+from penstock.loaders.pass_through import has_position, preserve_random_state
 from penstock.loaders.stream import StreamLoader
 from penstock.loaders.workers import end_workers
 from penstock.metrics import (
@@ -298,19 +298,11 @@ def _is_past_read_ahead(taken: Sequence[Delivery], ahead: int | None) -> bool:
 
 def _reads_across_epochs(dataloader: Any) -> bool:
     """Return whether a loader keeps reading ahead between two iterations."""
-    if not _has_position(dataloader):
+    if not has_position(dataloader):
         return False
     if isinstance(dataloader, DataLoader):
         return dataloader.num_workers == 0 or dataloader.persistent_workers
     return True
-
-
-def _has_position(dataloader: Any) -> bool:
-    """Return whether it is a loader of ours that can return to where it was."""
-    try:
-        return isinstance(dataloader, Loader) and dataloader.position is not None
-    except StateError:  # torch decides its order, because of a sampler for example
-        return False
 
 
 @contextmanager
@@ -328,7 +320,7 @@ def _unchanged(dataloader: Any) -> Iterator[None]:
         if isinstance(dataloader, Loader):
             blocks.callback(setattr, dataloader, "metrics", dataloader.metrics)
             dataloader.metrics = Recorder()
-        if _has_position(dataloader):
+        if has_position(dataloader):
             with dataloader.apart():
                 pass  # drops what the loader read ahead before the measurement
             blocks.enter_context(dataloader.apart())

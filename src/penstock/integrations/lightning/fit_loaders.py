@@ -13,7 +13,6 @@ from penstock.integrations.lightning.loaders import (
     LoaderSource,
     as_training_loader,
     as_validation_loader,
-    has_position,
     skip_positions,
     why_no_position,
     why_not_chunked,
@@ -21,6 +20,7 @@ from penstock.integrations.lightning.loaders import (
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import describe_chunks, describe_length, describe_validation
 from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
+from penstock.loaders.pass_through import has_position
 from penstock.loaders.torch_loader import TorchLoader
 
 log = logging.getLogger("penstock")

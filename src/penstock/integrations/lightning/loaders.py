@@ -15,11 +15,12 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError
 from penstock.integrations.lightning import compat
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import FixedShuffle, subset_order, validation_loader
+from penstock.loaders.pass_through import has_position
 from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.torch_loader import TorchLoader
 from penstock.ranks import current_topology
@@ -197,17 +198,6 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
         for loader in self._loaders:
             if isinstance(loader, Loader):
                 loader.close()
-
-
-def has_position(loader: Any) -> bool:
-    """Return whether this is a loader of Penstock with a state, not one that torch controls."""
-    if not isinstance(loader, Loader):
-        return False
-    try:
-        loader.state_dict()
-    except StateError:
-        return False
-    return True
 
 
 def why_no_position(loader: Any) -> str | None:

@@ -17,12 +17,12 @@ from penstock.errors import ConfigError, PlanError
 from penstock.integrations.lightning.loaders import (
     as_training_loader,
     as_validation_loader,
-    has_position,
     skip_positions,
 )
 from penstock.integrations.lightning.resume import KEY
 from penstock.loaders import ChunkedDataLoader, Loader
 from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
+from penstock.loaders.pass_through import has_position
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Occurrence, Steps, Topology
 from penstock.sizes import format_bytes
