@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock.extras import optional
 
-TESTED_VERSIONS: Final = ("2.6.6",)
+TESTED_VERSIONS: Final = ("2.6.0", "2.6.6")
 
 callbacks = optional("lightning.pytorch.callbacks", extra="lightning")
 _connector = optional("lightning.pytorch.trainer.connectors.data_connector", extra="lightning")
