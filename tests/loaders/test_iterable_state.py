@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import ChunkedDataLoader, PlanError, ReplayLoader, StateError
+from penstock.loaders import pass_through
 from penstock.loaders.pass_through import restores_itself
 
 SAMPLES = 22
@@ -85,6 +86,17 @@ def test_every_batch_is_resumed_by_the_datasets_own_state(name, caplog):
         assert state["dataset"]["workers"][0][0] == done
         assert loader.state_dict()["epoch"] == 1 and "dataset" not in loader.state_dict()
     assert "batches again" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["mapped", "filtered"])
+def test_a_state_of_a_version_that_is_not_exact_is_not_used(name, monkeypatch, caplog):
+    """With datasets 5.0 and 4.8, the states of these streams repeated and lost rows."""
+    monkeypatch.setattr(pass_through, "version", lambda package: "5.0.2")
+    caplog.set_level("INFO", "penstock")
+    whole = values(loader_of(STREAMS[name]()))
+    seen, rest, _, state = resumed(STREAMS[name], 2)
+    assert seen + rest == whole and "dataset" not in state
+    assert "reading 2 batches again" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["torch", "hugging face", "mapped"])

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.loaders.chunked import ChunkedDataLoader
 
 log = logging.getLogger("penstock")
+
+EXACT_STATES: Final = (5, 1)  # earlier datasets repeat or lose rows of `map` and `filter`
 
 
 class PassThrough:
@@ -297,7 +300,10 @@ def restores_itself(dataset: Any) -> bool:
     names = ("state_dict", "load_state_dict")
     if not all(callable(getattr(dataset, name, None)) for name in names):
         return False
-    return not (_is_hugging_face(dataset) and _buffers(getattr(dataset, "_ex_iterable", None)))
+    if not _is_hugging_face(dataset):
+        return True
+    release = tuple(int(part) for part in version("datasets").split(".")[:2])
+    return release >= EXACT_STATES and not _buffers(getattr(dataset, "_ex_iterable", None))
 
 
 def _buffers(examples: Any) -> bool:
