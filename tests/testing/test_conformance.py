@@ -13,7 +13,7 @@ import penstock.testing.conformance.__main__ as command
 from penstock.errors import ConfigError
 from penstock.testing.conformance import EVENTS, Launch
 from penstock.testing.conformance.engines import ENGINES
-from penstock.testing.conformance.launches import SCORED
+from penstock.testing.conformance.launches import LOADERS, SCORED
 from penstock.testing.conformance.script import Record, judge
 
 FORKED = [name for name, engine in ENGINES.items() if engine.start is None]
@@ -38,13 +38,16 @@ def test_every_trainer_on_two_ranks_killed_and_resumed_on_other_numbers_of_ranks
     assert "| accelerate | chunked | 2 | exact | exact |" in done.out
 
 
-def test_the_table_in_the_docs_has_every_trainer_and_event_and_nothing_wrong():
+def test_the_table_in_the_docs_has_every_trainer_loader_rank_and_event_and_nothing_wrong():
     page = Path(__file__).parents[2] / "docs" / "trainers.md"
     before, after = command.around_table(page)
     text = page.read_text().removeprefix(before).removesuffix(after)
     rows = re.findall(r"^\| (.*) \|$", text, re.M)
     assert rows[0].split(" | ")[3:] == list(EVENTS)
-    assert {row.split(" | ")[0] for row in rows[2:]} == {each.name for each in ENGINES.values()}
+    found = [row.split(" | ")[:3] for row in rows[2:]]
+    ran = [(name, kind, int(rank)) for name, kind, ranks in found for rank in ranks.split(", ")]
+    names = [(engine.name, loader) for engine in ENGINES.values() for loader in LOADERS]
+    assert ran == [(name, loader, rank) for name, loader in names for rank in (1, 2, 3)]
     cells = [cell for row in rows[2:] for cell in row.split(" | ")[3:]]
     assert all(re.fullmatch(r"exact|refused \(\d+\)", cell) for cell in cells)
 
