@@ -50,9 +50,16 @@ class TrainerLoader(DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(self, loader: Loader, trainer: Any = None) -> None:
-        if not isinstance(loader, Loader) or loader.position.chunk is not None:
-            found = type(loader).__name__
-            raise ConfigError(f"give a Penstock loader without chunk_size, got {found}")
+        if not isinstance(loader, Loader):
+            raise ConfigError(
+                f"a {type(loader).__name__} cannot seek, and a Trainer resumes by its step count: "
+                "give a Penstock loader of data with an index (ChunkedDataLoader, StreamLoader)"
+            )
+        if loader.position.chunk is not None:
+            raise ConfigError(
+                f"a Trainer's epoch is a pass over the data, and the loader has chunk_size="
+                f"{loader.position.chunk}: give a Penstock loader without chunk_size"
+            )
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
             _Addressed(loader, checked=trainer is not None),

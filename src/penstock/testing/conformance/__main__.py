@@ -99,37 +99,6 @@ def versions_of(engines: Sequence[Engine]) -> list[str]:
     return [ours, f"Python {python_version()}", *names]
 
 
-class Results(dict[Row, dict[str, str]]):
-    """Results by row, kept in a file, so that a call continues the one before.
-
-    Args:
-        file: Where to keep them; None for nowhere.
-        engines: The engines of this call. Their results of other code or versions are dropped.
-    """
-
-    def __init__(self, file: Path | None, engines: Sequence[Engine]) -> None:
-        super().__init__()
-        self._file = file
-        self._versions = {engine.name: versions_of([engine]) for engine in engines}
-        for *row, versions, found in _read(file):
-            if versions == self._versions.setdefault(row[0], versions):
-                self[row[0], row[1], row[2]] = found
-            else:
-                _say(*row, "was run with", ", ".join(versions), "and is run again")
-
-    def add(self, row: Row, found: dict[str, str]) -> None:
-        """Add the results of some events, and write the file."""
-        self[row] = self.get(row, {}) | found
-        _say(*row, json.dumps(found))
-        if self._file is not None:
-            rows = [[*row, self._versions[row[0]], found] for row, found in self.items()]
-            replace_text(self._file, json.dumps(rows, indent=1))
-
-
-def _read(file: Path | None) -> list[Any]:
-    return json.loads(file.read_text()) if file is not None and file.exists() else []
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a result is wrong, 3 if some are missing.
 
@@ -158,25 +127,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(name)  # once, before the ranks are forked
     if options.write:
         around_table(options.write)  # a page without a place for the table is refused at once
-    until, results = time.monotonic() + options.seconds, Results(options.json, engines)
-    missing, wanted = list[Row](), dict[Row, dict[str, str]]()
+    until = time.monotonic() + options.seconds
+    kept: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+    results, missing = dict[Row, dict[str, str]](), list[str]()
     # engines that fork go first: others leave threads in this process
     for engine in sorted(engines, key=lambda engine: engine.start is not None):
+        versions = versions_of([engine])
         for loader, world in product(options.loaders, options.ranks):
-            row = (engine.name, loader, world)
-            events = [each for each in options.events if each not in results.get(row, {})]
-            if events and time.monotonic() < until:
-                with tempfile.TemporaryDirectory() as folder:
-                    place = Path(folder) / engine.name.replace(" ", "-")
-                    results.add(row, check(engine, loader, world, place, events))
-            elif events:
+            row = f"{engine.name}, {loader}, {world}"
+            ran_with, found = kept.get(row, (versions, {}))
+            if ran_with != versions:
+                _say(f"{row} was run with {', '.join(ran_with)} and is run again")
+                found = {}
+            events = [event for event in options.events if event not in found]
+            if events and time.monotonic() >= until:
                 missing.append(row)
-            wanted[row] = results.get(row, {})
+                continue
+            if events:
+                with tempfile.TemporaryDirectory() as folder:
+                    found |= check(engine, loader, world, Path(folder) / "run", events)
+                _say(row, json.dumps(found))
+                kept[row] = versions, found
+                if options.json:
+                    replace_text(options.json, json.dumps(kept, indent=1))
+            results[engine.name, loader, world] = {event: found[event] for event in options.events}
     if missing:
-        _say("missing; call this again:", "; ".join(", ".join(map(str, row)) for row in missing))
+        _say("missing; call this again:", "; ".join(missing))
         return MISSING
     order = [engine.name for engine in engines]
-    rows = dict(sorted(wanted.items(), key=lambda row: order.index(row[0][0])))
+    rows = dict(sorted(results.items(), key=lambda row: order.index(row[0][0])))
     text = table(rows, versions_of(engines))
     print(text)
     if options.write:

@@ -23,7 +23,14 @@ from penstock.extras import optional
 from penstock.integrations.huggingface import TrainerLoader
 from penstock.integrations.ray import RayTraining
 from penstock.ranks import current_topology
-from penstock.testing.conformance.launches import Engine, Launch, Run, run_rank, torchrun
+from penstock.testing.conformance.launches import (
+    TIMEOUT_SECONDS,
+    Engine,
+    Launch,
+    Run,
+    run_rank,
+    torchrun,
+)
 
 
 class Network(torch.nn.Module):
@@ -240,7 +247,7 @@ def start_ray(engine: Engine, tasks: Sequence[Launch]) -> None:
     top = Path(os.path.commonpath([task.folder for task in tasks]))
     trainer = TorchTrainer(
         lambda: run_rank(engine, tasks, get_context().get_world_rank()),
-        torch_config=TorchConfig(backend="gloo"),
+        torch_config=TorchConfig(backend="gloo", timeout_s=TIMEOUT_SECONDS),
         scaling_config=ScalingConfig(num_workers=tasks[0].world, resources_per_worker={"CPU": 0.5}),
         run_config=RunConfig(
             name=top.name,
