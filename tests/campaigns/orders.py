@@ -17,22 +17,25 @@ HOLES = [(0, 50, 171), (1, 24, 96), (1, 90, 130)]  # epoch, start, stop
 LENGTHS = np.random.default_rng(0).integers(1, 60, ROWS)
 WEIGHTS = [np.random.default_rng(seed).gamma(0.7, size=ROWS) for seed in (1, 2)]
 DOCUMENTS = [np.random.default_rng(seed).integers(1, 90, 90 * seed) for seed in (1, 2)]
-SEQUENCE = 16  # tokens
+SEQUENCE, SEQUENCES = 16, 360  # tokens of a sequence, sequences of an epoch
+PACKED_SHARES = [[3, 1], [1, 1], [1, 4]]  # of two corpora, by stage
+PACKED_STAGES = [0, 150, SEQUENCES + 130]  # the last stage is added while training
 
 
 class AnotherStage:
     """A loader whose mixture gets a stage in epoch 0; a start after that adds it by itself."""
 
     data: Mixture
+    last: tuple[int, list[int]] = STAGES[2], SHARES[2]  # place and shares
 
     def __iter__(self) -> Any:
         if self.state_dict()["epoch"] == 0:  # type: ignore[attr-defined]
-            self.data.then(at=STAGES[2], weights=SHARES[2])
+            self.data.then(*self.last)
         return super().__iter__()  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any], **options: Any) -> None:
         if len(state_dict["stages"]) > 2:
-            self.data.then(at=STAGES[2], weights=SHARES[2])
+            self.data.then(*self.last)
         super().load_state_dict(state_dict, **options)  # type: ignore[misc]
 
 
@@ -61,21 +64,29 @@ class SkippingStream(SameSkips, StreamLoader):
     """From storage."""
 
 
-class WeightedLoader(ChunkedDataLoader[Any]):
+class OtherWeights:
     """Gets other weights after its first chunk, which are saved and loaded as files."""
 
     folder: Any
 
     def __iter__(self) -> Any:
-        state = self.state_dict()
+        state = self.state_dict()  # type: ignore[attr-defined]
         if 0 < state["epoch"] * ROWS + state["position"] <= ROWS:  # from epoch 1 on
-            self.set_weights(WEIGHTS[1])
-            self.save_weights(self.folder)
-        return super().__iter__()
+            self.set_weights(WEIGHTS[1])  # type: ignore[attr-defined]
+            self.save_weights(self.folder)  # type: ignore[attr-defined]
+        return super().__iter__()  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any], **options: Any) -> None:
-        self.load_weights(self.folder)
-        super().load_state_dict(state_dict, **options)
+        self.load_weights(self.folder)  # type: ignore[attr-defined]
+        super().load_state_dict(state_dict, **options)  # type: ignore[misc]
+
+
+class WeightedLoader(OtherWeights, ChunkedDataLoader):  # type: ignore[type-arg]
+    """Of any dataset."""
+
+
+class WeightedStream(OtherWeights, StreamLoader):
+    """From storage."""
 
 
 def mixture_of(storages: Storages, storage: str) -> Mixture:
@@ -127,6 +138,15 @@ def weights(storages: Storages, storage: str, options: Any) -> Any:
     return loader
 
 
+def weights_stream(storages: Storages, storage: str, options: Any) -> Any:
+    """The same from storage."""
+    given = {"weights": WEIGHTS[0], "epoch_samples": ROWS, **_options(options)}
+    geometry = {"block_samples": 7, "window_blocks": 6, "lanes": 12}
+    loader = WeightedStream(storages.source(storage), options.batch, **given, **geometry)
+    loader.folder = storages.folder / "weights"
+    return loader
+
+
 def skips(storages: Storages, storage: str, options: Any) -> Any:
     """A shuffle with holes."""
     given = {"shuffle": True, **_options(options)}
@@ -147,9 +167,13 @@ def lengths(storages: Storages, storage: str, options: Any) -> Any:
 
 
 def packing(storages: Storages, storage: str, options: Any) -> Any:
-    """Packed documents of two corpora, in shares of tokens."""
-    data = Mixture({"a": packed_of(0), "b": packed_of(1)}, weights=[3, 1], until=360)
-    return ChunkedDataLoader(data, options.batch, **_options(options))
+    """Packed documents of two corpora in shares of tokens, which change as those of `mixture`."""
+    members = {"a": packed_of(0), "b": packed_of(1)}
+    data = Mixture(members, PACKED_SHARES[0], until=SEQUENCES)
+    data.then(PACKED_STAGES[1], PACKED_SHARES[1])
+    loader = MixedLoader(data, options.batch, **_options(options))
+    loader.data, loader.last = data, (PACKED_STAGES[2], PACKED_SHARES[2])
+    return loader
 
 
 def packing_stream(storages: Storages, storage: str, options: Any) -> Any:
@@ -162,6 +186,7 @@ ORDERS: dict[str, Callable[[Storages, str, Any], Any]] = {
     "mixture": mixture,
     "mixture, stream": mixture_stream,
     "weights": weights,
+    "weights, stream": weights_stream,
     "skips": skips,
     "skips, stream": skips_stream,
     "lengths": lengths,

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from penstock.order.weighted import fixed_point
-from tests.campaigns.orders import HOLES, ORDERS, PARTS, SHARES, STAGES, WEIGHTS
+from tests.campaigns.orders import (
+    HOLES,
+    ORDERS,
+    PACKED_SHARES,
+    PACKED_STAGES,
+    PARTS,
+    SEQUENCE,
+    SHARES,
+    STAGES,
+    WEIGHTS,
+)
 from tests.campaigns.storages import ROWS
 from tests.distributed.orders_program import EPOCHS, TIMED, make, steps_of
 
@@ -22,12 +32,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def undisturbed(name, folder, world):
-    """Step by step, what all ranks get."""
-    ranks = []
+    """Step by step, what all ranks get; and the stages of a mixture."""
+    ranks, stages = [], None
     for rank in range(world):
         with make(name, folder, rank, world) as loader:
             ranks.append([step["ids"] for step in steps_of(name, loader)])
-    return [list(chain(*parts)) for parts in zip(*ranks, strict=True)]
+            stages = loader.state_dict().get("stages")
+    return [list(chain(*parts)) for parts in zip(*ranks, strict=True)], stages
 
 
 def joined(name, folder, starts, world):
@@ -46,26 +57,48 @@ def joined(name, folder, starts, world):
     return [[number for line in lines for number in line["ids"]] for lines in steps], steps
 
 
-def check_shares(steps):
-    """After every step, every member came as often as asked, within one cycle of each lane."""
-    numbers = np.array(list(chain(*steps)))
-    member = np.searchsorted(PARTS[1:3], numbers, side="right")
-    for (begin, end), shares in zip(
-        zip(STAGES, [*STAGES[1:], len(numbers)], strict=True), SHARES, strict=True
-    ):
-        cycle = sum(shares)
-        for at in range(begin, end, 24):
-            count = np.bincount(member[begin:at], minlength=3)
-            asked = np.array(shares) / cycle * (at - begin)
-            assert (np.abs(count - asked) <= 12 * max(map(sum, SHARES))).all()
+def check_shares(name, steps, stages):
+    """After every step, a member came as often as asked, within its part of a cycle a lane.
+
+    Packed sequences are full, except for the last one of a corpus: shares of places are shares of
+    tokens.
+    """
+    unit, short, edges = 1, 0, PARTS[1:3]
+    if name == "packing":
+        passes = 2 * EPOCHS  # at most, of either corpus
+        unit, short, edges = SEQUENCE, passes * SEQUENCE, [100_000]
+    asked = PACKED_SHARES if name == "packing" else SHARES
+    places = PACKED_STAGES if name == "packing" else STAGES
+    lanes = 12 if name.endswith("stream") else 1
+    assert [counts for _, counts in stages] == asked
+    for (begin, _), place, before in zip(stages[1:], places[1:], asked, strict=False):
+        assert 0 <= begin - place < lanes * sum(before)  # with the next whole cycle
+    ends = np.cumsum([0, *(len(step) if unit == 1 else 24 for step in steps)])
+    came = [np.zeros(len(edges) + 1)]
+    for step in steps:
+        member = np.searchsorted(edges, step, side="right")
+        came.append(came[-1] + np.bincount(member, minlength=len(edges) + 1))
+    checked = 0
+    for (begin, counts), stop in zip(stages, [*(at for at, _ in stages[1:]), None], strict=True):
+        inside = [i for i, end in enumerate(ends) if begin <= end and (stop is None or end <= stop)]
+        counts, first = np.array(counts), inside[0]
+        # a step need not begin where a stage does: both ends of the range are inside a cycle
+        most = 2 * lanes * counts * (1 - counts / counts.sum())
+        for i in inside:
+            due = counts / counts.sum() * (ends[i] - ends[first])
+            assert (
+                np.abs((came[i] - came[first]) / unit - due) <= most + short / unit + 1e-9
+            ).all()
+            checked += 1
+    return checked
 
 
-def check(name, steps):
+def check(name, steps, stages):
     """What an order promises of the joined stream."""
     numbers = list(chain(*steps))
-    if "mixture" in name:
-        check_shares(steps)
-    elif name == "weights":
+    if stages is not None:
+        assert check_shares(name, steps, stages) > len(steps) - 3
+    elif "weights" in name:
         for epoch, weights in enumerate(WEIGHTS):
             units = fixed_point(weights).tolist()
             came = Counter(numbers[epoch * ROWS : (epoch + 1) * ROWS])
@@ -76,13 +109,7 @@ def check(name, steps):
         left_out = {(e, p) for e, a, b in HOLES for p in range(a, b)}
         assert len(numbers) == EPOCHS * ROWS - len(left_out)
         assert max(Counter(numbers).values()) <= EPOCHS
-    elif name == "lengths":
-        assert set(Counter(numbers).values()) == {EPOCHS}
-    elif name == "packing":
-        # sequences are full, except for the last one of a corpus: shares of places and of tokens
-        share = sum(number < 100_000 for number in numbers) / len(numbers)
-        assert abs(share - 0.75) <= 4 * 16 / len(numbers) + 16 * EPOCHS / len(numbers)
-    elif name == "packing, stream":
+    elif name in ("lengths", "packing, stream"):
         assert set(Counter(numbers).values()) == {EPOCHS}
 
 
@@ -103,10 +130,10 @@ def run(folder, world, kills, seconds):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for name in [*ORDERS, TIMED]:
-        want = undisturbed(name, folder, world)
+        want, stages = undisturbed(name, folder, world)
         got, steps = joined(name, folder, len(kills) + 1, world)
         assert got == want, name
-        check(name, got)
+        check(name, got, stages)
     sizes = {line["chunk"] for lines in steps for line in lines}
     assert len(sizes) > 1  # decided by the clock of rank 0, the same on all ranks
     decided = [json.loads(path.read_text()) for path in folder.glob("decisions-*.json")]
