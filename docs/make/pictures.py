@@ -132,7 +132,7 @@ def subsets() -> Drawing:
     size, block = 96, 12
     chosen = np.flatnonzero(np.random.default_rng(4).random(size) < 0.4)
     source = open_source(np.arange(size)).select(chosen)
-    with StreamLoader(source, 6, block_samples=6, window_blocks=3, drop_last=False) as loader:
+    with StreamLoader(source, 6, block_samples=block, window_blocks=2, drop_last=False) as loader:
         order = np.concatenate([loader.samples_at(step) for step in range(len(loader))])
     colour = [COLOURS[n // block % 8] if n in chosen else PALE for n in range(size)]
     drawing = Drawing("Selected samples in storage, and in an epoch")
@@ -140,7 +140,7 @@ def subsets() -> Drawing:
         16, 24, f"storage: {size} samples; {len(chosen)} are selected, a colour for each chunk"
     )
     drawing.cells(16, 34, colour, w=7)
-    drawing.text(16, 76, "an epoch of the selection, in blocks of 6 and windows of 3")
+    drawing.text(16, 76, "an epoch of the selection: each chunk is read once, windows of 2 of them")
     drawing.cells(16, 86, [colour[chosen[n]] for n in order.tolist()], w=14)
     return drawing
 

@@ -22,6 +22,7 @@ from penstock.order.block_rounds import BlockLines
 from penstock.order.length_batches import LengthBatches, LengthSteps
 from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments, best_fit
+from penstock.order.subset import Bitmap, SelectedBlocks
 from penstock.order.weighted import COPY, Reweighted, WeightedBlocks, WeightedOrder, fixed_point
 from tests.order.composed import feasible, one, seeds
 
@@ -127,6 +128,26 @@ def test_lines_of_blocks(counts, seed, epoch, lanes):
         items = [one(order, epoch)[lane::lanes] for order in (ours, theirs)]
         same(*(np.searchsorted(first, each, side="right") for each in items))
         same(*(np.sort(each) for each in items))
+
+
+@few
+@given(st.lists(st.booleans(), min_size=1, max_size=1300).filter(any), seeds, epochs, small, small)
+def test_subsets(mask, seed, epoch, block, lanes):
+    ours, theirs = Bitmap(np.array(mask)), ref.Bitmap(np.array(mask))
+    same(ours.bits, theirs.bits)
+    same(ours.rank(np.arange(len(mask) + 1)), theirs.rank(np.arange(len(mask) + 1)))
+    same(ours.select(np.arange(ours.count)), theirs.select(np.arange(ours.count)))
+    # one window of all blocks: the same samples at the same positions
+    order = SelectedBlocks(ours, seed, block, len(mask), lanes)
+    ragged = ref.RaggedBlockOrder(theirs.block_counts(block), seed, len(mask), lanes)
+    same(ours.select(one(order, epoch)), one(ref.Subset(theirs, ragged), epoch))
+    # windows of some blocks: the same blocks in the same lanes
+    pair = [
+        SelectedBlocks(ours, seed, block, 2, lanes),
+        ref.RaggedBlockOrder(theirs.block_counts(block), seed, 2, lanes),
+    ]
+    for lane in range(lanes):
+        same(*(np.sort(one(each, epoch)[lane::lanes]) for each in pair))
 
 
 @few

@@ -83,6 +83,19 @@ class InRounds:
         return np.zeros(1, np.int64) if self.mixture is None else self.mixture.starts
 
 
+def round_rows(most: int, more: int, block: int, window: int, lanes: int) -> int:
+    """Return the most samples of a round of equal size, over all lanes.
+
+    Args:
+        most: Samples of an epoch.
+        more: Blocks by which a round of a lane can be longer.
+        block: Samples per block.
+        window: Blocks per window.
+        lanes: Number of lanes.
+    """
+    return min(block * (window + more), -(-most // lanes)) * lanes
+
+
 class OrderOptions:
     """The arguments of a loader that choose its order, checked together.
 

@@ -32,6 +32,7 @@ from penstock.loaders.stream_settings import (
     optional_number,
     page,
     refuse_arguments,
+    stored_selection,
     warnings_of,
     with_steps,
 )
@@ -40,6 +41,7 @@ from penstock.order import BlockOrder, Cursor, Order, Plan
 from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
 from penstock.order.state import check_format
+from penstock.order.subset import SelectedBlocks
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes, parse_bytes, size_text
@@ -56,6 +58,8 @@ from penstock.streaming.readers import BatchMemory, BlockReader
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
+
+STREAMED = BlockOrder | StoredOrder | BlockRounds | SelectedBlocks  # orders that come in rounds
 
 
 class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[misc]
@@ -173,8 +177,10 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
         self.samples = len(samples)
         check_fields(samples.fields)
         check_transform(transform, samples.fields)
-        self.stream_input = stream_input(samples, self.memory_budget)
         composed = chosen.stored(source, self.samples, self.shuffle)
+        plain = composed is None and self._bad_blocks is None
+        stored, selected = stored_selection(samples, plain=plain)
+        self.stream_input = stream_input(stored, self.memory_budget)
         if composed is not None:
             self._remember(source, composed.weights)
         self._slots: BatchBuffers | None = None
@@ -190,6 +196,7 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
             adopted=Geometry(),
             composed=composed,
             mixing=mixing,
+            selected=selected,
         )
         self._position = Position(
             self._orders,
@@ -345,12 +352,13 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
-        assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
+        assert isinstance(order, STREAMED)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
-        bad, block, source = self._bad_blocks, min(order.block, order.size), self.stream_input
+        source = self.stream_input
+        bad, block = self._bad_blocks, min(order.block, len(source.source))
         replacement = None
         if bad is not None:
-            assert not isinstance(order, BlockRounds)
+            assert isinstance(order, BlockOrder | StoredOrder)
             replacement = BlockReplacement(order, bad)
         memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
         pipeline = Pipeline(
@@ -381,7 +389,7 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
     ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
         """Return the memory of blocks and batches, and what makes the reader of a thread."""
         order, source = plan.order, self.stream_input
-        assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
+        assert isinstance(order, STREAMED)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
         held: HeldBlocks
         if isinstance(demand, HeldDemand):
@@ -462,5 +470,5 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 def round_samples(order: Order) -> int:
     """Return the samples of a round of windows over all lanes."""
-    assert isinstance(order, BlockOrder | StoredOrder | BlockRounds)
+    assert isinstance(order, STREAMED)
     return order.window_samples * order.lanes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,16 +15,18 @@ from torch.utils.data import Dataset
 from penstock.arguments import a_path, choice, function, whole_number
 from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
-from penstock.loaders.composed import InRounds, OrderOptions
+from penstock.loaders.composed import InRounds, OrderOptions, round_rows
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
 from penstock.order.quality import blocks_for, check_mixing, shuffle_quality
+from penstock.order.subset import Kept, Ranges, SelectedBlocks, SelectedInOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import Field, Source, composed, seams_of
+from penstock.sources.base import ComposedSource, Field, Source, composed, seams_of
+from penstock.sources.verbs import Selected, Stored
 from penstock.streaming.budget import (
     LENT_BATCHES,
     Demand,
@@ -165,6 +168,27 @@ def with_steps(source: Source, steps: int) -> Source:
     return samples
 
 
+def stored_selection(samples: Source, *, plain: bool) -> tuple[Source, Kept | None]:
+    """Return the source to read, and which of its samples are delivered; None for all of them.
+
+    Selected samples are read in the blocks of their storage, each once. Not where blocks are held
+    (samples of different lengths, or that overlap), and not for one range, which is as good as a
+    source of its own.
+
+    Args:
+        samples: What is delivered.
+        plain: Whether it is a plain shuffle or sequence of them, whose errors are raised.
+    """
+    layout = samples.layout if isinstance(samples, ComposedSource) else None
+    if not plain or not isinstance(layout, Selected) or isinstance(layout.parent, Selected):
+        return samples, None
+    kept, parent = layout.kept, layout.parent
+    ragged = any(field.ragged for field in samples.fields.values())
+    if ragged or layout.shared or (isinstance(kept, Ranges) and len(kept.starts) == 1):
+        return samples, None
+    return parent.source if isinstance(parent, Stored) else ComposedSource(parent), kept
+
+
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
     """Refuse a transform of one array for a source that has several."""
     ragged = any(field.ragged for field in fields.values())
@@ -232,6 +256,7 @@ class StreamOrders:
             for a plain shuffle or sequence.
         mixing: The quality of the shuffle to choose blocks and windows for; None for what the
             budget allows.
+        selected: Which samples of ``source`` are delivered; None for all of them.
     """
 
     source: StreamInput
@@ -244,6 +269,7 @@ class StreamOrders:
     adopted: Geometry
     composed: InRounds | None = None
     mixing: float | None = None
+    selected: Kept | None = None
 
     def __call__(self, request: OrderRequest) -> Order:
         """Return the order; refuse a geometry that does not fit the memory budget."""
@@ -257,6 +283,10 @@ class StreamOrders:
         block, window, lanes = (choice.value for choice in resolved)
         if self.composed is not None:
             return self.composed.make(request, block, window, lanes)
+        if self.selected is not None:
+            if not self.shuffle:
+                return SelectedInOrder(self.selected, request.seed, block, window)
+            return SelectedBlocks(self.selected, request.seed, block, window, lanes)
         if self.shuffle:
             return BlockOrder(self.samples, request.seed, block, window, lanes)
         return StoredOrder(self.samples, request.seed, block=block, window=window)
@@ -284,7 +314,7 @@ class StreamOrders:
             }
             return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
         slots = self._resolver(Demand(**self._demand(batch, world)), world)
-        if self.source.rows is None or self.composed is not None:
+        if self.source.rows is None or self.composed is not None or self.selected is not None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
         rows = self._resolver(
@@ -323,17 +353,24 @@ class StreamOrders:
             other = replace(self, source=source, memory_budget=budget, asked=asked)
             return other.resolver(batch, world)
 
+        natural, rounds = self.source.block_samples, None
+        if self.composed is not None:
+            rounds = partial(round_rows, self.composed.most, 0)
+        elif self.selected is not None:
+            rounds = partial(round_rows, self.samples, 1)  # a round ends where a block does
+            if not self.source.decodes:  # blocks need not be chunks: as many samples as of all
+                natural = min(self.selected.size, natural * self.selected.size // self.samples)
         return Resolver(
             demand,
-            self.samples,
-            self.source.block_samples,
+            self.samples if self.selected is None else self.selected.size,
+            natural,
             self.source.whole_rows,
             self.source.decodes,
             self.source.rows is not None and self.source.rows.is_cut,
             self.memory_budget,
             again,
             in_order=not self.shuffle,
-            most=None if self.composed is None else self.composed.most,
+            rounds=rounds,
         )
 
     def resolve(self, batch: int, world: int) -> Resolved:
@@ -396,7 +433,7 @@ def page(loader: StreamLoader) -> str:
 
 def _shuffle(loader: StreamLoader) -> str:
     order, steps = loader.plan.order, loader.plan.steps
-    if isinstance(order, BlockRounds):
+    if isinstance(order, BlockRounds | SelectedBlocks):
         shares = loader.mixture.shares if loader.mixture is not None else {}
         text = "".join(f", {name} {share:.1%}" for name, share in shares.items())
         if not loader.shuffle:
@@ -424,12 +461,15 @@ def _memory(loader: StreamLoader) -> str:
 
 def _decoding(loader: StreamLoader) -> str:
     """Return how many bytes are decoded per byte delivered, and why."""
-    source, block = loader.stream_input, min(loader.block_samples, loader.samples)
+    source = loader.stream_input
+    stored = len(source.source)  # more than are delivered if samples are selected
+    block = min(loader.block_samples, stored)
     if not source.decodes:
         return "none: storage is mapped"
     cost = source.cost(block)
     again = cost.decoded_bytes / cost.own_bytes
-    text = f"{cost.decoded_bytes / (block * source.sample_bytes):.3g} bytes per byte delivered"
+    each = cost.decoded_bytes / (block * source.sample_bytes) * stored / loader.samples
+    text = f"{each:.3g} bytes per byte delivered"
     text += f", {again:.3g} per byte of different rows: "
     if again < 1.01:
         return text + "every chunk once"

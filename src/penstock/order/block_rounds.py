@@ -15,6 +15,7 @@ from penstock.order.blocks import Span
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import (
     Order,
+    Recent,
     Repeating,
     at_with_passes,
     check_positions,
@@ -22,16 +23,14 @@ from penstock.order.orders import (
     positions_of,
     samples_of,
 )
-from penstock.order.permutation import Indices, Permutation
-from penstock.order.windows import Recent
+from penstock.order.permutation import Indices, Permutation, permutation
 
 ROUNDS_KEPT = 3  # the one that is delivered, and two that are planned
 
 
-class _Layout(NamedTuple):
+class LineLayout(NamedTuple):
     """One epoch: its blocks in order, where each begins on the line, and each lane's part."""
 
-    shuffle: Permutation
     blocks: Indices
     line: Indices
     cut: Indices  # items of the line: lane l has cut[l] to cut[l + 1]
@@ -66,7 +65,7 @@ class BlockLines:
             raise PlanError("no block holds a sample: at least one must")
         self._filled = np.flatnonzero(self.counts)
         self._entry_of_block = np.cumsum(self.counts > 0) - 1
-        self._layout = Recent(self._lay_out)
+        self.layout = Recent(self._lay_out)
 
     def identity(self) -> dict[str, Any]:
         """Return kind, size, seed, lanes and the digest of the blocks."""
@@ -81,7 +80,7 @@ class BlockLines:
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Return the items at these positions of this epoch."""
-        of = self._layout(epoch)
+        of = self.layout(epoch)
         row, lane = np.divmod(check_positions(positions, self.size), self.lanes)
         y = of.cut[lane] + row
         entry = np.searchsorted(of.line, y, side="right") - 1
@@ -90,21 +89,23 @@ class BlockLines:
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
         """Return the positions of these items: the inverse of `at`."""
-        items, of = check_positions(samples, self.size), self._layout(epoch)
+        items, of = check_positions(samples, self.size), self.layout(epoch)
         block = np.searchsorted(self.first_item, items, side="right") - 1
-        y = of.line[of.shuffle.inverse(self._entry_of_block[block])]
+        y = of.line[self._shuffle(epoch).inverse(self._entry_of_block[block])]
         y += items - self.first_item[block]
         lane = np.searchsorted(of.cut, y, side="right") - 1
         found: Indices = (y - of.cut[lane]) * self.lanes + lane
         return found
 
-    def _lay_out(self, epoch: int) -> _Layout:
-        shuffle = Permutation(len(self._filled), derive_key(self.seed, "blocks", epoch))
-        blocks = self._filled[shuffle(np.arange(len(self._filled)))]
+    def _shuffle(self, epoch: int) -> Permutation:
+        return permutation(len(self._filled), derive_key(self.seed, "blocks", epoch))
+
+    def _lay_out(self, epoch: int) -> LineLayout:
+        blocks = self._filled[self._shuffle(epoch)(np.arange(len(self._filled)))]
         line = np.concatenate([[0], np.cumsum(self.counts[blocks])])
         lane = np.arange(self.lanes + 1)
         each, more = divmod(self.size, self.lanes)
-        return _Layout(shuffle, blocks, line, lane * each + np.minimum(lane, more))
+        return LineLayout(blocks, line, lane * each + np.minimum(lane, more))
 
 
 class _Window(NamedTuple):

@@ -10,9 +10,8 @@ import numpy as np
 from penstock.order.block_rounds import BlockLines, BlockRounds
 from penstock.order.keys import derive_key
 from penstock.order.mixture import MixtureOrder
-from penstock.order.orders import at_epochs
+from penstock.order.orders import Recent, at_epochs
 from penstock.order.permutation import STRIDE, Indices, Permutation
-from penstock.order.windows import Recent
 
 
 class _Pools(NamedTuple):

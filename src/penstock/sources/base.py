@@ -1,7 +1,6 @@
 """The base class of Penstock's own sources, and what its verbs return.
 
-`BaseSource` checks every request before a subclass sees it, and has the verbs, which return a
-`ComposedSource`. A class of your own needs only the members of `Source`.
+`BaseSource` checks every request before a subclass sees it; its verbs return a `ComposedSource`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from penstock.sources.contract import (
     most_in_flight,
     sampled_rows,
     samples_per_block,
-    selected_ranges,
+    selected,
     view_of,
 )
 from penstock.sources.contract import seams_of as seams_of
@@ -179,8 +178,8 @@ class BaseSource(ABC):
         >>> part.view(0, 2)[""].tolist(), part.seams
         ([2, 3], [2])
         """
-        ranges = selected_ranges("indices_or_mask", indices_or_mask, len(self))
-        return ComposedSource(Selected(layout_of(self), *ranges))
+        kept = selected("indices_or_mask", indices_or_mask, len(self))
+        return ComposedSource(Selected(layout_of(self), kept))
 
     def windows(
         self,
@@ -261,8 +260,8 @@ class BaseSource(ABC):
         from penstock.sources.split import split_samples  # here: few programs split
 
         layout = layout_of(self)
-        ranges = split_samples(self, layout, parts, by, groups, seed)
-        return {name: ComposedSource(Selected(layout, *each)) for name, each in ranges.items()}
+        kept = split_samples(self, layout, parts, by, groups, seed)
+        return {name: ComposedSource(Selected(layout, each)) for name, each in kept.items()}
 
     def statistics(
         self, *, per: int | str | None = None, progress: bool = True
@@ -321,14 +320,19 @@ class ComposedSource(BaseSource):
     def __init__(self, layout: Layout) -> None:
         self.layout, self._draw = layout, Draw()
         self.leaves, self.outputs, self.cells = layout.leaves, layout.outputs, layout.cells
-        self.seams = layout.runs[1:-1].tolist()
         named = {name: each for name, each in layout.outputs.items() if any(each.dims)}
         self.dims = {name: ("",) * len(each.steps) + each.dims for name, each in named.items()}
         fields = {name: each.field for name, each in layout.outputs.items()}
         super().__init__(len(layout), fields)
         outputs = layout.outputs.values()
-        self._plain = all(not (o.steps or o.ragged) and o.pitch == 1 for o in outputs)
+        plain = all(not (o.steps or o.ragged) and o.pitch == 1 for o in outputs)
+        self._plain = plain and not layout.scattered
         self.in_flight = most_in_flight(leaf.source for leaf in self.leaves)
+
+    @property
+    def seams(self) -> list[int]:  # type: ignore[override]
+        """Positions where a sample does not continue the one before it."""
+        return self.layout.runs[1:-1].tolist()  # type: ignore[no-any-return]
 
     @property
     def block_samples(self) -> int:
@@ -397,10 +401,8 @@ class ComposedSource(BaseSource):
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.
         """
-        ends = [copy(self), copy(self)]
-        for share, each in enumerate(ends):
-            each._draw = Draw(share=share)
-        low, high = (each.locate(samples) for each in ends)
+        locate, ends = self.layout.locate, (Draw(share=0), Draw(share=1))
+        low, high = ({name: locate(name, samples, end) for name in self.outputs} for end in ends)
         both = {name: found.joined(high[name]) for name, found in low.items()}
         cell = self.cells.around(np.tile(samples, 2))[0]
         return store_spans(self.leaves, self.outputs, both, cell)
@@ -471,8 +473,7 @@ class ComposedSource(BaseSource):
         first, last = np.searchsorted(runs, [start, stop - 1], side="right").tolist()
         if last - first > (stop - start) // SHORT_PIECE:
             return None
-        borders = [start, *runs[first:last].tolist(), stop]
-        return list(pairwise(borders))
+        return list(pairwise([start, *runs[first:last].tolist(), stop]))
 
     def _row(self, name: str, sample: int) -> tuple[Leaf, int]:
         found = self.layout.locate(name, np.array([sample]), self._draw)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.fingerprints import row_bytes, sampled_blocks
+from penstock.order.subset import Bitmap, Kept, Ranges, kept_ranges, takes_bitmap
 from penstock.registry import did_you_mean
 
 Rows: TypeAlias = npt.NDArray[np.generic]
@@ -298,10 +299,10 @@ def checked_names(name: str, value: object, kinds: type | UnionType = str) -> li
     return names
 
 
-def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indices]:
-    """Return starts and stops of the ranges that indices, a mask, a range or a slice select.
+def selected(name: str, chosen: Any, samples: int) -> Kept:
+    """Return the samples that indices, a mask, a range or a slice select.
 
-    >>> [each.tolist() for each in selected_ranges("chosen", [7, 2, 3], 10)]
+    >>> selected("chosen", [7, 2, 3], 10).facts().tolist()
     [[2, 7], [4, 8]]
     """
     if isinstance(chosen, slice):
@@ -310,7 +311,7 @@ def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indi
         low, high = sorted((chosen[0], chosen[-1]))
         if low < 0 or high >= samples:
             raise PlanError(f"{name} must be within the {samples} samples, got {chosen}")
-        return np.array([low], np.int64), np.array([high + 1], np.int64)
+        return Ranges(np.array([low], np.int64), np.array([high + 1], np.int64), samples)
     given = np.asarray(chosen)
     if given.dtype == bool:
         if given.shape != (samples,):
@@ -318,13 +319,15 @@ def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indi
                 f"{name} is a mask of shape {given.shape}, and there are {samples} samples: pass "
                 "one bool for each"
             )
+        if takes_bitmap(int(np.count_nonzero(given[1:] > given[:-1])), samples):
+            return Bitmap(given)  # without a list of the samples
         indices = np.flatnonzero(given)
     else:
         try:
             indices = np.sort(checked_indices(samples, given))
         except PlanError as error:
             raise PlanError(f"{name}: {error}") from error
-        repeated = np.flatnonzero(np.diff(indices) == 0)
+        repeated = np.flatnonzero(indices[1:] == indices[:-1])
         if len(repeated):
             raise PlanError(
                 f"{name} has sample {int(indices[repeated[0]])} twice: a source has each sample "
@@ -332,7 +335,8 @@ def selected_ranges(name: str, chosen: Any, samples: int) -> tuple[Indices, Indi
             )
     gaps = np.flatnonzero(np.diff(indices) != 1)
     first = np.append(indices[:1], indices[gaps + 1]).astype(np.int64)
-    return first, np.append(indices[gaps], indices[-1:]).astype(np.int64) + 1
+    stops = np.append(indices[gaps], indices[-1:]).astype(np.int64) + 1
+    return kept_ranges(first, stops, samples)
 
 
 def checked_offsets(

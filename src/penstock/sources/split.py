@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.arguments import choice, real_number, whole_number
 from penstock.errors import PlanError
 from penstock.order import Permutation, derive_key
+from penstock.order.subset import Kept, kept_ranges
 from penstock.registry import did_you_mean
 from penstock.sources.boxes import Borders
 from penstock.sources.contract import Indices, Source
@@ -54,8 +55,8 @@ def part_sizes(parts: Mapping[str, float], samples: int) -> dict[str, int]:
 
 def split_samples(
     source: Source, layout: Layout, parts: Mapping[str, float], by: str, groups: Any, seed: int
-) -> dict[str, tuple[Indices, Indices]]:
-    """Return starts and stops of the ranges of each part, ascending.
+) -> dict[str, Kept]:
+    """Return the samples of each part.
 
     Args:
         source: What is split.
@@ -69,7 +70,8 @@ def split_samples(
     key = derive_key(whole_number("seed", seed, minimum=0, maximum=2**64 - 1), "split")
     labels = _group_labels(source, by, groups, layout.runs)
     if choice("by", by, ("random", "time", "group")) == "group":
-        return _by_group(np.asarray(labels), sizes, key)
+        found = _by_group(np.asarray(labels), sizes, key)
+        return {name: kept_ranges(a, b, len(source)) for name, (a, b) in found.items()}
     if layout.shared:
         log.warning(
             "splitting samples that overlap: rows of one part are also in another; call split "
@@ -89,7 +91,8 @@ def split_samples(
         borders = Borders(cells.firsts, np.minimum(cells.steps, most), cells.size).array()
         count = len(borders) - 1
         order = Permutation(count, key)(np.arange(count))
-    return _dealt(borders[:-1][order], borders[1:][order], sizes)
+    dealt = _dealt(borders[:-1][order], borders[1:][order], sizes)
+    return {name: kept_ranges(a, b, len(source)) for name, (a, b) in dealt.items()}
 
 
 def _dealt(starts: Indices, stops: Indices, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -19,6 +20,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.fingerprints import digest
 from penstock.order.keys import derive_key
+from penstock.order.subset import Kept, Ranges
 from penstock.sources.boxes import (
     MOST_BORDERS,
     Borders,
@@ -56,6 +58,7 @@ class Layout(ABC):
         cells: Borders between samples that begin in different storage chunks.
         tiled: Whether samples are numbered by tiles: the next sample is not the next row.
         shared: Whether samples have rows in common: windows or tiles that overlap.
+        scattered: Whether they are single samples all over the parent: reads have no long pieces.
     """
 
     leaves: tuple[Leaf, ...]
@@ -64,6 +67,7 @@ class Layout(ABC):
     cells: Borders
     tiled: bool = False
     shared: bool = False
+    scattered: bool = False
 
     def __len__(self) -> int:
         return int(self.runs[-1])
@@ -141,67 +145,67 @@ class Stored(Layout):
 
 
 class Selected(Layout):
-    """Ranges of samples of another layout, in its order; a gap is a seam.
+    """Some samples of another layout, in its order; a gap is a seam.
 
     Args:
         parent: The layout.
-        starts: The first sample of each range, ascending.
-        stops: The end of each range; ranges are not empty and do not touch.
+        kept: The samples of it.
     """
 
-    def __init__(self, parent: Layout, starts: Indices, stops: Indices) -> None:
-        self.parent, self._starts, self._stops = parent, starts, stops
+    def __init__(self, parent: Layout, kept: Kept) -> None:
+        self.parent, self.kept = parent, kept
         self.leaves, self.outputs = parent.leaves, parent.outputs
         self.tiled, self.shared = parent.tiled, parent.shared
-        ends = np.cumsum(stops - starts)
-        self._begins = ends - (stops - starts)
-        size = int(ends[-1]) if len(ends) else 0
-        inner = self._own(parent.runs[1:-1])
-        self.runs = Borders.at(np.concatenate([self._begins, inner]), size).array()
-        self.cells = self._own_cells(size)
+        self.scattered = not isinstance(kept, Ranges)
+        self.cells = self._own_cells(kept) if isinstance(kept, Ranges) else self._counted_cells()
 
-    def _own(self, positions: Indices) -> Indices:
-        """Return the number of selected samples before each position of the parent."""
-        at = np.searchsorted(self._starts, positions, side="right") - 1
-        if not len(self._starts):
-            return np.zeros_like(positions)
-        inside = np.minimum(positions, self._stops[at]) - self._starts[at]
-        return np.where(at < 0, 0, self._begins[at] + inside)
+    def __len__(self) -> int:
+        return self.kept.count
 
-    def _own_cells(self, size: int) -> Borders:
-        """Return borders where the cell of the parent changes, in O(ranges)."""
+    @cached_property
+    def runs(self) -> Indices:  # type: ignore[override]
+        """Borders of the stretches without a seam: 8 bytes each, so only if they are needed."""
+        inner = self.kept.rank(self.parent.runs[1:-1])
+        return Borders.at(np.concatenate([self.kept.begins(), inner]), len(self)).array()
+
+    def _counted_cells(self) -> Borders:
+        """Return borders where the cell of the parent changes, in O(cells)."""
+        cells = self.parent.cells
+        if len(cells) > MOST_BORDERS:  # only the speed of reads depends on exact borders
+            return Borders.every(len(self), cells.typical() * len(self) // cells.size)
+        return Borders.at(self.kept.rank(cells.array()), len(self))
+
+    def _own_cells(self, kept: Ranges) -> Borders:
+        """Return the same in O(ranges)."""
         cells, inner = self.parent.cells, self.parent.cells.firsts
-        if not size:
+        if not kept.count:
             return Borders.every(0, 1)
         # ranges that lie in one stretch of the parent's borders each
-        at = np.searchsorted(self._starts, inner, side="right") - 1
-        cut = inner[(at >= 0) & (inner > self._starts[at]) & (inner < self._stops[at])]
-        starts = np.sort(np.concatenate([self._starts, cut]))
-        stops = np.sort(np.concatenate([self._stops, cut]))
-        begins = self._own(starts)
+        at = np.searchsorted(kept.starts, inner, side="right") - 1
+        cut = inner[(at >= 0) & (inner > kept.starts[at]) & (inner < kept.stops[at])]
+        starts = np.sort(np.concatenate([kept.starts, cut]))
+        stops = np.sort(np.concatenate([kept.stops, cut]))
+        begins = kept.rank(starts)
         first_cell, second = cells.around(starts)
         last_cell, _ = cells.around(stops - 1)
         other = np.append(True, first_cell[1:] != last_cell[:-1])
         more = second < stops  # the range continues in another cell: there its step is regular
         step = cells.steps[np.searchsorted(cells.firsts, starts[more], side="right") - 1]
         firsts = np.concatenate([begins[other], (begins + second - starts)[more]])
-        steps = np.concatenate([np.full(int(other.sum()), size), step])
+        steps = np.concatenate([np.full(int(other.sum()), kept.count), step])
         order = np.argsort(firsts, kind="stable")
-        return Borders(firsts[order], steps[order], size)
+        return Borders(firsts[order], steps[order], kept.count)
 
     def locate(self, name: str, samples: Indices, draw: Draw) -> Located:
         """Return where output ``name`` of these samples is stored."""
-        at = np.searchsorted(self._begins, samples, side="right") - 1
-        return self.parent.locate(name, samples + (self._starts - self._begins)[at], draw)
+        return self.parent.locate(name, self.kept.select(samples), draw)
 
     def fingerprint(self) -> str:
         """Return an identity of the data and of what the verbs did."""
-        starts, stops = self._starts, self._stops
-        if len(starts) == 1:
-            length = int(stops[0] - starts[0])
-            return digest(["range", int(starts[0]), length, self.parent.fingerprint()], [])
-        ranges = np.stack([starts, stops]).astype("<i8")
-        return digest(["select", self.parent.fingerprint()], [ranges.tobytes()])
+        kept = self.kept
+        if isinstance(kept, Ranges) and len(kept.starts) == 1:
+            return digest(["range", int(kept.starts[0]), kept.count, self.parent.fingerprint()], [])
+        return digest(["select", self.parent.fingerprint()], [kept.facts().tobytes()])
 
     def __repr__(self) -> str:
         return f"{self.parent!r}.select({len(self):,} of {len(self.parent):,} samples)"

@@ -286,8 +286,9 @@ class Resolver:
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
-        most: Most samples of a round, where rounds have as many samples as the blocks of a window,
-            whatever blocks these are from (`BlockRounds`); None for the rounds of a `BlockOrder`.
+        rounds: Returns the most samples of a round for block, window and lanes, where rounds have
+            as many samples as the blocks of a window, whatever blocks these are from; None for the
+            rounds of a `BlockOrder`.
     """
 
     demand: Demand
@@ -299,7 +300,7 @@ class Resolver:
     budget: int
     again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
-    most: int | None = None
+    rounds: Callable[[int, int, int], int] | None = None
 
     def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
         """Return the geometry: as asked, else from a state, else from storage and budget."""
@@ -313,8 +314,8 @@ class Resolver:
     def round_samples(self, resolved: Resolved) -> int:
         """Return the samples in a round of windows, over all lanes."""
         block, window, lanes = (choice.value for choice in resolved)
-        if self.most is not None:
-            return min(block * window * lanes, -(-self.most // lanes) * lanes)
+        if self.rounds is not None:
+            return self.rounds(block, window, lanes)
         if self.in_order:
             return min(block * window, self.samples)
         return BlockOrder(self.samples, 0, block, window, lanes).window_samples * lanes

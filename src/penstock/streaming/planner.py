@@ -6,7 +6,7 @@ Planning is pure arithmetic; nothing is read here. `Planner` plans one part ahea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -25,17 +25,24 @@ Positions: TypeAlias = Callable[[int, int], Indices]  # of samples begin:end of 
 
 
 class WindowedOrder(Protocol):
-    """An order whose samples come in rounds of windows, one window for each lane."""
+    """An order whose samples come in rounds of windows, one window for each lane.
+
+    Where the windows of a round end at different positions, an order also has
+    ``round_stop(epoch, k)``, the position after the last one of round ``k``; `round_start` is
+    then a position that no position of this round or of a later one precedes.
+    """
+
+    rounds: int
 
     def round_of(self, epoch: int, position: int) -> int:
-        """Return the round that contains a position."""
+        """Return the first round that has a position at or after this one."""
         ...
 
     def round_start(self, epoch: int, k: int) -> int:
         """Return the first position of round ``k``, or the end of the epoch after the last one."""
         ...
 
-    def window_reads(self, epoch: int, k: int, column: int) -> list[Span]:
+    def window_reads(self, epoch: int, k: int, column: int) -> Iterable[Span]:
         """Return what one lane reads for its window."""
         ...
 
@@ -242,16 +249,20 @@ def plan_parts(plan: Plan, order: WindowedOrder, segments: Iterator[Segment]) ->
 def _plan_rounds(plan: Plan, windows: WindowedOrder, segment: Segment, done: int) -> Iterator[Part]:
     epoch, whole = segment.epoch, plan.steps.whole
     ends = plan.skips.original(epoch, np.array([segment.start, segment.stop - 1]))
-    first, last = (windows.round_of(epoch, end) for end in ends.tolist())
-    for k in range(first, last + 1):
-        start = windows.round_start(epoch, k)
-        borders = np.array([start, windows.round_start(epoch, k + 1)])
-        begin, end = plan.skips.kept(epoch, borders).tolist()
+    first, last = ends.tolist()
+    round_stop = getattr(windows, "round_stop", None)
+    for k in range(windows.round_of(epoch, first), windows.rounds):
+        start, following = windows.round_start(epoch, k), windows.round_start(epoch, k + 1)
+        if start > last:
+            break
+        stop = following if round_stop is None else round_stop(epoch, k)
+        begin, done_at, end = plan.skips.kept(epoch, np.array([start, following, stop])).tolist()
         touched = segment.steps_in(begin, end, whole)
-        if not touched:  # all of it is skipped
+        if not touched:  # all of it is skipped, or delivered
             continue
-        is_complete = end >= segment.bounds(touched.stop - 1, whole)[1]
-        complete = touched.stop if is_complete else touched.stop - 1
+        complete = touched.stop
+        while complete > touched.start and segment.bounds(complete - 1, whole)[1] > done_at:
+            complete -= 1
         # The first position of a round can belong to any lane, not only to lane 0.
         columns = [(lane - start) % plan.steps.lanes for lane in _lanes(plan, segment, touched)]
         read = [
@@ -267,7 +278,7 @@ def _plan_rounds(plan: Plan, windows: WindowedOrder, segment: Segment, done: int
 
 def _parts(
     plan: Plan, segment: Segment, this: Round, span: tuple[int, int], first: int,
-    windows: Sequence[tuple[Sequence[Span], Positions]],
+    windows: Sequence[tuple[Iterable[Span], Positions]],
 ) -> Iterator[Part]:  # fmt: skip
     """Yield the parts of a round, whose positions are in ``span``."""
     begins, following = True, _runs(windows)
@@ -287,7 +298,7 @@ def _parts(
         begins, runs = False, after
 
 
-def _runs(windows: Sequence[tuple[Sequence[Span], Positions]]) -> Iterator[list[_Run]]:
+def _runs(windows: Sequence[tuple[Iterable[Span], Positions]]) -> Iterator[list[_Run]]:
     """Yield the blocks of a round's windows in groups of about one part."""
     group: list[_Run] = []
     size = 0

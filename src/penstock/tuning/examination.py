@@ -235,7 +235,7 @@ def stream_of(subject: Subject, source: Source) -> Stream:
         return Stream(refused=str(error))
     try:
         reading = loader.stream_input
-        cost = reading.cost(min(loader.block_samples, loader.samples))
+        cost = reading.cost(min(loader.block_samples, len(reading.source)))
         order, steps = loader.plan.order, loader.plan.steps
         quality = None
         if isinstance(order, BlockOrder):
