@@ -84,10 +84,10 @@ cuda: $(READY)
 clean:
 	rm -rf $(VENV) .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf .demo build dist
-	rm -f src/penstock/streaming/libpast_cache.so
+	rm -f src/penstock/libnative.so
 
 # torch comes with everything that depends on it, pinned: an unpinned one pulls gigabytes
-$(READY): pyproject.toml constraints.txt hatch_build.py src/penstock/streaming/past_cache.c
+$(READY): pyproject.toml constraints.txt hatch_build.py src/penstock/native.c
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch numpy
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'

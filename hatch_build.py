@@ -17,8 +17,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "src/penstock/streaming/past_cache.c"
-LIBRARY = "src/penstock/streaming/libpast_cache.so"
+SOURCE = "src/penstock/native.c"
+LIBRARY = "src/penstock/libnative.so"
 OLDEST = (2, 17)  # of the C library, that any interpreter of today runs with
 
 

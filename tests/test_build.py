@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = "penstock/streaming/libpast_cache.so"
-SOURCE = "penstock/streaming/past_cache.c"
+LIBRARY = "penstock/libnative.so"
+SOURCE = "penstock/native.c"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_wheel_has_the_compiled_file(project):
     assert {LIBRARY, SOURCE, "penstock/py.typed"} <= set(files)
     tag = re.fullmatch(r"penstock-.*-py3-none-manylinux_2_(\d+)_x86_64.whl", name)
     assert tag, f"a package index refuses {name}"
-    (compiled,) = project.rglob("libpast_cache.so")
+    (compiled,) = project.rglob("libnative.so")
     assert newest_glibc(compiled) <= int(tag[1])
 
 

@@ -14,6 +14,7 @@ import torch
 
 from penstock.arguments import whole_number
 from penstock.errors import BatchError
+from penstock.native import native
 
 
 class Ragged:
@@ -232,17 +233,18 @@ def dense_tensor(
     """
     rows = len(offsets) - 1
     matrix = values.new_empty((rows, width)) if out is None else out
-    if values.device.type == "cpu":  # by numpy: threads of torch would compete with the readers
-        matrix.view(torch.uint8).numpy().fill(0)
-        begins = np.arange(rows, dtype=np.int64) * width
-        index = np.repeat(begins, np.diff(offsets.numpy()))
-        index += columns.numpy()
-        places = torch.from_numpy(index)
-    else:
-        matrix.zero_()
-        firsts = torch.arange(rows, device=values.device) * width
-        places = torch.repeat_interleave(firsts, offsets.diff(), output_size=len(values))
-        places += columns
+    numbers = values.dtype in (torch.float32, torch.float64)
+    numbers &= columns.dtype in (torch.int32, torch.int64) and matrix.is_contiguous()
+    if native is not None and numbers and values.device.type == "cpu":
+        native.dense(
+            matrix.data_ptr(), values.itemsize, values.data_ptr(), columns.data_ptr(),
+            columns.itemsize, offsets.data_ptr(), rows, width,
+        )  # fmt: skip
+        return matrix
+    matrix.zero_()
+    firsts = torch.arange(rows, device=values.device) * width
+    places = torch.repeat_interleave(firsts, offsets.diff(), output_size=len(values))
+    places += columns
     # added, not assigned: a column that a row names twice has the sum, as in scipy
     matrix.view(-1).scatter_add_(0, places, values)
     return matrix

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from penstock import ChunkedDataLoader, Mixture, PlanError, Ragged, StreamLoader, open_source, pack
 from penstock.datasets.gather import SourceDataset
 from penstock.errors import BatchError, SourceError
+from penstock.ragged import dense_tensor
 from penstock.sources.base import BaseSource, Field
 from penstock.sources.ragged_rows import checked_offsets, take_by_blocks
 from tests.sources.ragged_contract import check, text
@@ -228,3 +230,19 @@ def test_mixtures_of_ragged_sources_are_streamed():
             assert len(batch["x"]) == 8 and len(names) > 0
             rows = {tuple(row) for part in (first, second) for row in map(np.ndarray.tolist, part)}
             assert all(tuple(row) in rows for row in batch["x"].tolist())
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int16"])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("way", ["compiled", "torch"])
+def test_a_matrix_with_its_zeros_is_scipys(monkeypatch, kind, index, way):
+    if way == "torch":
+        monkeypatch.setattr("penstock.ragged.native", None)
+    values = torch.arange(1, 8).to(getattr(torch, kind))
+    columns = torch.tensor([4, 0, 0, 2, 2, 2, 4], dtype=getattr(torch, index))  # 0 and 2 again
+    offsets = torch.tensor([0, 1, 1, 6, 7])
+    parts = [each.numpy() for each in (values, columns, offsets)]
+    out = torch.full((4, 5), 7).to(values.dtype)
+    found = dense_tensor(values, columns, offsets, 5, out=out)
+    assert found is out
+    assert (found.numpy() == scipy.sparse.csr_matrix(tuple(parts), shape=(4, 5)).toarray()).all()

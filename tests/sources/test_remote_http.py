@@ -130,3 +130,25 @@ def test_lasting_trouble_is_reported_at_once(server, status):
         assert server.failures == 0
     finally:
         server.failures = 0
+
+
+@pytest.mark.parametrize("compressors", ["auto", None])
+def test_chunks_of_a_shard_come_in_one_request(server, tmp_path, compressors):
+    data = np.random.default_rng(0).integers(0, 99, (240, 60)).astype("i4")
+    options = {"chunks": (4, 6), "shards": (120, 60), "compressors": compressors}
+    zarr.create_array(server.root / f"many-{compressors}", data=data, **options)
+    url = f"{server.url}/many-{compressors}"
+
+    def requests(start, stop, **options):
+        source, out = open_source(url, **options), np.empty((stop - start, 60), "i4")
+        server.requests.clear()
+        source.read(start, stop, {"": out})
+        assert (out == data[start:stop]).all()
+        return len(server.requests)
+
+    assert requests(0, 120) == 2  # the index, and 300 chunks
+    assert requests(0, 240) == 4
+    assert requests(8, 40) == 2  # chunks of other rows between them, less than asking costs
+    # a cache is asked for single chunks: it has them whatever is read with them
+    assert requests(0, 120, cache_dir=tmp_path / "cache") == 1 + 300
+    assert requests(4, 60, cache_dir=tmp_path / "cache") == 0

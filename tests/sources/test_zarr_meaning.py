@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import pickle
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ import zarr
 
 from penstock import StreamLoader
 from penstock.errors import PlanError, SourceError
-from penstock.sources import ZarrSource, open_source
+from penstock.sources import ZarrSource, cf, open_source
 
 STORED = np.full((40, 4), -32767, "i2")
 NAN = "AAAAAAAA+H8="  # as xarray writes it in version 3
@@ -258,3 +259,23 @@ def test_separators_that_lead_elsewhere_are_refused(tmp_path, version, separator
     for direct in (True, False):
         with pytest.raises(SourceError, match="separator"):
             ZarrSource(path, direct=direct)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", ">i2"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -7, "missing_value": 9},
+        {"scale_factor": 1e-3},
+        {"add_offset": 1 / 3, "_Unsigned": "true"},
+        {"_FillValue": 5},
+    ],
+)
+def test_all_values_of_few_bits_are_decoded_as_numpy_does_it(monkeypatch, dtype, attributes):
+    decoding = cf.decoding_of(attributes, np.dtype(dtype), "x")
+    stored = np.arange(1 << 16).astype(dtype).reshape(256, 256)
+    found, expected = (np.empty(stored.shape, decoding.dtype) for _ in range(2))
+    decoding.apply(stored, found)
+    monkeypatch.setattr(cf, "native", None)
+    pickle.loads(pickle.dumps(decoding)).apply(stored, expected)
+    assert found.tobytes() == expected.tobytes()

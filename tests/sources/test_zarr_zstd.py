@@ -10,6 +10,7 @@ import zarr
 from numcodecs import zstd
 
 from penstock import open_source
+from penstock.errors import SourceError
 from penstock.sources.zarr import codecs
 from penstock.sources.zarr.codecs import ZSTD_BLOCK, BadChunk, CodecChain
 
@@ -102,3 +103,33 @@ def test_a_few_rows_of_a_large_chunk_are_equal_to_zarr_python(tmp_path, axis: in
         out = np.zeros((stop - start, *expected.shape[1:]), np.int32)
         source.read(start, stop, {"": out})
         assert (out == expected[start:stop]).all()
+
+
+@pytest.mark.parametrize("way", ["compiled", "python"])
+@pytest.mark.parametrize("shape", [(1000,), (120, 7)])
+def test_chunks_of_a_shard_are_decoded_together(tmp_path, monkeypatch, way, shape) -> None:
+    if way == "python":
+        monkeypatch.setattr(codecs, "native", None)
+    data = np.random.default_rng(0).integers(0, 50, shape).astype("i4")
+    chunks, shards = ((10,), (500,)) if len(shape) == 1 else ((4, 3), (60, 9))
+    zarr.create_array(tmp_path / "x", data=data, chunks=chunks, shards=shards)
+    source, calls = open_source(tmp_path / "x"), []
+    monkeypatch.setattr(
+        codecs._Zstd, "decode", lambda *a, real=codecs._Zstd.decode: calls.append(1) or real(*a)
+    )
+    for start, stop in ((0, shape[0]), (3, 97), (57, 63)):
+        out = np.empty((stop - start, *shape[1:]), "i4")
+        source.read(start, stop, {"": out})
+        assert (out == data[start:stop]).all()
+    assert bool(calls) == (codecs.native is None)
+
+
+def test_a_damaged_chunk_among_others_is_named(tmp_path) -> None:
+    zarr.create_array(tmp_path / "x", data=np.arange(100), chunks=(10,), shards=(100,))
+    (shard,) = (tmp_path / "x" / "c").iterdir()
+    raw = bytearray(shard.read_bytes())
+    offset, nbytes = np.frombuffer(raw[-164:-4], "<u8").reshape(-1, 2)[4].tolist()
+    raw[offset : offset + nbytes] = bytes(nbytes)
+    shard.write_bytes(raw)
+    with pytest.raises(SourceError, match=r"chunk \(4,\) of array .* is damaged"):
+        open_source(tmp_path / "x").read(0, 100, {"": np.empty(100, "i8")})

@@ -12,25 +12,28 @@ import binascii
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from penstock.arguments import shown
 from penstock.errors import SourceError
+from penstock.native import native
 from penstock.sources.thread_buffers import thread_array
 
 Attributes = Mapping[str, Any]
 DType = np.dtype[np.generic]
 
 DIMENSIONS_V2 = "_ARRAY_DIMENSIONS"  # where xarray stores dimension names in Zarr version 2
-PIECE_ITEMS = 1 << 16  # that are computed together
+PIECE_ITEMS = 1 << 13  # that are computed together: with their temporaries they fit into L2
+TABLE_ITEMS = 1 << 12  # fewer are computed at once: making a table takes longer
 FILLS = ("missing_value", "_FillValue")
 TEXTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decoding:
     """How stored values of one array become data.
 
@@ -50,8 +53,31 @@ class Decoding:
     scale: Any
     offset: Any
 
+    def __reduce__(self) -> tuple[type[Decoding], tuple[Any, ...]]:
+        return Decoding, tuple(getattr(self, each.name) for each in fields(self))
+
+    @cached_property
+    def _table(self) -> np.ndarray[Any, Any] | None:
+        """The data of all values that 8 or 16 bits can have; None if a table does not pay."""
+        small = self.read_as.kind in "iu" and self.read_as.itemsize <= 2 and self.read_as.isnative
+        if native is None or not small or self.dtype != np.float32:
+            return None
+        values = np.arange(1 << 8 * self.read_as.itemsize, dtype=f"u{self.read_as.itemsize}")
+        table = np.empty(len(values), np.float32)
+        self._compute(values, table)
+        return table
+
     def apply(self, stored: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         """Fill ``out`` with the data of ``stored`` values of the same shape."""
+        table = self._table if stored.size >= TABLE_ITEMS and out.flags.c_contiguous else None
+        if native is None or table is None or not stored.flags.c_contiguous:
+            self._compute(stored, out)
+            return
+        native.lookup(
+            out.ctypes.data, stored.ctypes.data, stored.itemsize, table.ctypes.data, stored.size
+        )
+
+    def _compute(self, stored: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         exact = _float_dtype(self.read_as, self.scale, self.offset)
         if exact == np.float64 and out.dtype == np.float32 and self.read_as != np.float32:
             # computed as xarray does, and rounded once; a few rows at a time stay in the cache

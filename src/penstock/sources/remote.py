@@ -33,6 +33,8 @@ Answer = TypeVar("Answer")
 
 MOST_REQUESTS = 1024  # in flight: each has a thread
 MOST_SECONDS = 10.0 * 365 * 24 * 3600
+TOGETHER_BYTES = 4 << 20  # takes longer to send than to ask for
+GAP_BYTES = 1 << 18  # takes less long to send than to ask for
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 SINGLE_FILES = (".npy", ".parquet", ".pq")
 # texts of obstore's errors: trying again does not help; the server sends whole objects only;
@@ -115,6 +117,10 @@ class ObjectStore(ByteStore):
         self._retry = seconds("retry_seconds", retry_seconds, minimum=0.0)
         self._timeout = seconds("timeout_seconds", timeout_seconds, minimum=0.001)
         self._cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
+        if self._cache is None:  # the cache knows single chunks: other reads find them, too
+            self.together_bytes, self.gap_bytes = TOGETHER_BYTES, GAP_BYTES
+        else:
+            self.together_bytes = 0
         self._options = options
         self._versions: dict[str, str] = {}  # of the metadata of each array, by its path
         self._clients: dict[int, _Client] = {}  # by process

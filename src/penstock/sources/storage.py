@@ -241,6 +241,7 @@ class LocalFile(StoredFile):
         with reading(self.name):
             found = self.path.stat()
         self.size, self.version = found.st_size, f"{found.st_size} {found.st_mtime_ns}"
+        self._number = found.st_ino
         self._pages: mmap.mmap | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,8 +254,13 @@ class LocalFile(StoredFile):
         return raw
 
     def verify(self) -> None:
-        """Raise ``SourceError`` if the file was written since it was opened."""
-        if LocalFile(self.path).version != self.version:
+        """Raise ``SourceError`` if the file was written or replaced since it was opened.
+
+        Its size, number and time of modification are compared: a file that is written again
+        within the resolution of that time, usually some milliseconds, looks the same.
+        """
+        now = LocalFile(self.path)
+        if (now.version, now._number) != (self.version, self._number):
             raise SourceError(
                 f"{self.name} has changed while it was read: do not write to a file that is being "
                 "read; open it again"
@@ -272,6 +278,7 @@ class LocalFile(StoredFile):
                 f"{self.name} has shrunk to {pages.size()} bytes of {self.size} while it was read: "
                 "restore the file"
             )
+        self.verify()
         return pages
 
 
@@ -325,9 +332,13 @@ class ByteStore(ABC):
 
     Attributes:
         concurrency: Requests that one read should have in flight at once.
+        together_bytes: Most bytes of several chunks that one request should fetch.
+        gap_bytes: Bytes between two of them that may be fetched for nothing.
     """
 
     concurrency = 1
+    together_bytes = 1 << 20
+    gap_bytes = 1 << 14  # read in less time than a file is opened
 
     @abstractmethod
     def name(self, key: str) -> str:

@@ -6,13 +6,11 @@ Without the compiled file numpy does the same, slower.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.native import native
 from penstock.order import Indices
 
 GIL_ITEMS = 500  # numpy keeps the interpreter's lock while it copies up to this many items
@@ -23,31 +21,7 @@ LONG_ROW_BYTES = 512  # for longer rows, cache lines shared by two rows do not m
 CACHE_BYTES = 16 << 20  # larger memory is not in the cache any more when it is read
 
 
-class _Compiled(NamedTuple):
-    copy: Callable[..., int]
-    copy_boxes: Callable[..., int]
-    join: Callable[..., None]
-
-
-def _load_compiled() -> _Compiled | None:
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("libpast_cache.so")))
-        copy, boxes, join = (library[f"penstock_{n}"] for n in ("copy", "copy_boxes", "join"))
-    except (OSError, AttributeError):  # not compiled, or from an earlier version of the file
-        return None
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    copy.argtypes = [address, number, address, address, number, address, *[number] * 4]
-    boxes.argtypes = [
-        *(address, number, address, address, number, address),
-        *(number, number, number, address, number, number),
-    ]
-    copy.restype = boxes.restype = number
-    join.argtypes, join.restype = [address, address, address, number], None
-    return _Compiled(copy, boxes, join)
-
-
-_compiled = _load_compiled()
-COMPILED = _compiled is not None  # by hatch_build.py, if there was a C compiler
+COMPILED = native is not None
 
 
 def as_items(
@@ -114,11 +88,11 @@ def copy_past_cache(
     Raises:
         IndexError: A target is not a row, or an index not an item; the items before it are written.
     """
-    assert _compiled is not None and rows.flags.c_contiguous and items.dtype == rows.dtype
+    assert native is not None and rows.flags.c_contiguous and items.dtype == rows.dtype
     targets = np.ascontiguousarray(targets, np.int64)
     chosen = None if index is None else np.ascontiguousarray(index, np.int64)
     assert targets.shape == (items.shape if chosen is None else chosen.shape)
-    done = _compiled.copy(
+    done = native.copy(
         rows.ctypes.data, len(rows), targets.ctypes.data, items.ctypes.data, len(items),
         None if chosen is None else chosen.ctypes.data,
         items.strides[0], len(targets), rows.itemsize, past,
@@ -142,10 +116,10 @@ def gather_boxes(
     """
     steps, shape = rows.shape[1], rows.shape[2:]
     if COMPILED:
-        assert _compiled is not None and rows.flags.c_contiguous
+        assert native is not None and rows.flags.c_contiguous
         sizes, table = np.array(shape, np.int64), np.ascontiguousarray(table, np.int64)
         targets = np.ascontiguousarray(targets, np.int64)
-        done = _compiled.copy_boxes(
+        done = native.copy_boxes(
             rows.ctypes.data, len(rows), targets.ctypes.data, held.ctypes.data, held.nbytes,
             table.ctypes.data, len(table), steps, len(shape), sizes.ctypes.data, rows.itemsize,
             rows.nbytes >= CACHE_BYTES and shape[-1] * rows.itemsize >= 4 * LINE_BYTES,
@@ -168,8 +142,8 @@ def copy_bytes(begins: Indices, sizes: Indices, to: int) -> None:
         to: The address of memory for all of them.
     """
     if COMPILED:
-        assert _compiled is not None
-        _compiled.join(to, begins.ctypes.data, sizes.ctypes.data, len(begins))
+        assert native is not None
+        native.join(to, begins.ctypes.data, sizes.ctypes.data, len(begins))
         return
     for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(to, begin, size)

@@ -239,23 +239,28 @@ class Location(NamedTuple):
     nbytes: int | None = None
 
 
-def side_by_side(places: Sequence[Location | None], most: int) -> list[range]:
+def side_by_side(places: Sequence[Location | None], most: int, gap: int = 0) -> list[range]:
     """Return ranges of places that follow each other in one file, of ``most`` bytes or one place.
+
+    Args:
+        places: Sorted by file and offset.
+        most: Bytes of a range.
+        gap: Bytes between two places that may be fetched for nothing.
 
     >>> side_by_side([Location("a", 0, 5), Location("a", 5, 2), Location("b", 7, 1), None], 100)
     [range(0, 2), range(2, 3), range(3, 4)]
     """
-    groups, begin, size = [], 0, 0
-    key, end = "", -1
-    for i, place in enumerate(places):
-        nbytes = 0 if place is None or place.nbytes is None else place.nbytes
-        follows = place is not None and nbytes and (place.key, place.offset) == (key, end)
-        size = size + nbytes if follows else nbytes
-        if i and (not follows or size > most):
-            groups.append(range(begin, i))
-            begin, size = i, nbytes
-        key, end = ("", -1) if place is None else (place.key, place.offset + nbytes)
-    return [*groups, range(begin, len(places))]
+    groups, first = [], 0
+    for i in range(1, len(places) + 1):
+        begin, last = places[first], places[i - 1]
+        this = places[i] if i < len(places) else None
+        if begin and last and this and this.key == last.key and last.nbytes and this.nbytes:
+            between = this.offset - last.offset - last.nbytes
+            if 0 <= between <= gap and this.offset + this.nbytes - begin.offset <= most:
+                continue
+        groups.append(range(first, i))
+        first = i
+    return groups
 
 
 class ChunkLocator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.extras import optional
-from penstock.sources.thread_buffers import Bytes
+from penstock.native import native
+from penstock.sources.thread_buffers import Bytes, Rows
 
 
 class BadChunk(ValueError):
@@ -53,6 +54,11 @@ class CodecChain:
             _decode_zstd(stored, out, out.size if wanted is None else wanted)
         else:
             _DECODERS[self.compressor](stored, out)
+
+    def decoder(self) -> _Zstd | None:
+        """Return what decodes several chunks in one call; None if nothing does."""
+        plain = self.compressor == "zstd" and not self.checksum
+        return _zstd_native() if plain and native is not None else None
 
     def most_stored_bytes(self, decoded_bytes: int) -> int:
         """Return more than any encoder writes: a larger file is refused before it is read."""
@@ -175,6 +181,7 @@ class _Zstd(threading.local):
 
         copied = (address, address, size, address, size)
         self._decode = function("decompressDCtx", size, *copied)
+        self._address = ctypes.cast(self._decode, address).value
         self._next = function("decompressContinue", size, *copied)
         self._begin = function("decompressBegin", size, address)
         self._stored_bytes = function("nextSrcSizeToDecompress", size, address)
@@ -191,6 +198,25 @@ class _Zstd(threading.local):
         if done != out.size:
             _check_content(stored, out)
             _check_size(self._checked(done), out)
+
+    def decode_all(
+        self, stored: Bytes, begins: list[int], sizes: list[int], outs: Sequence[Rows]
+    ) -> int:
+        """Fill contiguous arrays of one size; return how many chunks were right before a bad one.
+
+        Args:
+            stored: The stored bytes of all chunks.
+            begins: Where each begins.
+            sizes: The bytes of each.
+            outs: One for each.
+        """
+        assert native is not None
+        table = np.array([begins, sizes, [out.ctypes.data for out in outs]], np.int64)
+        where = table.ctypes.data
+        return native.decode(
+            self._address, self._context, stored.ctypes.data, where, where + 8 * len(outs),
+            where + 16 * len(outs), outs[0].nbytes, len(outs),
+        )  # fmt: skip
 
     def decode_first(self, stored: Bytes, out: Bytes, wanted: int) -> None:
         """Fill at least the first ``wanted`` bytes of ``out``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -35,7 +35,7 @@ from penstock.sources.zarr.hierarchy import MissingChunks
 
 # each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
 CACHED_BOXES = 1024
-TOGETHER_BYTES = 1 << 20  # of chunks that are fetched together
+TOGETHER_BYTES = 1 << 20  # of chunks of which a part is wanted, and that are decoded together
 CACHED_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 
@@ -85,13 +85,11 @@ class DirectArray(ArrayReader):
         grid = self._grid if box is None else self._grid_within(box)
         target = np.moveaxis(out, 0, self._axis) if self._axis else out
         reads = list(grid.reads(start, stop))
-        threads = min(self._store.concurrency, len(reads))
-        if threads < 2 and self._layout.shards and len(reads) > 1 and not self._layout.is_raw:
-            found = self._fill_together(reads, target)
-        elif threads < 2:
-            found = [self._fill(read, target) for read in reads]
-        else:
-            found = self._fill_all(reads, target, threads)
+        fills: list[Callable[[], bool]] = [partial(self._fill, read, target) for read in reads]
+        if self._layout.shards and len(reads) > 1 and not (self._layout.is_raw and self._is_near):
+            fills = self._fills_together(reads, target)
+        threads = min(self._store.concurrency, len(fills))
+        found = [fill() for fill in fills] if threads < 2 else _all_of(fills, threads)
         if not all(found):
             self._missing.verify()
 
@@ -104,37 +102,68 @@ class DirectArray(ArrayReader):
             found = self._boxes[box] = self._grid.within(box)
         return found
 
-    def _fill_together(self, reads: list[ChunkRead], target: Rows) -> list[bool]:
-        """Fill ``target`` from chunks of shards: those that are stored side by side in one fetch.
+    @property
+    def _is_near(self) -> bool:
+        return self._store.concurrency < 2
 
-        A file is opened once for many small chunks.
+    def _fills_together(self, reads: list[ChunkRead], target: Rows) -> list[Callable[[], bool]]:
+        """Return what fills ``target`` from chunks of shards, one fetch each.
+
+        Chunks that are stored side by side are fetched together: many small chunks need few
+        requests, or a file is opened once for them.
         """
-        found, places = [], self._locate.places([read.position for read in reads])
-        for group in side_by_side(places, TOGETHER_BYTES):
-            first, last, stored = places[group[0]], places[group[-1]], None
-            if len(group) > 1 and first is not None and last is not None:
-                nbytes = last.offset + (last.nbytes or 0) - first.offset
-                allocate = partial(thread_buffer, "stored")
-                stored = self._store.fetch(first.key, allocate, first.offset, nbytes)
-            if stored is None:
-                found += [self._fill(reads[i], target) for i in group]
-                continue
-            with Probe("decode"):
-                for i in group:
-                    place = places[i]
-                    assert place is not None and place.nbytes is not None and first is not None
-                    at = place.offset - first.offset
-                    found.append(self._fill(reads[i], target, stored[at : at + place.nbytes]))
-        return found
+        places = self._locate.places([read.position for read in reads])
+        where = [place or Location("") for place in places]
+        order = sorted(range(len(reads)), key=lambda i: where[i][:2])
+        most, gap = self._store.together_bytes, self._store.gap_bytes
+        groups = side_by_side([places[i] for i in order], most, gap)
+        fills: list[Callable[[], bool]] = []
+        for group in groups:
+            each = [(reads[order[i]], where[order[i]]) for i in group]
+            if len(each) == 1:
+                fills.append(partial(self._fill, each[0][0], target))
+            else:
+                fills.append(partial(self._fill_group, each, target))
+        return fills
 
-    def _fill_all(self, reads: list[ChunkRead], target: Rows, threads: int) -> list[bool]:
-        with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
-            try:
-                filled = [pool.submit(self._fill, read, target) for read in reads]
-                return [one.result() for one in filled]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for the rest
-                raise
+    def _fill_group(self, group: Sequence[tuple[ChunkRead, Location]], target: Rows) -> bool:
+        """Fill ``target`` from chunks that are stored side by side."""
+        (_, first), (_, last) = group[0], group[-1]
+        nbytes = last.offset + (last.nbytes or 0) - first.offset
+        allocate = partial(thread_buffer, "stored")
+        stored = self._store.fetch(first.key, allocate, first.offset, nbytes)
+        if stored is None:  # the shard is gone: explained there
+            return all(map(bool, [self._fill(read, target) for read, _ in group]))
+        with Probe("decode"):
+            for read, place in group[self._decode_group(group, stored, target) :]:
+                at = place.offset - first.offset
+                self._fill(read, target, stored[at : at + (place.nbytes or 0)])
+        return True
+
+    def _decode_group(
+        self, group: Sequence[tuple[ChunkRead, Location]], stored: Bytes, target: Rows
+    ) -> int:
+        """Fill ``target`` from the first chunks of a group in one call; return how many."""
+        decoder, nbytes = self._layout.codecs.decoder(), self._layout.chunk_bytes
+        parts = [target[read.target] for read, _ in group]
+        whole = [
+            read.whole and part.flags.c_contiguous
+            for (read, _), part in zip(group, parts, strict=True)
+        ]
+        others = whole.count(False)
+        if decoder is None or others * nbytes > TOGETHER_BYTES:
+            return 0
+        scratch = thread_buffer("decoded", others * nbytes).reshape(others, nbytes)
+        rest = iter(scratch)
+        outs = [
+            part if in_place else next(rest) for part, in_place in zip(parts, whole, strict=True)
+        ]
+        begins = [place.offset - group[0][1].offset for _, place in group]
+        done = decoder.decode_all(stored, begins, [place.nbytes or 0 for _, place in group], outs)
+        for (read, _), part, out in zip(group[:done], parts, outs, strict=False):
+            if out is not part:
+                part[...] = self._shaped(out.view(np.uint8))[read.inside]
+        return done
 
     def view(self, start: int, stop: int, box: Crop | None = None) -> Rows | None:
         """Return samples ``start:stop`` over mapped pages, if they are in one raw chunk."""
@@ -285,3 +314,14 @@ class DirectArray(ArrayReader):
             f"chunk {position} of array {self._name} is damaged ({why}): restore the file "
             f"{self._store.name(where.key)} from a copy, or create the array again"
         )
+
+
+def _all_of(fills: Sequence[Callable[[], bool]], threads: int) -> list[bool]:
+    """Return what each function returns; they run in threads."""
+    with ThreadPoolExecutor(threads, "penstock-fetch") as pool:
+        try:
+            filled = [pool.submit(fill) for fill in fills]
+            return [one.result() for one in filled]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for the rest
+            raise

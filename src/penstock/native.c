@@ -1,6 +1,8 @@
-/* Copy rows to their targets, past the processor's cache if wanted.
+/* Loops that Python would hold its lock for: copies of rows and boxes, chunks that are decoded one
+ * after the other, packed values, and matrices with their zeros. Every function has a counterpart in
+ * numpy that does the same, slower.
  *
- * An ordinary store first reads the line it is about to overwrite, and keeps it in the cache.
+ * Rows are copied past the processor's cache if wanted. An ordinary store first reads the line it is about to overwrite, and keeps it in the cache.
  * Batches are written once, far more of them than a cache holds, and read much later: neither
  * helps. The stores used here avoid both where a whole line is written; the ends of a row that
  * share a line with other rows are stored in the usual way.
@@ -115,4 +117,62 @@ void penstock_join(char *to, const int64_t *begins, const int64_t *sizes, int64_
         memcpy(to, (const char *)(intptr_t)begins[i], (size_t)sizes[i]);
         to += sizes[i];
     }
+}
+
+/* Decode count chunks of one size: sizes[i] bytes from begins[i] to address outs[i]. The function is
+ * ZSTD_decompressDCtx. Returns how many were decoded: fewer where it returned another size. */
+int64_t penstock_decode(size_t (*decompress)(void *, void *, size_t, const void *, size_t),
+                        void *context, const char *stored, const int64_t *begins,
+                        const int64_t *sizes, const int64_t *outs, int64_t nbytes, int64_t count)
+{
+    int64_t i = 0;
+    for (; i < count; i++)
+        if (decompress(context, (void *)(intptr_t)outs[i], (size_t)nbytes, stored + begins[i],
+                       (size_t)sizes[i]) != (size_t)nbytes)
+            break;
+    return i;
+}
+
+/* out[i] = table[stored[i]], of 4 bytes each, for stored items of 1 or 2 bytes. */
+void penstock_lookup(uint32_t *out, const void *stored, int64_t item, const uint32_t *table,
+                     int64_t count)
+{
+    const uint8_t *bytes = stored;
+    const uint16_t *pairs = stored;
+    if (item == 1)
+        for (int64_t i = 0; i < count; i++)
+            out[i] = table[bytes[i]];
+    else
+        for (int64_t i = 0; i < count; i++)
+            out[i] = table[pairs[i]];
+}
+
+/* Rows of width numbers: zeros, and at columns[j] the sum of values[j] for each j of the row. The
+ * columns were checked. */
+#define DENSE(name, number, integer)                                                               \
+    static void name(number *out, const number *values, const integer *columns,                    \
+                     const int64_t *offsets, int64_t rows, int64_t width)                          \
+    {                                                                                              \
+        for (int64_t i = 0; i < rows; i++, out += width) {                                         \
+            memset(out, 0, (size_t)width * sizeof(number));                                        \
+            for (int64_t j = offsets[i]; j < offsets[i + 1]; j++)                                  \
+                out[columns[j]] += values[j];                                                      \
+        }                                                                                          \
+    }
+DENSE(dense_f4_i4, float, int32_t)
+DENSE(dense_f4_i8, float, int64_t)
+DENSE(dense_f8_i4, double, int32_t)
+DENSE(dense_f8_i8, double, int64_t)
+
+void penstock_dense(void *out, int64_t item, const void *values, const void *columns, int64_t index,
+                    const int64_t *offsets, int64_t rows, int64_t width)
+{
+    if (item == 4 && index == 4)
+        dense_f4_i4(out, values, columns, offsets, rows, width);
+    else if (item == 4)
+        dense_f4_i8(out, values, columns, offsets, rows, width);
+    else if (index == 4)
+        dense_f8_i4(out, values, columns, offsets, rows, width);
+    else
+        dense_f8_i8(out, values, columns, offsets, rows, width);
 }
