@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import StreamLoader
 from penstock.errors import SourceError
-from penstock.sources import NpySource
+from penstock.sources import NpySource, open_source
 from penstock.testing.source_contract import SourceContract
 
 DTYPES = ["f2", "f4", "f8", "?", "i1", "u1", "i2", "u4", "i8", "u8", "c8", "M8[ns]", "m8[s]"]
@@ -247,3 +248,38 @@ def test_no_access_after_a_file_has_shrunk_touches_lost_pages(tmp_path, order, a
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("access", ["read", "take", "view", "stream"])
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("name", ["x.npy", "x.bin"])
+def test_a_file_of_the_same_size_that_was_written_again_is_refused(tmp_path, name, how, access):
+    path, data = tmp_path / name, np.arange(64, dtype="f4")
+
+    def write(where, values):
+        np.save(where, values) if name == "x.npy" else values.tofile(where)
+
+    write(path, data)
+    os.utime(path, ns=(10**18, 10**18))  # long ago: the clock of a file system ticks slowly
+    source = open_source(path, **({} if name == "x.npy" else {"dtype": "f4"}))
+    loader = StreamLoader(source, 8, seed=1)
+    before = source.fingerprint()
+    assert len(list(loader)) == 8
+    if how == "in place":
+        write(path, data + 1)
+    else:
+        write(tmp_path / f"other.{name}", data + 1)
+        os.utime(tmp_path / f"other.{name}", ns=(10**18, 10**18))
+        os.replace(tmp_path / f"other.{name}", path)
+    out = {"": np.empty(64, "f4")}
+    accesses = {
+        "read": lambda: source.read(0, 64, out),
+        "take": lambda: source.take(np.arange(64), out),
+        "view": lambda: source.view(0, 64),
+        # blocks that were read ahead, before the change, are delivered first
+        "stream": lambda: [list(loader) for _ in range(4)],
+    }
+    with loader, pytest.raises(SourceError, match="has changed while it was read"):
+        accesses[access]()
+    again = open_source(path, **({} if name == "x.npy" else {"dtype": "f4"}))
+    assert again.fingerprint() != before

@@ -28,8 +28,11 @@ class NpySource(BaseSource):
     """One array in a ``.npy`` file: ranges are read, single samples gathered from mapped pages.
 
     Big-endian data and Fortran order are supported through a converting copy; only data in the
-    machine's own format can be viewed in place. A file that has shrunk is an error at the next
-    access; one that shrinks during an access to its mapped pages ends the process (SIGBUS).
+    machine's own format can be viewed in place. A file that was written or replaced since it was
+    opened is an error at the next access, by its size, number and time of modification. Two
+    changes cannot be seen: one within the resolution of that time, and one of a view that was
+    handed out before. A file that shrinks during an access to its mapped pages ends the process
+    (SIGBUS).
 
     Args:
         path: The file. One on object storage is read by ranges of bytes.
@@ -82,6 +85,7 @@ class NpySource(BaseSource):
             if path is not None and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
                 read_exactly(path, rows.reshape(-1).view(np.uint8), offset)
+                self._file.verify()  # afterwards: what was read is of the file that was opened
             else:
                 np.copyto(rows, self._rows(start, stop))
 
