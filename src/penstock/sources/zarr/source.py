@@ -20,7 +20,6 @@ from penstock.sources.contract import SourceLike
 from penstock.sources.storage import ByteStore
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
-from penstock.sources.zarr.generic import GenericArray
 from penstock.sources.zarr.hierarchy import (
     MissingChunks,
     Node,
@@ -29,7 +28,7 @@ from penstock.sources.zarr.hierarchy import (
     image_levels,
     read_node,
 )
-from penstock.sources.zarr.stores import store_of
+from penstock.sources.zarr.stores import GenericArray, store_of
 
 
 class ZarrSource(StoreSource):
