@@ -9,20 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b, sha256
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 SAMPLED_BLOCKS = 4  # per field: enough to notice regenerated data, and cheap on object storage
-
-
-class _Described(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
 
 
 def sampled_blocks(blocks: int, count: int = SAMPLED_BLOCKS) -> list[int]:
@@ -70,7 +62,7 @@ def short_digest(parts: Iterable[bytes]) -> str:
     return hashed.hexdigest()
 
 
-def field_facts(fields: Mapping[str, _Described]) -> dict[str, list[object]]:
+def field_facts(fields: Mapping[str, Any]) -> dict[str, list[object]]:
     """Return shape and dtype of each field as JSON values.
 
     >>> field_facts({"x": np.zeros(3, np.float32)})

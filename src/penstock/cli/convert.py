@@ -19,8 +19,7 @@ from penstock.arguments import whole_number
 from penstock.atomic_files import new_directory, replace_text
 from penstock.cli.zarr_writer import Part, Progressed, advice, write_parts
 from penstock.errors import ConfigError, PenstockError, RunFailedError, SourceError
-from penstock.extras import load_extensions, optional
-from penstock.progress import progress_bar
+from penstock.extras import load_extensions, optional, progress_bar
 from penstock.sources import Source, ZarrSource, hdf5, open_source
 from penstock.sources.array_source import StoreSource
 from penstock.sources.base import composed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -184,7 +185,25 @@ class Reader:
         return default_collate(self.samples(indices.tolist()))
 
 
-class SourceDataset(Dataset[Any]):
+class BatchedDataset(Dataset[Any]):
+    """A dataset whose samples are read together, by ``__getitems__``."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of these indices, read together."""
+
+    def _places(self, indices: list[int]) -> Indices:
+        """Return indices counted from 0; refuse those out of range."""
+        size = len(self)  # type: ignore[arg-type]
+        if any(not -size <= index < size for index in indices):
+            raise IndexError(f"index out of range({size})")
+        return np.array(indices, np.int64) % size
+
+
+class SourceDataset(BatchedDataset):
     """The samples of a source by index.
 
     A source with one unnamed array gives tensors, one with named fields gives a dict of tensors.
@@ -203,15 +222,9 @@ class SourceDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices, read together."""
-        size = len(self)
-        if any(not -size <= index < size for index in indices):
-            raise IndexError(f"index out of range({size})")
-        batch = self.__getbatch__(np.array(indices, np.int64) % size)
+        batch = self.__getbatch__(self._places(indices))
         if isinstance(batch, Mapping):
             rows = {
                 n: each if each.layout == torch.strided else each.to_dense()

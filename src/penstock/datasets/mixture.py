@@ -10,7 +10,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Subset, default_collate
 
 from penstock.arguments import (
     a_path,
@@ -22,7 +22,7 @@ from penstock.arguments import (
     text,
     whole_number,
 )
-from penstock.datasets.gather import Reader, SourceDataset, by_index, fingerprint_of
+from penstock.datasets.gather import BatchedDataset, Reader, SourceDataset, by_index, fingerprint_of
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, row_bytes
 from penstock.keyed import renumbered
@@ -37,7 +37,7 @@ from penstock.sources.contract import SourceLike
 Weights = Mapping[str, float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | None
 
 
-class Mixture(Dataset[Any]):
+class Mixture(BatchedDataset):
     """Several datasets, mixed in fixed shares by the loader that reads them.
 
     Each member is passed through once, in its own shuffle, before any of its samples repeats, also
@@ -247,19 +247,13 @@ class Mixture(Dataset[Any]):
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices."""
-        size = len(self)
-        if any(not -size <= index < size for index in indices):
-            raise IndexError(f"index out of range({size})")
-        indices = [index % size for index in indices]
-        samples = self._reader.samples(indices)
+        places = self._places(indices)
+        samples = self._reader.samples(places.tolist())
         if self.label is None:
             return samples
-        members = self._inner(np.array(indices, np.int64))[0].tolist()
+        members = self._inner(places)[0].tolist()
         return [self._labelled(s, m) for s, m in zip(samples, members, strict=True)]
 
     @property
@@ -289,7 +283,7 @@ class Mixture(Dataset[Any]):
         return None if None in found.values() else digest(found, parts)
 
 
-class JoinedDataset(Dataset[Any]):
+class JoinedDataset(BatchedDataset):
     """Datasets one after the other, read with one operation per dataset.
 
     Args:
@@ -305,9 +299,6 @@ class JoinedDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return int(self._first[-1])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Final
@@ -120,12 +121,13 @@ def _tokens_of(data: Any, lengths: npt.NDArray[Any] | None) -> tuple[npt.ArrayLi
     if isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype != object:
         _check_integers(array.dtype)
         return _flat(array.__getitem__, len(array), lengths)
-    dataset = Documents(map_style("data", data))
+    size, read = len(map_style("data", data)), partial(_samples, Reader(data))
     if lengths is None:
-        lengths = dataset.lengths()
-    if len(lengths) != len(dataset):
-        raise PlanError(f"{len(lengths):,} lengths for {len(dataset):,} documents: pass one each")
-    return lengths, ReadDocuments(dataset, lengths.astype(np.int64))
+        parts = (np.arange(a, min(a + AT_ONCE, size)) for a in range(0, size, AT_ONCE))
+        lengths = np.array([len(row) for part in parts for row in read(part)], np.int64)
+    if len(lengths) != size:
+        raise PlanError(f"{len(lengths):,} lengths for {size:,} documents: pass one each")
+    return lengths, partial(_read_documents, read, lengths.astype(np.int64))
 
 
 def _tokens_of_source(source: Source, lengths: npt.NDArray[Any] | None) -> tuple[Any, Read]:
@@ -136,13 +138,14 @@ def _tokens_of_source(source: Source, lengths: npt.NDArray[Any] | None) -> tuple
         offsets = source.offsets(names[0])  # type: ignore[attr-defined]
         if lengths is not None and not np.array_equal(lengths, np.diff(offsets)):
             raise PlanError("lengths differ from those of the source: leave them out")
-        return np.diff(offsets), ReadDocuments(RaggedRows(source, names[0]), np.diff(offsets))
+        read = partial(_ragged_rows, source, names[0])
+        return np.diff(offsets), partial(_read_documents, read, np.diff(offsets))
     if field.shape:
         raise PlanError(
             f"field {names[0]!r} has samples of shape {field.shape}, which are packed already: "
             "pass rows of different lengths, or single tokens with lengths="
         )
-    return _flat(TokenRange(source, names[0]), len(source), lengths)
+    return _flat(partial(_token_range, source, names[0]), len(source), lengths)
 
 
 def _flat(at: Callable[[slice], Any], total: int, lengths: Any) -> tuple[Any, Read]:
@@ -152,7 +155,7 @@ def _flat(at: Callable[[slice], Any], total: int, lengths: Any) -> tuple[Any, Re
             f"lengths sum to {int(lengths.sum()):,}, but there are {total:,} tokens: "
             "pass the number of tokens of each document"
         )
-    return lengths, ReadRanges(at, np.cumsum(lengths) - lengths)
+    return lengths, partial(_read_ranges, at, np.cumsum(lengths) - lengths)
 
 
 def _check_integers(dtype: np.dtype[Any]) -> None:
@@ -160,72 +163,51 @@ def _check_integers(dtype: np.dtype[Any]) -> None:
         raise PlanError(f"data must be integer tokens, got {dtype}: tokenize the documents first")
 
 
-class ReadRanges:
-    """Reads pieces of tokens that are stored one after the other, each run in one operation."""
-
-    def __init__(self, at: Callable[[slice], Any], begins: Indices) -> None:
-        self._at, self._begins = at, begins
-
-    def __call__(self, pieces: Pieces) -> npt.NDArray[np.generic]:
-        """Return the tokens of pieces, one after the other."""
-        start = self._begins[pieces.document] + pieces.start
-        stop = start + pieces.sizes
-        new = np.flatnonzero(start[1:] != stop[:-1]) + 1
-        runs = pairwise([0, *new.tolist(), len(start)])
-        parts = [self._at(slice(int(start[a]), int(stop[b - 1]))) for a, b in runs]
-        return np.concatenate(parts)
+# what reads tokens is a partial of one of these functions, which can be pickled
 
 
-class TokenRange:
-    """A field of single tokens, by slice."""
-
-    def __init__(self, source: Source, name: str) -> None:
-        self._source, self._name = source, name
-
-    def __call__(self, part: slice) -> npt.NDArray[np.generic]:
-        """Return the tokens of a slice."""
-        found = np.empty(part.stop - part.start, self._source.fields[self._name].dtype)
-        self._source.read(part.start, part.stop, {self._name: found})
-        return found
+def _read_ranges(at: Callable[[slice], Any], begins: Indices, pieces: Pieces) -> Any:
+    """Return pieces of tokens that are stored one after the other, each run in one operation."""
+    start = begins[pieces.document] + pieces.start
+    stop = start + pieces.sizes
+    new = np.flatnonzero(start[1:] != stop[:-1]) + 1
+    runs = pairwise([0, *new.tolist(), len(start)])
+    return np.concatenate([at(slice(int(start[a]), int(stop[b - 1]))) for a, b in runs])
 
 
-class ReadDocuments:
-    """Reads pieces of documents; each document of a request is read once."""
-
-    def __init__(self, documents: Documents | RaggedRows, lengths: Indices) -> None:
-        self._documents, self._lengths = documents, lengths
-
-    def __call__(self, pieces: Pieces) -> npt.NDArray[np.generic]:
-        """Return the tokens of pieces, one after the other."""
-        wanted, which = np.unique(pieces.document, return_inverse=True)
-        found = self._documents.read(wanted)
-        for document, tokens in zip(wanted.tolist(), found, strict=True):
-            if len(tokens) != self._lengths[document]:
-                raise PlanError(
-                    f"document {document} has {len(tokens):,} tokens, but its length was given as "
-                    f"{self._lengths[document]:,}: pass the lengths of these documents"
-                )
-        spans = zip(which.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
-        return np.concatenate([found[i][a:b] for i, a, b in spans])
+def _token_range(source: Source, name: str, part: slice) -> npt.NDArray[np.generic]:
+    """Return a slice of a field of single tokens."""
+    found = np.empty(part.stop - part.start, source.fields[name].dtype)
+    source.read(part.start, part.stop, {name: found})
+    return found
 
 
-class Documents:
-    """A map-style dataset whose samples are rows of tokens."""
+def _read_documents(read: Callable[[Indices], Any], lengths: Indices, pieces: Pieces) -> Any:
+    """Return pieces of documents; each document of a request is read once."""
+    wanted, which = np.unique(pieces.document, return_inverse=True)
+    found = read(wanted)
+    for document, tokens in zip(wanted.tolist(), found, strict=True):
+        if len(tokens) != lengths[document]:
+            raise PlanError(
+                f"document {document} has {len(tokens):,} tokens, but its length was given as "
+                f"{lengths[document]:,}: pass the lengths of these documents"
+            )
+    spans = zip(which.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
+    return np.concatenate([found[i][a:b] for i, a, b in spans])
 
-    def __init__(self, dataset: Any) -> None:
-        self._reader, self._size = Reader(dataset), len(dataset)
 
-    def __len__(self) -> int:
-        return self._size
+def _ragged_rows(source: Any, name: str, documents: Indices) -> list[npt.NDArray[np.generic]]:
+    """Return documents of a ragged field."""
+    offsets = source.offsets(name)
+    ends = np.cumsum(offsets[documents + 1] - offsets[documents])
+    found = np.empty(int(ends[-1]), source.fields[name].dtype)
+    source.take(documents, {name: found})
+    return np.split(found, ends[:-1])
 
-    def read(self, documents: Indices) -> list[npt.NDArray[np.generic]]:
-        """Return the tokens of documents."""
-        return [_row(sample) for sample in self._reader.samples(documents.tolist())]
 
-    def lengths(self) -> Indices:
-        """Return the length of each document, by reading all of them."""
-        parts = (np.arange(a, min(a + AT_ONCE, len(self))) for a in range(0, len(self), AT_ONCE))
-        return np.array([len(row) for part in parts for row in self.read(part)], np.int64)
+def _samples(reader: Reader, documents: Indices) -> list[npt.NDArray[np.generic]]:
+    """Return documents that are the samples of a map-style dataset."""
+    return [_row(sample) for sample in reader.samples(documents.tolist())]
 
 
 def _row(sample: Any) -> npt.NDArray[np.generic]:
@@ -239,18 +221,3 @@ def _row(sample: Any) -> npt.NDArray[np.generic]:
             f"'input_ids', got {shown(sample)}"
         )
     return row
-
-
-class RaggedRows:
-    """A ragged field of a source, by document."""
-
-    def __init__(self, source: Source, name: str) -> None:
-        self._source, self._name = source, name
-
-    def read(self, documents: Indices) -> list[npt.NDArray[np.generic]]:
-        """Return the tokens of documents."""
-        offsets = self._source.offsets(self._name)  # type: ignore[attr-defined]
-        ends = np.cumsum(offsets[documents + 1] - offsets[documents])
-        found = np.empty(int(ends[-1]), self._source.fields[self._name].dtype)
-        self._source.take(documents, {self._name: found})
-        return np.split(found, ends[:-1])

@@ -12,9 +12,9 @@ import torch
 from penstock.arguments import flag, map_style, shown
 from penstock.datasets.gather import Reader, TransformedDataset, first_field
 from penstock.errors import BatchError, PlanError
+from penstock.extras import progress_bar
 from penstock.fingerprints import short_digest
 from penstock.order import Indices
-from penstock.progress import progress_bar
 from penstock.sources.contract import Indexed, checked_indices
 from penstock.sources.statistics import Moments
 from penstock.transforms.standardize import Standardize, Statistic
@@ -50,21 +50,13 @@ class StandardizedDataset(TransformedDataset):
         super().__init__(base_dataset)
         self._indices = as_indices(indices, len(self.base_dataset))
         self.transform: Standardize = Standardize(mean, std)
+        # a float, or one value for each channel; std is the divisor: with 1e-8 added
+        self.mean, self.std = self.transform.mean, self.transform.std
 
     @property
     def indices(self) -> list[int]:
         """The samples of the base dataset, in order."""
         return list(self._indices.tolist())
-
-    @property
-    def mean(self) -> Statistic:
-        """The value subtracted: a float, or one value for each channel."""
-        return self.transform.mean
-
-    @property
-    def std(self) -> Statistic:
-        """The divisor: the standard deviation plus 1e-8."""
-        return self.transform.std
 
     def __len__(self) -> int:
         return len(self._indices)

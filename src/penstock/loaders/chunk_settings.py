@@ -9,17 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from typing import Any, Self
+from functools import cache, partial
+from typing import Any, NamedTuple, Self
 
-from penstock.arguments import (
-    LARGEST_INTEGER,
-    LARGEST_SEED,
-    choice,
-    flag,
-    real_number,
-    whole_number,
-)
+from penstock.arguments import LARGEST_SEED, choice, flag, real_number, whole_number
 from penstock.errors import ConfigError, PlanError
 from penstock.loaders.chunk_schedule import chunk_schedule
 from penstock.loaders.plan_settings import ORDERS, order_named
@@ -72,7 +65,7 @@ class ValidationInterval:
         return abs(loss - before) >= self.loss_change * abs(before)
 
 
-def validation_interval(value: Any, name: str = "validate_every") -> ValidationInterval | None:
+def validation_interval(name: str, value: Any) -> ValidationInterval | None:
     """Return the interval for a number of chunks or a ``{min, max, loss_change}``."""
     if value is None or isinstance(value, ValidationInterval):
         return value
@@ -86,7 +79,7 @@ def validation_interval(value: Any, name: str = "validate_every") -> ValidationI
     return ValidationInterval(chunks, chunks)
 
 
-def skipped_positions(value: Any, name: str = "skip") -> tuple[tuple[int, int, int], ...] | None:
+def skipped_positions(name: str, value: Any) -> tuple[tuple[int, int, int], ...] | None:
     """Return ranges of positions for a list of ``[epoch, start, stop]``."""
     if value is None:
         return None
@@ -101,21 +94,20 @@ def skipped_positions(value: Any, name: str = "skip") -> tuple[tuple[int, int, i
     return tuple((epoch, start, stop) for epoch, start, stop in value)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkOption:
+class ChunkOption(NamedTuple):
     """One option: its names, its default and the values it accepts.
 
     Args:
         name: The field of `ChunkSettings`, and the argument of `ChunkedTraining`.
         key: The key under ``train`` in a configuration, and the argument of `SequenceDataset`.
         default: The value if none is given.
-        parse: Called with a value and a name for messages; returns the value as it is used.
+        parse: Called with a name for messages and a value; returns the value as it is used.
     """
 
     name: str
     key: str
     default: Any
-    parse: Callable[[Any, str], Any]
+    parse: Callable[[str, Any], Any]
 
     def check(self, value: Any, name: str | None = None) -> Any:
         """Return a value as it is used; raise `ChunkOptionError` for one that is not accepted.
@@ -125,32 +117,17 @@ class ChunkOption:
             name: The name to use in the message; the option's own by default.
         """
         try:
-            return self.parse(value, name or self.name)
+            return self.parse(name or self.name, value)
         except PlanError as error:
             raise ChunkOptionError(str(error)) from error
 
 
-def _option(default: Any, parse: Callable[[Any, str], Any], key: str | None = None) -> Any:
+def _option(default: Any, parse: Callable[[str, Any], Any], key: str | None = None) -> Any:
     return field(default=default, metadata={"parse": parse, "key": key})
 
 
-def _number(
-    least: int, unit: str = "", most: int = LARGEST_INTEGER
-) -> Callable[[Any, str], int | None]:
-    def parse(value: Any, name: str) -> int | None:
-        if value is None:
-            return None
-        return whole_number(name, value, minimum=least, maximum=most, unit=unit)
-
-    return parse
-
-
-def _flag(value: Any, name: str) -> bool:
-    return flag(name, value)
-
-
-def _order(value: str, name: str) -> str:
-    return choice(name, value, ORDERS)
+def _number(**bounds: Any) -> Callable[[str, Any], int | None]:
+    return lambda name, value: None if value is None else whole_number(name, value, **bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +156,15 @@ class ChunkSettings:
     ['train_chunk_size', 'val_chunk_size', 'chunk_seed', 'chunk_shuffle']
     """
 
-    train_chunk_size: Any = _option(None, chunk_schedule)  # noqa: RUF009 - a field
-    val_chunk_size: int | None = _option(None, _number(1, "batch"))
-    seed: int | None = _option(42, _number(0, most=LARGEST_SEED), "chunk_seed")
-    shuffle: bool = _option(True, _flag, "chunk_shuffle")
-    order: str = _option("shuffled", _order, "chunk_order")
-    val_cycle: bool = _option(False, _flag)
-    cycle: bool = _option(True, _flag)
-    max_passes: int | None = _option(None, _number(1, "pass"))
-    start_chunk: int | None = _option(None, _number(0))
+    train_chunk_size: Any = _option(None, lambda n, v: chunk_schedule(v, n))  # noqa: RUF009 - a field
+    val_chunk_size: int | None = _option(None, _number(minimum=1, unit="batch"))
+    seed: int | None = _option(42, _number(minimum=0, maximum=LARGEST_SEED), "chunk_seed")
+    shuffle: bool = _option(True, flag, "chunk_shuffle")
+    order: str = _option("shuffled", partial(choice, allowed=ORDERS), "chunk_order")
+    val_cycle: bool = _option(False, flag)
+    cycle: bool = _option(True, flag)
+    max_passes: int | None = _option(None, _number(minimum=1, unit="pass"))
+    start_chunk: int | None = _option(None, _number(minimum=0))
     validate_every: Any = _option(None, validation_interval)  # noqa: RUF009
     skip: Any = _option(None, skipped_positions)  # noqa: RUF009
 

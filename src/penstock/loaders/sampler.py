@@ -11,11 +11,7 @@ from torch.utils.data import Sampler
 from penstock.arguments import flag, whole_number
 from penstock.loaders.options import check_epoch
 from penstock.loaders.plan_settings import make_order
-from penstock.order import (
-    Cursor,
-    Indices,
-    Order,
-)
+from penstock.order import Cursor, Indices, Order
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, refuse_skips, to_state
 from penstock.ranks import ranks

@@ -27,20 +27,9 @@ WORDS: Final = {
 ARGUMENTS: Final = {"cut": "batch_size or max_tokens", "sorted": "window"}
 
 SMALLEST: Final = {  # value of each number that a state may have
-    "epoch": 0,
-    "position": 0,
-    "samples": 1,
-    "places": 1,
-    "seed": 0,
-    "block": 1,
-    "window": 1,
-    "lanes": 1,
-    "chunk": 1,
-    "align": 1,
-    "overlap": 0,
-    "chunks": 0,
-    "chunk_size": 1,
-    "chunk_done": 0,
+    **dict.fromkeys(("epoch", "position", "seed", "overlap", "chunks", "chunk_done"), 0),
+    **dict.fromkeys(("samples", "places", "block", "window", "lanes"), 1),
+    **dict.fromkeys(("chunk", "align", "chunk_size"), 1),
 }
 TEXTS: Final = ("order", "fingerprint")
 

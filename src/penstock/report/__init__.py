@@ -1,7 +1,5 @@
 """Reports of measurements: tables, JSON, plots and self-contained pages."""
 
-from penstock.report.benchmark import BenchmarkReport
-from penstock.report.run_files import Run, Session
-from penstock.report.run_page import page_of, trace_of, write_report
+from penstock.lazy import lazy_names
 
-__all__ = ["BenchmarkReport", "Run", "Session", "page_of", "trace_of", "write_report"]
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError
-from penstock.progress import progress_bar
+from penstock.extras import progress_bar
 from penstock.sources.contract import Rows, Source
 
 log = logging.getLogger("penstock")

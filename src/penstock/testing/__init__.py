@@ -3,19 +3,6 @@
 Nothing here needs pytest; every failure is an ``AssertionError`` that says what went wrong.
 """
 
-from penstock.testing.loader_laws import (
-    assert_covers,
-    assert_resumes_everywhere,
-    assert_topology_free,
-    same_batch,
-)
-from penstock.testing.source_contract import SourceContract, WatchedSource
+from penstock.lazy import lazy_names
 
-__all__ = [
-    "SourceContract",
-    "WatchedSource",
-    "assert_covers",
-    "assert_resumes_everywhere",
-    "assert_topology_free",
-    "same_batch",
-]
+__all__, __getattr__, __dir__ = lazy_names(__name__)

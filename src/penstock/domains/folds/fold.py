@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from penstock.domains.folds.data import seek_epoch
 from penstock.errors import BatchError, PlanError
+from penstock.extras import progress_bar
 from penstock.order import derive_key
-from penstock.progress import progress_bar
 
 log = logging.getLogger("penstock")
 

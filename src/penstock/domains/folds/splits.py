@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from penstock.arguments import array_of, real_number, whole_number
 from penstock.errors import PlanError
-from penstock.extras import optional
+from penstock.extras import optional, progress_bar
 from penstock.order import Indices
-from penstock.progress import progress_bar
 
 log = logging.getLogger("penstock")
 
