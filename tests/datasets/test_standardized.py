@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from penstock import ChunkedDataLoader
-from penstock import progress as progress_module
+from penstock import extras as progress_module
 from penstock.datasets import (
     StandardizedDataset,
     WorkerSafeStandardizedDataset,

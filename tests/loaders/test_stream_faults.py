@@ -207,7 +207,7 @@ def test_close_while_a_read_hangs_returns_once_the_read_does():
 def test_a_consumer_that_waits_is_told_when_another_thread_closes():
     gate, errors = Gate(free=12), []
     loader = StreamLoader(WatchedSource(ARRAY, gate), 20, **GEOMETRY)
-    pipeline = loader._open(loader.position.plan, loader.position.cursor)._pipeline
+    pipeline = loader._open(loader.position.plan, loader.position.cursor)._readers
 
     def consume():
         with pytest.raises(WorkerError) as caught:

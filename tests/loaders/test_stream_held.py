@@ -137,7 +137,7 @@ def test_the_memory_of_a_block_of_windows_is_a_bound(kept, offsets, stride, chun
     stored = held_rows.StoredRows(source, source.leaves)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_rows, "MEASURED_BLOCKS", 1)
-        capacity = stored.needs(block).capacity
+        capacity = stored.needs(block)[1]
     for first in range(0, len(source), block):
         samples = np.arange(first, min(len(source), first + block))
         for store, spans in source.needs(samples).items():

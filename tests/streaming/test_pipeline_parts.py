@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -213,9 +214,9 @@ def test_sizes_for_people():
 def test_the_largest_window_fits_and_one_more_does_not(
     row, steps, batch, world, block, lanes, over, kind
 ):
-    demand = kind(
-        row * steps, batch, batch * world, 2, lambda n: BlockCost((n + steps) * row, 0, 0), row
-    )
+    source = SimpleNamespace(sample_bytes=row * steps, chunk_bytes=row, resident_bytes=0)
+    source.cost = lambda n: BlockCost((n + steps) * row, 0, 0)
+    demand = kind(source, batch, batch * world, 2)
     size = 100_000
     window = demand.largest_window(over, size=size, block=block, lanes=lanes)
 

@@ -142,7 +142,7 @@ class Loader(Measured, Generic[Batch]):
         return f"<{type(self).__name__}: {', '.join(parts)}>"
 
     @property
-    def _is_new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether nothing was delivered for training; always false for an evaluation loader."""
         return not self.position.evaluation and self.position.cursor == Cursor()
 

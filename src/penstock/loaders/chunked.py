@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from torch.utils.data import default_collate
 from penstock.arguments import flag
 from penstock.datasets.gather import by_index, fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
-from penstock.loaders.base import Batch, Loader, Stream
+from penstock.loaders.base import Batch, Stream
 from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.composed import ComposedOrders, OrderOptions
@@ -51,7 +50,7 @@ from penstock.sources.contract import DatasetLike
 from penstock.streaming.budget import usable_cores
 
 
-class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
+class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
     """A resumable ``DataLoader`` whose chunks continue where the last one ended.
 
     With a ``chunk_size`` every ``iter()`` gives the next ``chunk_size`` batches of a shuffle of the
@@ -109,6 +108,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
     (1, 1, 3)
     """
 
+    pass_through: PassThrough | None = None  # where torch decides the order
+
     def __init__(
         self,
         dataset: DatasetLike,
@@ -158,10 +159,9 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             refuse_planned_arguments(reason, given | {"world_size": world_size} | chosen.given)
             if reason == "batch_sampler" and batch_size is None:
                 batch_size = 1  # torch's default, which it requires beside a batch_sampler
-            self._delivery: Planned | PassThrough
-            self._delivery = through = PassThrough(reason, data, self.limit_batches)
+            self.pass_through = PassThrough(reason, data, self.limit_batches)
             super().__init__(data, batch_size, shuffle or None, drop_last=drop_last, **options)
-            through.split_iterable(self)
+            self.pass_through.split_iterable(self)
             return
         size = size_of(data)
         if composes:
@@ -186,38 +186,36 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             fingerprint=partial(fingerprint_of, data),
             seed=drawn,
         )
-        self._delivery = Planned()
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         sampler = RankSampler(data, self._position)
         self._present(data, batch_size, sampler, drop_last=drop_last, **options)
 
     def __repr__(self) -> str:
-        return self._delivery.summary(self)
-
-    @property
-    def pass_through(self) -> PassThrough | None:
-        """The pass-through to torch, if torch decides the order; else None."""
-        return self._delivery if isinstance(self._delivery, PassThrough) else None
+        return self.pass_through.summary(self) if self.pass_through else super().__repr__()
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Iterate over the rest of the current chunk (or epoch)."""
         if self._workers is not None and not self._workers.alive:
             self.close()  # torch's signal handler raised in the user's code
-        return self._delivery.iterate(self)
+        return self.pass_through.iterate(self) if self.pass_through else self._iterate()
 
     def __len__(self) -> int:
         """Return the batches of the current chunk (or epoch) on this rank, also inside it."""
-        return self._delivery.length(self)
+        return self.pass_through.length(self) if self.pass_through else super().__len__()
 
     @property
     def remaining(self) -> int:
         """The number of batches that the next ``iter()`` yields."""
-        return self._delivery.remaining(self)
+        return self.pass_through.length(self) if self.pass_through else super().remaining
 
     @property
     def position(self) -> Position:
         """The position: the cursor, the settings of the plan, and a way to replace them."""
-        return self._delivery.position(self)
+        if self.pass_through is not None:
+            self.pass_through.refuse_position(self)
+        if self._position.live is None:  # an epoch has one size until its end
+            self._follow_dataset()
+        return self._position
 
     # -- the dataset, which may change between epochs
 
@@ -288,12 +286,12 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
     @property
     def effective_chunk_size(self) -> int | None:
         """Batches of a full ``iter()``; None for the whole epoch."""
-        return self._delivery.effective_chunk_size(self)
+        return None if self.pass_through else self.chunk_size or self.plan.steps.limit
 
     @property
     def chunk_size(self) -> int | None:
         """Batches of a chunk; None for whole epochs."""
-        return None if self.pass_through is not None else self._position.chunk
+        return None if self.pass_through else self._position.chunk
 
     @property
     def current_chunk(self) -> int:
@@ -328,7 +326,10 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         Args:
             epoch: The epoch, counted from 0.
         """
-        self._delivery.set_epoch(self, epoch)
+        if self.pass_through is None:
+            super().set_epoch(epoch)
+        else:
+            self.pass_through.set_epoch(self, epoch)
 
     def set_batch_size(self, batch_size: int) -> None:
         """Use another batch size from the next ``iter()`` on, which continues at the position.
@@ -351,7 +352,8 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
         position = self.position
-        with self._adopted_weights(state_dict, position):
+        with self._undone_if_refused():
+            self._adopt_weights(state_dict)
             position.load(state_dict, allow_changed_data=allow_changed_data, samples=self._size)
 
     # -- executing
@@ -360,9 +362,10 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
         if self.executor == "threads":
             steps = plan.steps.of(cursor.epoch)
             left = steps.left_in_chunk if self._position.evaluation else steps.steps_from
-            batches = islice(self._batches(plan, cursor), left(cursor.position))
+            batches, count = self._batches(plan, cursor), left(cursor.position)
             n = self._tuner.readers if self._tuner else self._reader_limits(None)[0]
-            return ThreadStream(plan, cursor, batches, self._read, threads=n, timeout=self.timeout)
+            options: dict[str, Any] = {"threads": n, "timeout": self.timeout}
+            return ThreadStream(plan, cursor, batches, count, self._read, **options)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:
@@ -389,7 +392,14 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
 
         It is read in this process, and no random number is drawn.
         """
-        return self._delivery.peek(self)  # type: ignore[no-any-return]
+        if self.pass_through is not None:
+            return self.pass_through.peek(self)  # type: ignore[no-any-return]
+        position = self.position
+        self._check_size()
+        if not position.remaining:
+            return super().peek()  # which refuses it
+        with preserve_random_state():  # a user's dataset may draw from global generators
+            return next(self._open_inline(position.plan, position.start))[1]  # type: ignore[no-any-return]
 
     @property
     def _gather(self) -> Any:
@@ -429,65 +439,26 @@ class ChunkedDataLoader(ComposedOrders, Loader[Batch], TorchLoader):
 
     def describe(self) -> str:
         """Return one readable page: order, executor, and the reasons."""
-        return self._delivery.describe(self)
-
-
-class Planned:
-    """The behaviour of a `ChunkedDataLoader` that has an order known in advance."""
-
-    def position(self, loader: ChunkedDataLoader) -> Position:
-        """Return the position, for the dataset's size now unless an epoch has begun."""
-        if loader._position.live is None:  # an epoch has one size until its end
-            loader._follow_dataset()
-        return loader._position
-
-    # what every loader does; `PassThrough` does otherwise
-    length, set_epoch = staticmethod(Loader.__len__), staticmethod(Loader.set_epoch)
-    summary = staticmethod(Loader.__repr__)
-
-    def iterate(self, loader: ChunkedDataLoader[Batch]) -> Iterator[Batch]:
-        """Return an iterator; a subclass may cut its batches into pieces."""
-        return loader._iterate()
-
-    def remaining(self, loader: ChunkedDataLoader) -> int:
-        """Return the number of batches that the next ``iter()`` yields."""
-        return loader.position.remaining
-
-    def effective_chunk_size(self, loader: ChunkedDataLoader) -> int | None:
-        """Return the chunk size, or else the limit."""
-        return loader.chunk_size or loader.plan.steps.limit
-
-    def peek(self, loader: ChunkedDataLoader) -> Any:
-        """Return the batch the next ``iter()`` begins with."""
-        position = loader.position
-        loader._check_size()
-        if not position.remaining:
-            return Loader.peek(loader)
-        with preserve_random_state():  # a user's dataset may draw from global generators
-            return next(loader._open_inline(position.plan, position.start))[1]
-
-    def describe(self, loader: ChunkedDataLoader) -> str:
-        """Return one readable page."""
-        plan, position = loader.plan, loader.position
+        if self.pass_through is not None:
+            return self.pass_through.describe()
+        plan, position = self.plan, self.position
         cursor, steps = position.skips.to_order(position.cursor), plan.steps
-        gather = "one gather a batch" if loader._gather is not None else "sample by sample"
-        if loader._gather is None and hasattr(loader.dataset, "__getitems__"):
+        gather = "one gather a batch" if self._gather is not None else "sample by sample"
+        if self._gather is None and hasattr(self.dataset, "__getitems__"):
             gather = "batched (__getitems__)"
-        chunks = f"{steps.total_chunks:,} chunks of {loader.chunk_size} batches"
+        chunks = f"{steps.total_chunks:,} chunks of {self.chunk_size} batches"
         if position.progress is not None:
-            chunks = f"{position.progress.schedule}, now {loader.chunk_size:,} batches"
-        executor = (
-            f"{loader.num_workers} worker processes" if loader.num_workers else loader.executor
-        )
+            chunks = f"{position.progress.schedule}, now {self.chunk_size:,} batches"
+        executor = f"{self.num_workers} worker processes" if self.num_workers else self.executor
         lines = [
-            f"ChunkedDataLoader over {steps.size:,} samples of {type(loader.dataset).__name__}",
+            f"ChunkedDataLoader over {steps.size:,} samples of {type(self.dataset).__name__}",
             f"  order     {plan.order.kind}, seed {plan.order.seed}",
             f"  batches   {steps.count:,} an epoch on {steps.world} ranks, {plan.batch_limit}",
-            f"  chunks    {chunks if loader.use_chunked else 'none: every iter() is an epoch'}",
+            f"  chunks    {chunks if self.use_chunked else 'none: every iter() is an epoch'}",
             f"  remainder {'dropped' if steps.drop_last else 'delivered, in short last batches'}",
             f"  executor  {executor}, {gather}",
-            *loader.position.skipped_lines(),
+            *self.position.skipped_lines(),
             f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
-            f"chunk {loader.current_chunk}, {loader.remaining:,} batches to come",
+            f"chunk {self.current_chunk}, {self.remaining:,} batches to come",
         ]
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import replace_file
 from penstock.datasets.mixture import Mixture, mixture_of
 from penstock.errors import PlanError, StateError
+from penstock.loaders.base import Batch, Loader
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
 from penstock.order import Indices, Order
@@ -96,6 +97,7 @@ def round_rows(most: int, more: int, block: int, window: int, lanes: int) -> int
     return min(block * (window + more), -(-most // lanes)) * lanes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class OrderOptions:
     """The arguments of a loader that choose its order, checked together.
 
@@ -108,35 +110,26 @@ class OrderOptions:
         group: Batches of similar length that stay together.
     """
 
-    def __init__(
-        self,
-        weights: npt.ArrayLike | None,
-        epoch_samples: int | None,
-        lengths: npt.ArrayLike | None = None,
-        max_tokens: int | None = None,
-        window: int | None = None,
-        group: int | None = None,
-    ) -> None:
-        self.given = {
-            "weights": weights,
-            "epoch_samples": epoch_samples,
-            "lengths": lengths,
-            "max_tokens": max_tokens,
-            "window": window,
-            "group": group,
-        }
-        if epoch_samples is not None:
-            whole_number("epoch_samples", epoch_samples, minimum=1, unit="sample")
-        if lengths is None:
-            for name in ("max_tokens", "window", "group"):
-                if self.given[name] is not None:
-                    raise PlanError(f"{name} is for batches by length: pass lengths= too")
-        if max_tokens is not None:
-            whole_number("max_tokens", max_tokens, minimum=1, unit="token")
-        self.weights, self.epoch_samples, self.lengths = weights, epoch_samples, lengths
-        self.max_tokens = max_tokens
-        self.window = WINDOW if window is None else window
-        self.group = group
+    weights: npt.ArrayLike | None
+    epoch_samples: int | None
+    lengths: npt.ArrayLike | None = None
+    max_tokens: int | None = None
+    window: int | None = None
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epoch_samples is not None:
+            whole_number("epoch_samples", self.epoch_samples, minimum=1, unit="sample")
+        for name in ("max_tokens", "window", "group") if self.lengths is None else ():
+            if getattr(self, name) is not None:
+                raise PlanError(f"{name} is for batches by length: pass lengths= too")
+        if self.max_tokens is not None:
+            whole_number("max_tokens", self.max_tokens, minimum=1, unit="token")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def composes(self, dataset: Any) -> bool:
         """Return whether the order is another one than a plain shuffle or sequence."""
@@ -153,7 +146,7 @@ class OrderOptions:
                     "batches by length need every sample once an epoch"
                 )
             lengths = checked_lengths(self.lengths, samples)
-            return partial(_by_length, lengths, self.max_tokens, self.window, self.group, shuffle)
+            return partial(_by_length, lengths, self, shuffle)
         if self.weights is not None:
             return self._weighted(mixture, samples, shuffle)
         if mixture is not None:
@@ -182,16 +175,10 @@ class OrderOptions:
         return WeightedOrders(self.weights, self.epoch_samples, samples)
 
 
-def _by_length(
-    lengths: Any,
-    budget: int | None,
-    window: int,
-    group: int | None,
-    shuffle: bool,
-    request: OrderRequest,
-) -> Order:
+def _by_length(lengths: Any, asked: OrderOptions, shuffle: bool, request: OrderRequest) -> Order:
     order = make_order(request.samples, request.seed, shuffle=shuffle)
-    count = request.batch_size if budget is None else None
+    budget, window = asked.max_tokens, WINDOW if asked.window is None else asked.window
+    count, group = request.batch_size if budget is None else None, asked.group
     group = max(1, min(GROUP, request.samples // 2)) if group is None else group
     return LengthBatches(order, lengths, window, budget=budget, count=count, group=group)
 
@@ -315,9 +302,11 @@ def use_new_stages(position: Position) -> None:
         ) from error
 
 
-class ComposedOrders:
+class ComposedOrders(Loader[Batch]):
     """The part of a loader that changes weights while training."""
 
+    _position: Position
+    _orders: Any = None  # of a `StreamLoader`, with the geometry of its blocks
     _weights: WeightedOrders | None = None
     mixture: Mixture | None = None
     _stages: list[Any] = []  # noqa: RUF012 - of the mixture when the plan was made; never changed
@@ -335,7 +324,9 @@ class ComposedOrders:
         Args:
             weights: One number per sample.
         """
-        own, position = self._own_weights(), self._current_position()
+        own, position = self._weights, self.position
+        if own is None:
+            raise PlanError("this loader has no weights: pass weights= when you make it")
         name, here = own.add(weights, position.samples), position.start
         begun = here.position > 0 or position.live is not None
         own.begin(here.epoch + begun, name)
@@ -361,30 +352,24 @@ class ComposedOrders:
         if self._weights is not None:
             self._weights.load(directory)
 
-    def _current_position(self) -> Position:
-        return self.position  # type: ignore[attr-defined,no-any-return]
-
-    def _own_weights(self) -> WeightedOrders:
-        if self._weights is None:
-            raise PlanError("this loader has no weights: pass weights= when you make it")
-        return self._weights
-
     @contextmanager
-    def _adopted_weights(self, state: Any, position: Position) -> Iterator[None]:
-        """Use the weights that a state names; those of before, if the state does not fit."""
-        weights = self._weights
-        if weights is None or not isinstance(state, Mapping) or "weights" not in state:
-            yield
-            return
-        before = weights.versions
+    def _undone_if_refused(self) -> Iterator[None]:
+        """Return a context whose changes of weights and geometry are undone if one is refused."""
+        changed = ((self._weights, "versions"), (self._orders, "adopted"))
+        saved = [(each, name, getattr(each, name)) for each, name in changed if each is not None]
         try:
-            weights.adopt(state)
-            position.rebuild_plan()
             yield
         except BaseException:
-            weights.versions = before
-            position.rebuild_plan()
+            for each, name, value in saved:
+                setattr(each, name, value)
+            self._position.rebuild_plan()
             raise
+
+    def _adopt_weights(self, state: Any) -> None:
+        """Use the weights that a state names."""
+        if self._weights is not None and isinstance(state, Mapping) and "weights" in state:
+            self._weights.adopt(state)
+            self._position.rebuild_plan()
 
     def _follow_stages(self, position: Position) -> None:
         """Use the stages that were added to the mixture, if they are still to come."""

@@ -102,20 +102,16 @@ def check_order(order: Any, samples: int) -> Order:
         state = json.loads(json.dumps(to_state(cursor, order)))
         check_format(state)
         check_identity(state, order)
-        survives = cursor_of(state) == cursor
+        if cursor_of(state) != cursor:
+            raise ValueError("it overwrites the position")
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _lost_identity(order, error) from error
-    if not survives:
-        raise _lost_identity(order, "it overwrites the position")
+        raise PlanError(
+            f"a state of {type(order).__name__} could never be loaded ({error}): identity() must "
+            "return a dict of plain strings and integers, the same at every call, with 'order', "
+            f"'samples' (an int, {order.size} or more) and 'seed', and without 'format', 'epoch' "
+            "and 'position'"
+        ) from error
     return order
-
-
-def _lost_identity(order: Order, why: object) -> PlanError:
-    return PlanError(
-        f"a state of {type(order).__name__} could never be loaded ({why}): identity() must return "
-        "a dict of plain strings and integers, the same at every call, with 'order', 'samples' "
-        f"(an int, {order.size} or more) and 'seed', and without 'format', 'epoch' and 'position'"
-    )
 
 
 def check_executor(executor: str | None, num_workers: int) -> str:

@@ -33,7 +33,7 @@ EXACT_STATES: Final = (5, 1)  # earlier datasets repeat or lose rows of `map` an
 class PassThrough:
     """The behaviour of torch's own ``DataLoader``, where only torch knows the order.
 
-    A `ChunkedDataLoader` chooses this or `Planned` once, at construction. Methods take the loader
+    A `ChunkedDataLoader` chooses this once, at construction. Methods take the loader
     as an argument: a reference to it would be a cycle, and workers of a loader in a cycle end only
     when garbage is collected.
 
@@ -43,13 +43,10 @@ class PassThrough:
         limit: Batches of an iteration at most: a number or a share; None for all.
     """
 
-    resumable = False
-    chunk_size = None
-
     def __init__(self, reason: str, dataset: Any, limit: int | float | None) -> None:
         self.reason, self._dataset, self._limit = reason, dataset, limit
 
-    def position(self, loader: ChunkedDataLoader) -> NoReturn:
+    def refuse_position(self, loader: ChunkedDataLoader) -> NoReturn:
         """Refuse: an order that torch decides has no position."""
         advice = "leave it out, and use seed= and order= instead"
         if isinstance(self._dataset, IterableDataset):
@@ -80,11 +77,6 @@ class PassThrough:
             return share_of(batches, self._limit)
         return batches if self._limit is None else min(batches, self._limit)
 
-    remaining = length
-
-    def effective_chunk_size(self, loader: ChunkedDataLoader) -> None:
-        """Return None: there are no chunks."""
-
     def set_epoch(self, loader: ChunkedDataLoader, epoch: int) -> None:
         """Call the sampler's ``set_epoch`` if it has one."""
         getattr(loader.sampler, "set_epoch", lambda _: None)(check_epoch(epoch))
@@ -99,7 +91,7 @@ class PassThrough:
         what = f"{type(loader.dataset).__name__}, batch_size={loader.batch_size}"
         return f"<{type(loader).__name__}: {what}, order of torch ({self.reason})>"
 
-    def describe(self, loader: ChunkedDataLoader) -> str:
+    def describe(self) -> str:
         """Return one line: there is nothing more to know in advance."""
         return f"ChunkedDataLoader: torch's own loader, because of {self.reason}"
 

@@ -117,19 +117,14 @@ class PlanSettings:
         evaluation: bool,
         seed: Seed,
     ) -> None:
-        self.seed, self.samples = seed, samples
+        self.seed, self.samples, self.batch = seed, samples, check_batch_size(batch)
         self._make_order: OrderFactory
-        self._set_order(order)
-        self._topology = topology
-        self.batch = check_batch_size(batch)
-        self._set_chunks(chunk)
-        self.limit = None if limit is None else check_limit(limit)
-        self.evaluation = flag("evaluation", evaluation)
-        self.drop_last = flag("drop_last", drop_last) and not evaluation
-        self._check_chunks()
-        self.skips = NO_SKIPS
+        self._topology, self.skips = topology, NO_SKIPS
+        self.limit: int | float | None = None
+        self._set_chunks(None)
         self._cached: tuple[Topology, int, Plan] | None = None
-        self.rebuild_plan()  # invalid settings are refused here, not at the first batch
+        # invalid settings are refused here, not at the first batch
+        self.use(order=order, limit=limit, chunk=chunk, evaluation=evaluation, drop_last=drop_last)
 
     @property
     def chunk(self) -> int | None:
@@ -146,13 +141,6 @@ class PlanSettings:
         fixed = sizes is None or isinstance(sizes, int)
         self._chunk: int | None = sizes if fixed else None  # type: ignore[assignment]
         self.progress = None if fixed else ChunkProgress(sizes)  # type: ignore[arg-type]
-
-    def _check_chunks(self) -> None:
-        if self.evaluation and self.progress is not None:
-            raise PlanError(
-                f"an evaluation loader with chunks of {self.progress.schedule}: every iteration "
-                "is the same there; pass a number of batches"
-            )
 
     def _set_order(self, order: Order | OrderFactory) -> None:
         self.follows_size = not isinstance(order, Order)
@@ -239,7 +227,11 @@ class PlanSettings:
             if evaluation is not None:
                 self.evaluation = flag("evaluation", evaluation)
             self.drop_last = self.drop_last and not self.evaluation
-            self._check_chunks()
+            if self.evaluation and self.progress is not None:
+                raise PlanError(
+                    f"an evaluation loader with chunks of {self.progress.schedule}: every "
+                    "iteration is the same there; pass a number of batches"
+                )
             self.rebuild_plan()
 
     # -- undoing

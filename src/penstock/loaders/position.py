@@ -10,11 +10,7 @@ from typing import Any
 
 from penstock.arguments import flag, whole_number
 from penstock.errors import PlanError
-from penstock.loaders.options import (
-    check_batch_size,
-    check_chunk_size,
-    check_epoch,
-)
+from penstock.loaders.options import check_batch_size, check_chunk_size, check_epoch
 from penstock.loaders.plan_settings import OrderFactory, PlanSettings
 from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch
 from penstock.order.orders import places_of, samples_of

@@ -118,7 +118,8 @@ class ReplayLoader(Measured, TorchLoader):
         self._exact = True  # the position was set; False after a break
 
     @property
-    def _is_new(self) -> bool:
+    def is_new(self) -> bool:
+        """Whether nothing was delivered for training."""
         return self._epoch == 0 and self._batches <= 1  # Lightning reads one batch ahead
 
     @property

@@ -14,7 +14,7 @@ import torch
 
 from penstock.arguments import flag, function, real_number, whole_number
 from penstock.errors import PlanError, StateError
-from penstock.loaders.base import Batch, Loader, Stream
+from penstock.loaders.base import Batch, Stream
 from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
 from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.options import MOST_READERS, check_tune
@@ -37,11 +37,8 @@ from penstock.loaders.stream_settings import (
     with_steps,
 )
 from penstock.loaders.torch_loader import RankSampler, TorchLoader
-from penstock.order import BlockOrder, Cursor, Order, Plan
-from penstock.order.block_rounds import BlockRounds
-from penstock.order.blocks import StoredOrder
+from penstock.order import BlockOrder, Cursor, Order, Plan, StoredOrder
 from penstock.order.state import check_format
-from penstock.order.subset import SelectedBlocks
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes, parse_bytes, size_text
@@ -50,19 +47,17 @@ from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Re
 from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
 from penstock.streaming.held_rows import ComposedReader, HeldRows
-from penstock.streaming.pipeline import BatchStream, BatchTransform, Pipeline
+from penstock.streaming.pipeline import BatchStream, BatchTransform
 from penstock.streaming.placement import BlockReplacement, SlotReader
-from penstock.streaming.planner import Segment, plan_parts
+from penstock.streaming.planner import Segment, WindowedOrder, plan_parts
 from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
-from penstock.streaming.readers import BatchMemory, BlockReader
+from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
 
-STREAMED = BlockOrder | StoredOrder | BlockRounds | SelectedBlocks  # orders that come in rounds
 
-
-class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[misc]
+class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
     """Shuffled batches straight from storage, at storage speed.
 
     Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
@@ -185,7 +180,7 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
             self._remember(source, composed.weights)
         self._slots: BatchBuffers | None = None
         self._held: HeldRows | None = None
-        self._orders = StreamOrders(
+        self._orders: StreamOrders = StreamOrders(
             source=self.stream_input,
             samples=self.samples,
             shuffle=self.shuffle,
@@ -316,20 +311,16 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
             allow_changed_data: Accept a state of data that has another fingerprint.
         """
         check_format(state_dict)
-        before = self._orders.adopted
         try:
-            if self.shuffle and state_dict.get("order") == self._position.plan.order.kind:
-                names = ("block", "window", "lanes")
-                self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
-                self._position.rebuild_plan()
-            with self._adopted_weights(state_dict, self._position):
+            with self._undone_if_refused():
+                if self.shuffle and state_dict.get("order") == self._position.plan.order.kind:
+                    names = ("block", "window", "lanes")
+                    self._orders.adopted = Geometry(*(state_dict.get(name) for name in names))
+                    self._position.rebuild_plan()
+                self._adopt_weights(state_dict)
                 super().load_state_dict(state_dict, allow_changed_data=allow_changed_data)
-        except (PlanError, StateError) as error:
-            self._orders.adopted = before
-            self._position.rebuild_plan()
-            if isinstance(error, PlanError):
-                raise StateError(f"the state does not fit this loader: {error}") from error
-            raise
+        except PlanError as error:
+            raise StateError(f"the state does not fit this loader: {error}") from error
 
     def set_batch_size(self, batch_size: int) -> None:
         """Use another batch size from the next ``iter()`` on; position and geometry stay.
@@ -337,22 +328,16 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
         Args:
             batch_size: Samples of this rank's batch.
         """
-        batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
-        before = self._orders.adopted
-        self._orders.adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
-        try:
+        with self._undone_if_refused():
+            self._orders.adopted = Geometry(self.block_samples, self.window_blocks, self.lanes)
             super().set_batch_size(batch_size)
-            self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
-        except PlanError:
-            self._orders.adopted = before
-            self._position.rebuild_plan()
-            raise
+        self.batch_sampler.batch_size = self.batch_size  # type: ignore[union-attr]
 
     # -- executing
 
     def _open(self, plan: Plan, cursor: Cursor) -> Stream:
         order, transfer = plan.order, transfer_to(self.device)
-        assert isinstance(order, STREAMED)
+        assert isinstance(order, WindowedOrder)
         segments = partial(segments_of, plan, cursor, fixed=self.evaluation)
         source = self.stream_input
         bad, block = self._bad_blocks, min(order.block, len(source.source))
@@ -361,17 +346,16 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
             assert isinstance(order, BlockOrder | StoredOrder)
             replacement = BlockReplacement(order, bad)
         memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
-        pipeline = Pipeline(
+        readers = ReaderPool(
             plan_parts(plan, order, segments()),
             memory,
             reader,
             threads=self.threads if self._tuner is None else self._tuner.readers,
-            name="read",
             what=brief(self.source),
             timeout=self.timeout,
         )
         return BatchStream(
-            *(plan, segments, pipeline, source.source.fields, transfer),
+            *(plan, segments, readers, source.source.fields, transfer),
             transform=self.transform,
             collate=self.collate_fn,
         )
@@ -389,7 +373,7 @@ class StreamLoader(ComposedOrders, Loader[Batch], TorchLoader):  # type: ignore[
     ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
         """Return the memory of blocks and batches, and what makes the reader of a thread."""
         order, source = plan.order, self.stream_input
-        assert isinstance(order, STREAMED)
+        assert isinstance(order, WindowedOrder)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand
         held: HeldBlocks
         if isinstance(demand, HeldDemand):
@@ -470,5 +454,5 @@ def segments_of(plan: Plan, cursor: Cursor, *, fixed: bool) -> Iterator[Segment]
 
 def round_samples(order: Order) -> int:
     """Return the samples of a round of windows over all lanes."""
-    assert isinstance(order, STREAMED)
+    assert isinstance(order, WindowedOrder)
     return order.window_samples * order.lanes

@@ -304,28 +304,21 @@ class StreamOrders:
         once. It takes a second copy, so they are written straight to their batches if that mixes
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
+        # a composed order also holds sample, pass and row of what is in three rounds
+        extra = 0 if self.composed is None else 36
+        sizes, drop = (batch, batch * world, self.threads, extra), self.drop_last
         if isinstance(self.source, RaggedInput):
-            numbers, sizes = self.source.numbers_per_sample, self.source.sizes
-            options: dict[str, Any] = {
-                "numbers": numbers,
-                "drop_last": self.drop_last,
-                "sizes": sizes,
-                "blocks": None if self.composed is None else self.composed.blocks,
-            }
-            return self._resolver(RaggedDemand(**self._demand(batch, world), **options), world)
-        slots = self._resolver(Demand(**self._demand(batch, world)), world)
+            blocks = None if self.composed is None else self.composed.blocks
+            held = (LENT_BATCHES, self.source.numbers_per_sample, drop, blocks)
+            return self._resolver(RaggedDemand(self.source, *sizes, *held), world)
+        slots = self._resolver(Demand(self.source, *sizes), world)
         if self.source.rows is None or self.composed is not None or self.selected is not None:
             return slots
         room = self.memory_budget // 4 // (batch * self.source.sample_bytes)
-        rows = self._resolver(
-            HeldDemand(
-                **self._demand(batch, world),
-                lent=max(FEWEST_LENT, min(LENT_BATCHES, room - 1)),
-                numbers=sum(self.source.rows.columns.values()),
-                drop_last=self.drop_last,
-            ),
-            world,
-        )
+        lent = max(FEWEST_LENT, min(LENT_BATCHES, room - 1))
+        numbers = sum(self.source.rows.columns.values())
+        demand = HeldDemand(self.source, *sizes, lent, numbers, drop_last=drop)
+        rows = self._resolver(demand, world)
         block = min(self.samples, rows.resolve(self.asked, self.adopted, ranks=world).block.value)
         if block * self.source.sample_bytes < HELD_EXPANSION * self.source.cost(block).nbytes:
             return slots
@@ -333,19 +326,6 @@ class StreamOrders:
         whole = self.samples // min(self.samples, found.block.value) // found.lanes.value
         enough = found.window.value >= min(ENOUGH_BLOCKS, max(1, whole))
         return slots if enough and slots.needed(found) <= self.memory_budget else rows
-
-    def _demand(self, batch: int, world: int) -> dict[str, Any]:
-        source = self.source
-        return {
-            # a composed order also holds sample, pass and row of what is in three rounds
-            "sample_bytes": source.sample_bytes + (36 if self.composed is not None else 0),
-            "batch": batch,
-            "whole": batch * world,
-            "threads": self.threads,
-            "cost": source.cost,
-            "chunk_bytes": source.chunk_bytes,
-            "resident_bytes": source.resident_bytes,
-        }
 
     def _resolver(self, demand: Demand, world: int) -> Resolver:
         def again(budget: int, asked: Geometry, batch: int) -> Resolver:
@@ -360,18 +340,9 @@ class StreamOrders:
             rounds = partial(round_rows, self.samples, 1)  # a round ends where a block does
             if not self.source.decodes:  # blocks need not be chunks: as many samples as of all
                 natural = min(self.selected.size, natural * self.selected.size // self.samples)
-        return Resolver(
-            demand,
-            self.samples if self.selected is None else self.selected.size,
-            natural,
-            self.source.whole_rows,
-            self.source.decodes,
-            self.source.rows is not None and self.source.rows.is_cut,
-            self.memory_budget,
-            again,
-            in_order=not self.shuffle,
-            rounds=rounds,
-        )
+        samples = self.samples if self.selected is None else self.selected.size
+        budget, in_order = self.memory_budget, not self.shuffle
+        return Resolver(demand, samples, natural, budget, again, in_order, rounds)
 
     def resolve(self, batch: int, world: int) -> Resolved:
         """Return blocks, windows and lanes, each with its reason."""

@@ -57,16 +57,6 @@ class TorchLoader(DataLoader[Any]):
         if isinstance(self.sampler, OwnedSampler):
             self.sampler.owner = weakref.ref(self)
 
-    @property
-    @abstractmethod
-    def _is_new(self) -> bool:
-        """Whether nothing was delivered yet."""
-
-    @property
-    @abstractmethod
-    def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate's ``save_state`` saves the position of this loader."""
-
     @abstractmethod
     def peek(self) -> Any:
         """Return the batch the next ``iter()`` begins with; the position does not move."""
@@ -79,7 +69,7 @@ class OwnedSampler(DistributedSampler[Any]):
     nothing, because trainers call it with numbers that count chunks.
     """
 
-    owner: weakref.ref[TorchLoader] | None = None  # not the loader itself, which would be a cycle
+    owner: weakref.ref[Any] | None = None  # not the loader itself, which would be a cycle
 
     def __init__(self, dataset: Any) -> None:
         Sampler.__init__(self)  # not DistributedSampler's, which fixes the ranks
@@ -91,7 +81,7 @@ class OwnedSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Do nothing but check: the loader has its own epoch, sent with the indices."""
         owner = None if self.owner is None else self.owner()
-        if epoch > 0 and owner is not None and owner._is_new:
+        if epoch > 0 and owner is not None and owner.is_new:
             log.warning(
                 "epoch %d begins with a loader at its start, where training was before epoch 0: "
                 "its position was not restored, or it is a new loader; use ChunkedTraining in "

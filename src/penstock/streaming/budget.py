@@ -11,12 +11,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order import BlockOrder
 from penstock.sizes import format_bytes, parse_bytes, size_text
+
+if TYPE_CHECKING:
+    from penstock.streaming.stream_input import StreamInput
 
 Name = TypeVar("Name")
 
@@ -80,25 +83,25 @@ class Demand:
     Temporary arrays of constant size (about 30 MB at most) are not counted.
 
     Args:
-        sample_bytes: Bytes of one sample, all fields together.
+        source: What is read: how it is stored, and what a block takes.
         batch: Samples in one rank's batch.
         whole: Samples in a step over all ranks.
         threads: Reader threads; each has its own scratch block.
-        cost: Returns what a block takes.
-        chunk_bytes: Most bytes that a thread decodes together, of any one field; 0 if storage is
-            memory-mapped.
-        resident_bytes: Bytes of fields that are kept in memory whole, and to decode them.
+        extra_bytes: Bytes that a sample takes beyond its fields.
         lent: Batches that the user can hold without a copy.
     """
 
-    sample_bytes: int
+    source: StreamInput
     batch: int
     whole: int
     threads: int
-    cost: Callable[[int], BlockCost]
-    chunk_bytes: int = 0
-    resident_bytes: int = 0
+    extra_bytes: int = 0
     lent: int = LENT_BATCHES
+
+    def batch_bytes(self, round_samples: int) -> int:
+        """Return the bytes of the batches in memory."""
+        sample_bytes = self.source.sample_bytes + self.extra_bytes
+        return self.slots(round_samples) * self.batch * sample_bytes
 
     def slots(self, round_samples: int) -> int:
         """Return the number of batches in memory for rounds of ``round_samples`` samples.
@@ -114,12 +117,13 @@ class Demand:
 
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of all batches and of each thread's scratch memory."""
-        batches = self.slots(round_samples) * self.batch * self.sample_bytes
-        return batches + self.threads * self.cost(block).nbytes + self._fixed()
+        scratch = self.threads * self.source.cost(block).nbytes
+        return self.batch_bytes(round_samples) + scratch + self._fixed()
 
     def _fixed(self) -> int:
         # A source needs two chunks of its own: one as stored, one decoded only in part.
-        return self.resident_bytes + self.threads * 2 * decoding_bytes(self.chunk_bytes)
+        decoding = self.threads * 2 * decoding_bytes(self.source.chunk_bytes)
+        return self.source.resident_bytes + decoding
 
     def _bookkeeping(self, block: int, round_samples: int) -> int:
         blocks = -(-round_samples * self.batch // self.whole // block)
@@ -171,9 +175,9 @@ class HeldDemand(Demand):
 
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of all blocks and batches."""
-        block_bytes = self.cost(block).nbytes + 8 * self.numbers * block
-        batches = self.slots(round_samples) * self.batch * self.sample_bytes
-        return self.places(block, round_samples, lanes) * block_bytes + batches + self._fixed()
+        block_bytes = self.source.cost(block).nbytes + 8 * self.numbers * block
+        blocks = self.places(block, round_samples, lanes) * block_bytes
+        return blocks + self.batch_bytes(round_samples) + self._fixed()
 
     def _bookkeeping(self, block: int, round_samples: int) -> int:
         index = ROUNDS_HELD * 4 * (round_samples + 3 * self.whole) * self.batch // self.whole
@@ -279,10 +283,6 @@ class Resolver:
         demand: The memory that a geometry needs.
         samples: Samples in the dataset.
         natural: Samples in a chunk of the storage, of the widest field.
-        whole_rows: Samples that whole rows of the storage have: more than a chunk if samples are
-            parts of rows.
-        decodes: Whether chunks of the storage are decoded; else it is memory-mapped.
-        cut: Whether samples are patches, which takes time to plan for each block.
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
@@ -294,9 +294,6 @@ class Resolver:
     demand: Demand
     samples: int
     natural: int
-    whole_rows: int
-    decodes: bool
-    cut: bool
     budget: int
     again: Callable[[int, Geometry, int], Resolver]
     in_order: bool
@@ -394,7 +391,7 @@ class Resolver:
         finding what to read takes as long for a few patches as for many.
         """
         natural = block = min(self.natural, self.samples)
-        if self.decodes:
+        if self.demand.source.decodes:
             why = "to decode fewer of them twice"
             for larger in self._larger():
                 again = self.decoded_per_byte(block)
@@ -416,16 +413,18 @@ class Resolver:
         return ExplainedValue(block, why)
 
     def _is_small(self, block: int) -> bool:
-        return self.cut and self.demand.cost(block).own_bytes < FEW_BYTES
+        source = self.demand.source
+        return source.is_cut and source.cost(block).own_bytes < FEW_BYTES
 
     def _larger(self) -> list[int]:
         """Return larger blocks, ascending."""
-        sizes = {first << i for first in (self.natural, self.whole_rows) for i in range(32)}
+        firsts = self.natural, self.demand.source.whole_rows
+        sizes = {first << i for first in firsts for i in range(32)}
         return sorted(size for size in sizes if size > self.natural)
 
     def decoded_per_byte(self, block: int) -> float:
         """Return the bytes that are decoded per byte of the rows that a block adds."""
-        cost = self.demand.cost(block)
+        cost = self.demand.source.cost(block)
         return cost.decoded_bytes / max(1, cost.own_bytes)
 
     def _mixes(self, block: int, lanes: int) -> bool:
@@ -440,7 +439,8 @@ class Resolver:
             return ExplainedValue(min(largest, busy), "enough to keep the readers busy")
         blocks_of_all = max(1, self.samples // min(block, self.samples) // lanes)
         most = MIXED_NARROW * (self.demand.whole // self.demand.batch) // (block * lanes)
-        if self.demand.sample_bytes < NARROW_BYTES and most < min(largest, blocks_of_all):
+        narrow = self.demand.source.sample_bytes + self.demand.extra_bytes < NARROW_BYTES
+        if narrow and most < min(largest, blocks_of_all):
             return ExplainedValue(max(1, most), "enough for a shuffle of samples this small")
         everything = largest >= self.samples // min(block, self.samples) // lanes
         return ExplainedValue(largest, "all there is" if everything else "the budget")

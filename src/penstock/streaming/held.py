@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,67 +25,15 @@ from penstock.order import Indices
 from penstock.streaming.placement import BlockReplacement
 from penstock.streaming.planner import BlockRead, Part, Round
 
+if TYPE_CHECKING:
+    from penstock.streaming.held_rows import HeldRows, SlotBatch
+    from penstock.streaming.ragged import RaggedBatch, RaggedBlocks
 
-class HeldBatch(Protocol):
-    """A batch that is being gathered."""
-
-    def gather(self, numbers: Indices, rows: Indices | None) -> None:
-        """Copy held samples to rows of the batch.
-
-        Usually called once, with all samples of the batch. A batch at the border of two rounds is
-        gathered in several parts, because the blocks of the first round are freed before those of
-        the next one are read: what is not copied by this call is lost.
-
-        Args:
-            numbers: ``place * block + i`` for sample i of the samples in a place.
-            rows: The row of each sample; None for rows 0, 1, 2, ...
-        """
-        ...
-
-    def finish(self, rows: int) -> dict[str, Any]:
-        """Return the batch, which has ``rows`` samples, by field."""
-        ...
-
-    def drop(self) -> None:
-        """Free the memory of a batch that will not be finished."""
-        ...
-
-
-class HeldBlocks(Protocol):
-    """Memory for a fixed number of blocks, and what makes batches of them.
-
-    The numbers of places and their memory are part of the budget (`budget.Demand`): before
-    anything is read, it must be known how much memory ``places`` blocks need at most. Where blocks
-    differ in size, that is the sum of the largest ones.
-
-    Args:
-        block: Most samples of a block.
-        places: Blocks that can be held at the same time.
-    """
-
-    block: int
-    places: int
-
-    def fill(self, place: int, samples: Indices, epoch: int) -> None:
-        """Read samples to a place; called in reader threads, in several at once.
-
-        Args:
-            place: Where to; nothing else is written to or gathered from it meanwhile.
-            samples: Ascending numbers of at most ``block`` samples of one block.
-            epoch: The epoch, for what is drawn at random.
-
-        Raises:
-            SourceError: The samples cannot be read.
-        """
-        ...
-
-    def free(self, place: int) -> None:
-        """Note that the samples of a place are not needed any more; called by the consumer."""
-        ...
-
-    def begin_batch(self) -> HeldBatch:
-        """Return an empty batch; called by the consumer."""
-        ...
+# memory for a fixed number of blocks: `fill` reads samples to a place, in several threads at once;
+# `free` and `begin_batch` are called by the consumer
+HeldBlocks: TypeAlias = "HeldRows | RaggedBlocks"
+# a batch that is gathered from held samples, then finished or dropped
+HeldBatch: TypeAlias = "SlotBatch | RaggedBatch"
 
 
 @dataclass(frozen=True, slots=True)

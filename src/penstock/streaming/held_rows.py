@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from penstock.sizes import format_bytes
 from penstock.sources.assembly import read_span
 from penstock.sources.base import ComposedSource, Rows, Source
 from penstock.sources.boxes import Leaf, Places, Span
+from penstock.streaming.budget import BlockCost
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import gather, gather_boxes
 from penstock.streaming.held import fill_place
@@ -31,26 +31,6 @@ EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
 EXAMINED_SAMPLES = 64
 PIECE = 1 << 14  # seams whose rows are computed at a time
 LISTED_ROWS = 1 << 18  # rows of a block that are listed one by one, 8 bytes each
-
-
-@dataclass(frozen=True, slots=True)
-class BlockNeeds:
-    """What a block of a composed source takes.
-
-    Args:
-        capacity: Most bytes of rows, by store.
-        own_bytes: Bytes of rows that a block needs and the one before it does not.
-        decoded_bytes: Bytes that are decoded for a block.
-    """
-
-    capacity: Mapping[int, int]
-    own_bytes: float
-    decoded_bytes: float
-
-    @property
-    def nbytes(self) -> int:
-        """Most bytes of rows, of all stores."""
-        return sum(self.capacity.values())
 
 
 class StoredRows:
@@ -76,7 +56,7 @@ class StoredRows:
         )
         self.is_cut = any(output.cut for output in outputs.values())
         self._is_random = self.is_cut and source.widest_needs(some) != source.needs(some)
-        self._needs: dict[int, BlockNeeds] = {}
+        self._needs: dict[int, tuple[BlockCost, dict[int, int]]] = {}
 
     @property
     def columns(self) -> dict[str, int]:
@@ -123,8 +103,8 @@ class StoredRows:
         outputs = self.source.outputs
         return spans, {n: start - spans[outputs[n].store][0].start for n, start in starts.items()}
 
-    def needs(self, block: int) -> BlockNeeds:
-        """Return what blocks of ``block`` samples take.
+    def needs(self, block: int) -> tuple[BlockCost, dict[int, int]]:
+        """Return what blocks of ``block`` samples take, and the most bytes of rows by store.
 
         Capacities are bounds for windows of regular rows. For other samples they are those of some
         blocks (all if few): the ones with most seams and others, with patches drawn at their
@@ -134,7 +114,7 @@ class StoredRows:
             self._needs[block] = self._measure(block)
         return self._needs[block]
 
-    def _measure(self, block: int) -> BlockNeeds:
+    def _measure(self, block: int) -> tuple[BlockCost, dict[int, int]]:
         size, count = len(self.source), -(-len(self.source) // block)
         chosen = np.linspace(0, count - 1, min(count, MEASURED_BLOCKS)).astype(np.int64)
         seams, often = np.unique(self.source.layout.runs[1:-1] // block, return_counts=True)
@@ -166,7 +146,8 @@ class StoredRows:
                 own += joined - alone or joined  # the last block has none after it
                 decoded += sum(self._decoded(span) for each in spans.values() for span in each)
                 examined += 1
-        return BlockNeeds(capacity, own / examined, decoded / examined)
+        cost = BlockCost(sum(capacity.values()), own / examined, decoded / examined)
+        return cost, capacity
 
     def _most_rows(self, store: int, block: int) -> int:
         """Return a bound on the bytes of any block's rows of a store; 0 if none is known.
@@ -262,7 +243,7 @@ class HeldRows:
         self._filled: set[int] = set()  # places that are read or held
         self._warned = False
         self._stored, self._source, self._leaves = stored, stored.source, stored.leaves
-        self._capacity = stored.needs(block).capacity
+        self._capacity = stored.needs(block)[1]
         self._memory = {
             store: allocate(places * nbytes) for store, nbytes in self._capacity.items()
         }
@@ -371,9 +352,9 @@ class HeldRows:
 
     # -- gathering
 
-    def begin_batch(self) -> _SlotBatch:
+    def begin_batch(self) -> SlotBatch:
         """Return an empty batch in a slot of its own."""
-        return _SlotBatch(self, self.buffers.take(1)[0])
+        return SlotBatch(self, self.buffers.take(1)[0])
 
     def copy(self, numbers: Indices, targets: Indices) -> None:
         """Copy held samples to rows of the buffers.
@@ -415,20 +396,23 @@ class HeldRows:
             source.take(samples[i : i + 1], self.buffers.sample(target))
 
 
-class _SlotBatch:
+class SlotBatch:
     """A batch that is gathered into a slot."""
 
     def __init__(self, held: HeldRows, slot: int) -> None:
         self._held, self._slot = held, slot
 
     def gather(self, numbers: Indices, rows: Indices | None) -> None:
+        """Copy held samples to rows of the batch; None for the first rows."""
         rows = np.arange(len(numbers)) if rows is None else rows
         self._held.copy(numbers, rows + self._slot * self._held.buffers.batch)
 
     def finish(self, rows: int) -> dict[str, Any]:
+        """Return the batch, which has ``rows`` samples, by field."""
         return self._held.buffers.hand_out(self._slot, rows)
 
     def drop(self) -> None:
+        """Free the slot of a batch that will not be finished."""
         self._held.buffers.free.append(self._slot)
 
 

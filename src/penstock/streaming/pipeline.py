@@ -1,4 +1,4 @@
-"""The read-ahead pipeline: planner, buffers and readers put together, and its batches.
+"""The batches of a stream, as they are handed out: transformed, collated and on the device.
 
 While the batches of one round are used, the readers fill those of the next one.
 """
@@ -15,88 +15,13 @@ from penstock.metrics import Probe
 from penstock.order import Cursor, Plan
 from penstock.order.orders import at_with_passes
 from penstock.sources.base import Field
-from penstock.streaming.planner import Part, Planner, Segment
+from penstock.streaming.planner import Segment
 from penstock.streaming.ragged import Assembly
-from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool, ReadQueue
-from penstock.streaming.threads import BatchTimeoutError, check_process
+from penstock.streaming.readers import ReaderPool
 from penstock.streaming.transfer import Transfer
 from penstock.transforms.base import Transform
 
 BatchTransform: TypeAlias = Callable[[Any, torch.Generator], Any]
-
-AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has already timed out
-
-
-class Pipeline:
-    """Reads rounds ahead; a batch is available when all its rounds are read.
-
-    The threads end when the pipeline is closed, garbage-collected, or the interpreter exits. An
-    error in one of them is raised when a batch of its round is requested; all batches before that
-    are delivered first.
-
-    Args:
-        parts: What is read, and where it goes; see `plan_parts`.
-        memory: Memory of the blocks or batches.
-        reader: Returns the object that reads a block; called once for each thread.
-        threads: Number of reader threads.
-        name: Name of the threads.
-        what: The source, for messages.
-        timeout: Seconds to wait for a batch; 0 for no limit.
-    """
-
-    def __init__(
-        self,
-        parts: Iterator[Part],
-        memory: BatchMemory,
-        reader: Callable[[], BlockReader],
-        *,
-        threads: int,
-        name: str,
-        what: str,
-        timeout: float,
-    ) -> None:
-        self._ready = self._taken = 0  # batches that are complete, and that were handed over
-        self._memory, self._timeout = memory, timeout
-        self._close_seconds: float | None = None
-        self._queue = ReadQueue(Planner(parts), memory)
-        self._readers = ReaderPool(self._queue, reader, threads=threads, name=name, what=what)
-        self._threads = self._readers.threads
-
-    def close(self) -> None:
-        """Stop the threads as soon as their reads return, and free the memory.
-
-        A read that does not return within `threads.STOP_SECONDS` is abandoned. Its memory stays
-        reserved, because it may still write to it.
-        """
-        if self._readers.close(self._close_seconds):
-            self._memory.release_all()
-
-    def use_readers(self, readers: int) -> None:
-        """Read with another number of threads from now on."""
-        self._readers.resize(readers)
-
-    def is_ready(self) -> bool:
-        """Return whether `next_batch` would return without waiting."""
-        return self._taken < self._ready
-
-    def next_batch(self, rows: int) -> dict[str, Any]:
-        """Return the next batch, of ``rows`` samples; wait until it is complete."""
-        check_process(self._threads)  # before a lock is taken, which a child could never release
-        while self._taken >= self._ready:
-            self._ready = self._wait()
-            self._memory.round_read()
-        batch = self._memory.hand_out(self._taken, rows)
-        self._taken += 1
-        if self._memory.has_room:
-            self._queue.wake_readers()
-        return batch
-
-    def _wait(self) -> int:
-        try:
-            return self._readers.wait_for_round(self._timeout)
-        except BatchTimeoutError:
-            self._close_seconds = AFTER_TIMEOUT_SECONDS
-            raise
 
 
 class BatchStream:
@@ -104,8 +29,8 @@ class BatchStream:
 
     Args:
         plan: The plan.
-        segments: Returns what is delivered, epoch by epoch; the pipeline reads the same segments.
-        pipeline: Delivers the batches in host memory.
+        segments: Returns what is delivered, epoch by epoch; the readers read the same segments.
+        readers: Deliver the batches in host memory.
         fields: The fields of the source.
         transfer: Copies batches to an accelerator; None for the CPU.
         transform: Called with the whole batch and a generator keyed by (seed, epoch, step, rank);
@@ -117,26 +42,26 @@ class BatchStream:
         self,
         plan: Plan,
         segments: Callable[[], Iterator[Segment]],
-        pipeline: Pipeline,
+        readers: ReaderPool,
         fields: Mapping[str, Field],
         transfer: Transfer | None,
         *,
         transform: BatchTransform | None,
         collate: Callable[[Any], Any] | None,
     ) -> None:
-        self._plan, self._pipeline = plan, pipeline
+        self._plan, self._readers = plan, readers
         self._transform, self._collate = transform, collate
         self._finishes = transform is not None or collate is not None
         self._unnamed = list(fields) == [""]
         self._assemble = Assembly(fields) if any(f.ragged for f in fields.values()) else None
         self._cursors = _cursors(plan, segments())
         self._cursor = next(self._cursors)  # of the next batch
-        batches = _batches(plan, segments(), pipeline)
-        self._batches = batches if transfer is None else transfer.ahead(batches, pipeline.is_ready)
+        batches = _batches(plan, segments(), readers)
+        self._batches = batches if transfer is None else transfer.ahead(batches, readers.is_ready)
 
     def use_readers(self, readers: int) -> None:
         """Read with another number of threads from now on."""
-        self._pipeline.use_readers(readers)
+        self._readers.use_readers(readers)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Return whether the next batch is the one at ``cursor`` of ``plan``."""
@@ -154,7 +79,7 @@ class BatchStream:
     def close(self) -> None:
         """Stop the reader threads; batches that were handed out stay valid."""
         self._batches = iter(())
-        self._pipeline.close()
+        self._readers.close()
 
     def _finish(self, batch: Any, cursor: Cursor) -> Any:
         order, outer = self._plan.order, current_reading()
@@ -185,11 +110,11 @@ def _cursors(plan: Plan, segments: Iterator[Segment]) -> Iterator[Cursor]:
 
 
 def _batches(
-    plan: Plan, segments: Iterator[Segment], pipeline: Pipeline
+    plan: Plan, segments: Iterator[Segment], pool: ReaderPool
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield complete batches in host memory. A transfer asks for them one batch early."""
     world, rank = plan.steps.world, plan.rank
     for segment in segments:
         for m in segment.lengths(plan.steps.whole):
             rows = (rank + 1) * m // world - rank * m // world
-            yield pipeline.next_batch(rows)
+            yield pool.next_batch(rows)

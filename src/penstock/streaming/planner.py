@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.order import Cursor, Indices, Plan, Span, Steps
+from penstock.order import BlockOrder, Cursor, Indices, Plan, Span, Steps, StoredOrder
+from penstock.order.block_rounds import BlockRounds
+from penstock.order.subset import SelectedBlocks
 
 PART_SAMPLES = 1 << 18  # planned together: about 10 MB of temporary arrays
 PART_BLOCKS = 1 << 12  # planned together at most: about 1 MB of Python objects
@@ -24,31 +26,11 @@ _NO_ROWS = np.empty(0, np.int64)
 Positions: TypeAlias = Callable[[int, int], Indices]  # of samples begin:end of a window
 
 
-class WindowedOrder(Protocol):
-    """An order whose samples come in rounds of windows, one window for each lane.
-
-    Where the windows of a round end at different positions, an order also has
-    ``round_stop(epoch, k)``, the position after the last one of round ``k``; `round_start` is
-    then a position that no position of this round or of a later one precedes.
-    """
-
-    rounds: int
-
-    def round_of(self, epoch: int, position: int) -> int:
-        """Return the first round that has a position at or after this one."""
-        ...
-
-    def round_start(self, epoch: int, k: int) -> int:
-        """Return the first position of round ``k``, or the end of the epoch after the last one."""
-        ...
-
-    def window_reads(self, epoch: int, k: int, column: int) -> Iterable[Span]:
-        """Return what one lane reads for its window."""
-        ...
-
-    def window_positions(self, epoch: int, k: int, column: int, begin: int, end: int) -> Indices:
-        """Return positions of the window's samples ``begin:end``, ordered as `window_reads`."""
-        ...
+# orders whose samples come in rounds of windows, one window for each lane. Where the windows of a
+# round end at different positions (`SelectedBlocks`), ``round_stop(epoch, k)`` is the position
+# after the last one of round ``k``; `round_start` is then a position that none of this round or of
+# a later one precedes, and `round_of` the first round with a position at or after the one given
+WindowedOrder: TypeAlias = BlockOrder | StoredOrder | BlockRounds | SelectedBlocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ table, so that a batch is one copy of each sample's bytes, in C. Nothing is padd
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,19 +108,15 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class RaggedDemand(HeldDemand):
-    """The memory that a stream of ragged rows needs.
+    """The memory that a stream of ragged rows needs."""
 
-    Args:
-        sizes: The bytes of blocks.
-    """
-
-    sizes: BlockSizes = field(kw_only=True)
+    source: RaggedInput
 
     def buffers(self, block: int, round_samples: int, lanes: int) -> int:
         """Return the bytes of the largest blocks held together, and of the largest batches."""
         blocks = self.places(block, round_samples, lanes)
-        held = int(SPARE_ROOM * self.sizes.largest(block, blocks))
-        batches = BATCHES * min(held, self.sizes.longest(self.batch))
+        held = int(SPARE_ROOM * self.source.sizes.largest(block, blocks))
+        batches = BATCHES * min(held, self.source.sizes.longest(self.batch))
         return held + batches + blocks * block * 8 * self.numbers + self._fixed()
 
 

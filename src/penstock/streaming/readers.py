@@ -9,128 +9,122 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.errors import WorkerError
 from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.streaming.planner import BlockRead, Part, Planner
 from penstock.streaming.threads import (
     BackgroundThread,
+    BatchTimeoutError,
+    check_process,
     request_stop_all,
     start_all,
     stop_or_warn,
     wait_for,
 )
 
+if TYPE_CHECKING:
+    from penstock.streaming.buffers import SlotTable
+    from penstock.streaming.held import HeldReader, HeldTable
+    from penstock.streaming.held_rows import ComposedReader
+    from penstock.streaming.placement import SlotReader
 
-class BatchMemory(Protocol):
-    """The memory of a stream: where reads write to, and what batches are made of.
+AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has already timed out
 
-    `SlotTable` has memory for the batches of two rounds, and reads write each sample to its row of
-    its batch. `HeldTable` has memory for the blocks of two rounds, and a batch is gathered from
-    them when it is handed out.
-    """
-
-    def open_part(self, part: Part) -> Sequence[Any] | None:
-        """Return the destination of each read, for `BlockReader.read`; None if memory is lacking.
-
-        Called by one reader at a time, with the parts in order.
-        """
-        ...
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a reader that waits for memory can have it now."""
-        ...
-
-    def round_read(self) -> None:
-        """Note that the next round is complete; called by the consumer."""
-        ...
-
-    def hand_out(self, batch: int, rows: int) -> dict[str, Any]:
-        """Return a complete batch of ``rows`` samples; called by the consumer, in order."""
-        ...
-
-    def release_all(self) -> None:
-        """Free what was not handed out; no reader may be running."""
-        ...
-
-
-class BlockReader(Protocol):
-    """Reads the blocks of a stream; each reader thread has its own."""
-
-    def read(self, read: BlockRead, target: Any) -> None:
-        """Read a block to the destination that `BatchMemory.open_part` returned for it."""
-        ...
+# where reads write to, and what batches are made of: rows of batches, or blocks that are held.
+# `open_part` and `has_room` are called under the lock of the queue, the rest by the consumer
+BatchMemory: TypeAlias = "SlotTable | HeldTable"
+# reads a block to the destination that `open_part` returned for it; each thread has its own
+BlockReader: TypeAlias = "SlotReader | HeldReader | ComposedReader"
 
 
 class ReaderPool:
-    """Threads that read the blocks of a queue until it is closed.
+    """Threads that read rounds ahead; a batch is available when all its rounds are read.
 
-    The threads refer to the queue but not to the pool, so that an unused pool is collected, and
-    its threads are asked to stop.
+    The threads end when the pool is closed, garbage-collected, or the interpreter exits. An error
+    in one of them is raised when a batch of its round is requested; all batches before that are
+    delivered first.
 
     Args:
-        queue: What is read.
+        parts: What is read, and where it goes; see `plan_parts`.
+        memory: Memory of the blocks or batches.
         reader: Returns the object that reads a block; called once for each thread.
-        threads: Number of threads.
-        name: Name of the threads.
+        threads: Number of reader threads.
         what: The source, for messages.
+        timeout: Seconds to wait for a batch; 0 for no limit.
     """
 
     def __init__(
         self,
-        queue: ReadQueue,
+        parts: Iterator[Part],
+        memory: BatchMemory,
         reader: Callable[[], BlockReader],
         *,
         threads: int,
-        name: str,
         what: str,
+        timeout: float,
     ) -> None:
-        self._queue, self._reader, self._name = queue, reader, name
-        self._work = partial(_run, queue, what, current_recorder())
+        self._ready = self._taken = 0  # batches that are complete, and that were handed over
+        self._memory, self._reader, self._timeout = memory, reader, timeout
+        self._close_seconds: float | None = None
+        self._queue = ReadQueue(Planner(parts), memory)
+        self._work = partial(_run, self._queue, what, current_recorder())
         self._count = 0
-        self.threads: list[BackgroundThread] = []
-        weakref.finalize(self, request_stop_all, self.threads).atexit = False
-        self.resize(threads)
+        self._threads: list[BackgroundThread] = []
+        weakref.finalize(self, request_stop_all, self._threads).atexit = False
+        self.use_readers(threads)
 
-    def resize(self, count: int) -> None:
+    def use_readers(self, count: int) -> None:
         """Use another number of threads; those that are too many end after their read."""
-        new = self._queue.need(count - self._count)
-        self.threads[:] = [thread for thread in self.threads if thread.is_running]
-        added = [
-            BackgroundThread(
-                f"{self._name}-{self._count + i}",
-                partial(self._work, self._reader()),
-                self._queue.close,
-            )
-            for i in range(new)
-        ]
-        self.threads += added
+        new, queue = self._queue.need(count - self._count), self._queue
+        self._threads[:] = [thread for thread in self._threads if thread.is_running]
+        names = [f"read-{self._count + i}" for i in range(new)]
+        work = [partial(self._work, self._reader()) for _ in names]
+        added = [BackgroundThread(n, w, queue.close) for n, w in zip(names, work, strict=True)]
+        self._threads += added
         self._count = count
         start_all(added)
 
-    def wait_for_round(self, timeout: float) -> int:
+    def is_ready(self) -> bool:
+        """Return whether `next_batch` would return without waiting."""
+        return self._taken < self._ready
+
+    def next_batch(self, rows: int) -> dict[str, Any]:
+        """Return the next batch, of ``rows`` samples; wait until it is complete."""
+        check_process(self._threads)  # before a lock is taken, which a child could never release
+        while self._taken >= self._ready:
+            self._ready = self._wait()
+            self._memory.round_read()
+        batch = self._memory.hand_out(self._taken, rows)
+        self._taken += 1
+        if self._memory.has_room:
+            self._queue.wake_readers()
+        return batch
+
+    def _wait(self) -> int:
         """Wait until the next round is finished; return the number of complete batches."""
-        self._queue.wake_readers()  # memory may have become free in the meantime
-        return wait_for(
-            self._queue.news, self._queue.finish_round, threads=self.threads, timeout=timeout
-        )
+        queue = self._queue
+        queue.wake_readers()  # memory may have become free in the meantime
+        wait = partial(wait_for, threads=self._threads, timeout=self._timeout)
+        try:
+            return wait(queue.news, queue.finish_round)
+        except BatchTimeoutError:
+            self._close_seconds = AFTER_TIMEOUT_SECONDS
+            raise
 
-    def close(self, timeout: float | None = None) -> bool:
-        """Stop the threads, with a warning if a read does not return.
+    def close(self) -> None:
+        """Stop the threads as soon as their reads return, and free the memory.
 
-        Args:
-            timeout: Seconds to wait; None for `threads.STOP_SECONDS`.
-
-        Returns:
-            Whether all threads have ended. If not, they may still write to their batches.
+        A read that does not return within `threads.STOP_SECONDS` is abandoned. Its memory stays
+        reserved, because it may still write to it.
         """
-        return stop_or_warn(self.threads, timeout)
+        if stop_or_warn(self._threads, self._close_seconds):
+            self._memory.release_all()
 
 
 @dataclass(slots=True, eq=False)

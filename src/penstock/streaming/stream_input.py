@@ -80,6 +80,11 @@ class StreamInput:
         return self.chunk_bytes > 0
 
     @property
+    def is_cut(self) -> bool:
+        """Whether samples are patches, which takes time to plan for each block."""
+        return self.rows is not None and self.rows.is_cut
+
+    @property
     def chunk_rows(self) -> int:
         """Rows that a read decodes together, of the widest field; 0 if none are decoded."""
         return max(self.paces, key=lambda pace: pace.row_bytes).chunk_rows if self.paces else 0
@@ -87,8 +92,7 @@ class StreamInput:
     def cost(self, block: int) -> BlockCost:
         """Return what a block of this many samples takes."""
         if self.rows is not None:
-            needs = self.rows.needs(block)
-            return BlockCost(needs.nbytes, needs.own_bytes, needs.decoded_bytes)
+            return self.rows.needs(block)[0]
         nbytes = block * self.sample_bytes
         own = block * sum(pace.row_bytes for pace in self.paces)
         return BlockCost(nbytes, own, sum(pace.decoded(block) for pace in self.paces))
