@@ -67,6 +67,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Do so again after every file: a collection then looks at what its tests made, not more."""
+    if nextitem is None or nextitem.path != item.path:
+        pytest_collection_finish()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Count the examples of a law."""
@@ -88,6 +95,17 @@ def commands():
 
     with closing(Commands()) as commands:
         yield commands
+
+
+@pytest.fixture(autouse=True)
+def torch_looks_often_at_its_workers() -> None:
+    """Look ten times as often: a test of a worker that died or that ends would wait 5 s for it."""
+    if "torch.utils.data.dataloader" in sys.modules:
+        from torch.utils.data._utils import worker
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+        worker.MP_STATUS_CHECK_INTERVAL = 0.5  # type: ignore[attr-defined]
+        _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
 
 
 @pytest.fixture(autouse=True)

@@ -105,6 +105,7 @@ def private_access(path: str) -> Iterator[tuple[str, str]]:
                 yield node.attr, ast.unparse(node)
 
 
+@pytest.mark.steady
 def test_imports_follow_the_layers():
     # in a process of its own: it switches off all loggers of the process that it runs in
     command = Path(sys.executable).with_name("lint-imports")

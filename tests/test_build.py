@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64",
-    reason="it is compiled for Linux on x86-64 alone",
-)
+pytestmark = [
+    pytest.mark.steady,
+    pytest.mark.skipif(
+        sys.platform != "linux" or platform.machine() != "x86_64",
+        reason="it is compiled for Linux on x86-64 alone",
+    ),
+]
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = "penstock/libnative.so"

@@ -1,12 +1,16 @@
 """Which tests depend on the moment at which something happens: they get the mark ``timing``.
 
 A test has the mark if it, or something of its module that it uses, names a thread, a process, a
-signal or a clock. A test that does so behind a fixture or a program is marked by hand:
-``@pytest.mark.timing``. `make flaky` runs these tests many times on a busy machine.
+signal or a clock, or if it runs a command. A test that only reads what a program wrote in a fixture
+of the whole file has no mark: to run it again is to read the same again. What this cannot see is
+marked by hand: ``@pytest.mark.timing``, or ``@pytest.mark.steady`` where no moment matters.
+`make flaky` runs these tests many times on a busy machine.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -18,18 +22,29 @@ NAMES = {
     *("num_workers", "StreamLoader", "RandomChunkLoader", "ThreadStream", "executor", "workers"),
     *("sleep", "perf_counter", "monotonic", "thread_time"),
 }
-FIXTURES = {"commands", "uninterrupted", "server"}
+FIXTURES = {"commands", "server"}
 
 
 def depends_on_time(item: pytest.Item) -> bool:
     """Does the test use threads, processes, signals or clocks?"""
     function = getattr(item, "function", None)
-    if function is None:  # a doctest
+    if function is None or item.get_closest_marker("steady"):  # a doctest; or marked by hand
         return False
-    if FIXTURES & set(getattr(item, "fixturenames", ())):
+    if FIXTURES & set(requested(item)):
         return True
     function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
-    return mentions(function, item.module, set())  # type: ignore[attr-defined]
+    return mentions(inspect.unwrap(function), item.module, set())  # type: ignore[attr-defined]
+
+
+def requested(item: pytest.Item) -> Iterator[str]:
+    """Return the fixtures that are made again for every run of the test, and what they use."""
+    fixtures = item._fixtureinfo  # type: ignore[attr-defined]
+    names = list(fixtures.initialnames)
+    for name in names:
+        yield name
+        for fixture in fixtures.name2fixturedefs.get(name, ())[-1:]:
+            if fixture.scope == "function":
+                names += [other for other in fixture.argnames if other not in names]
 
 
 def mentions(thing: Any, module: ModuleType, seen: set[int]) -> bool:

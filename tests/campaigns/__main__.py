@@ -78,7 +78,7 @@ def main() -> int:
     pages.set_defaults(command=lambda _: page.write())
     repeats = commands.add_parser("flaky", help="repeat tests that depend on time")
     repeats.add_argument("--times", type=int, default=50)
-    repeats.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    repeats.add_argument("--jobs", type=int, default=4, help="processes side by side: many wait")
     repeats.add_argument(
         "--seconds", type=float, default=6 * 3600.0, help="begin no run after these"
     )

@@ -23,6 +23,7 @@ def completed(line, shell="bash"):
     return run.stdout.split()
 
 
+@pytest.mark.steady
 def test_commands_and_options_are_completed():
     assert {"train", "plan", "validate", "convert", "demo"} <= set(completed("penstock "))
     assert completed("penstock tr") == ["train"]
@@ -30,6 +31,7 @@ def test_commands_and_options_are_completed():
     assert "--version" in completed("penstock --v")
 
 
+@pytest.mark.steady
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_shown_by_what_typer_reads(shell):
     env = {**os.environ, "_PENSTOCK_COMPLETE": f"source_{shell}"}
@@ -39,6 +41,7 @@ def test_the_script_of_a_shell_is_shown_by_what_typer_reads(shell):
     assert run.returncode == 0 and "_PENSTOCK_COMPLETE=complete_" in run.stdout
 
 
+@pytest.mark.steady
 def test_help_is_made_of_sentences():
     run = subprocess.run(
         [sys.executable, str(PENSTOCK), "--help"], env={**os.environ, "COLUMNS": "200"},

@@ -53,6 +53,7 @@ def test_the_command_runs_the_demo_in_new_processes(tmp_path):
     check_demo(tmp_path, done.stdout, done.stderr)
 
 
+@pytest.mark.steady
 def test_the_command_line_prints_its_version_and_refuses_unknown_commands():
     assert penstock("--version").stdout.startswith("penstock 0.")
     assert penstock("no-such-command").returncode == 2

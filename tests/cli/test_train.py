@@ -200,6 +200,7 @@ def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback(module):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.steady
 def test_nobody_who_reads_on_is_no_failure():
     reader, writer = os.pipe()
     os.close(reader)
@@ -211,6 +212,7 @@ def test_nobody_who_reads_on_is_no_failure():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.steady
 def test_without_its_libraries_the_command_names_the_extra(tmp_path):
     program = (
         "import sys; sys.modules['lightning.pytorch'] = None; "

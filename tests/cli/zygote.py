@@ -4,30 +4,47 @@ Everything is imported once; each command is then a fork, with its own directory
 and output, that can be killed like any other process.
 """
 
+import gc
 import json
 import math
 import os
 import runpy
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-IMPORTS = ("torch.utils.tensorboard", "penstock.cli.train")
+IMPORTS = (
+    *("torch.utils.tensorboard", "torch.utils.serialization", "penstock.loaders"),
+    *("penstock.cli.commands", "penstock.cli.train", "penstock.training.config"),
+)
 
 
 def serve():
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # programs import parts of the tests
     for module in IMPORTS:
         import_module(module)
+    with tempfile.TemporaryDirectory() as folder:  # Hydra imports its plugins at the first use
+        path = Path(folder, "config.yaml")
+        path.write_text("run_dir: x\n")
+        import_module("penstock.training.config.compose").compose(path, ["seed=1"], None)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all of these pages
     print("ready", flush=True)
     ranks = []  # processes that end with the next one that is waited for
     for line in sys.stdin:
         job = json.loads(line)
+        if "reap" in job:
+            print(os.waitstatus_to_exitcode(os.waitpid(job["reap"], 0)[1]), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
             become(job)
+            break  # to the end of the interpreter
         print(pid, flush=True)
         if job["wait"]:
             code = wait(pid, ranks)
@@ -72,14 +89,20 @@ def become(job):
     sys.stdin = Path(os.devnull).open()  # noqa: SIM115  # for as long as the process lives
     sys.argv = job["argv"]
     if "KILL_AT_FILE" in job["env"]:
-        sys.path.insert(0, str(Path(__file__).parents[2]))
         from tests.training.killing import kill_at
 
         kill_at(int(job["env"]["KILL_AT_FILE"]), Path(job["cwd"], "run"))
+    if job["program"]:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
+    if job["ends"]:
+        gc.unfreeze()  # it may look for objects
+        sys.modules["__main__"] = main = ModuleType("__main__")  # it lives until the very end
+        main.__file__ = sys.argv[0]
+        exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
+        return  # what it raises ends the interpreter
     code = 70
     try:
         if job["program"]:
-            sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
             from penstock.cli import main

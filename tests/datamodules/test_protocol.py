@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import lightning.pytorch as pl
+import pytest
 import pytorch_lightning
 import torch
 from torch.utils.data import DataLoader
@@ -65,6 +66,7 @@ def test_a_subclass_of_ones_own_is_lightnings_too():
     assert len(list(module.train_dataloader())) == 1
 
 
+@pytest.mark.steady
 def test_a_data_module_needs_neither_lightning_nor_hugging_face():
     """They are optional: nothing of them is imported by using one."""
     program = """

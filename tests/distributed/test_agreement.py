@@ -1,8 +1,5 @@
 """Ranks that are about to train on different data are stopped, all of them."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -32,7 +29,7 @@ def compare(part, seeds):
 def without_rank_1():
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
-        store.set_timeout(timedelta(seconds=2))
+        store.set_timeout(timedelta(seconds=1))
         try:
             agree(ChunkedDataLoader(torch.arange(40), 5, 2))
         except ValueError as error:
@@ -52,19 +49,16 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    """What two ranks under torchrun print."""
-    program = tmp_path_factory.mktemp("agreement") / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(program)], capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def printed(commands, tmp_path_factory):
+    """What two ranks print."""
+    folder = tmp_path_factory.mktemp("agreement")
+    (folder / "program.py").write_text(PROGRAM)
+    done = commands.ranks(2, folder, folder / "program.py")
+    assert done.code == 0, done.err
+    return done.out + (folder / ".out.1").read_text()
 
 
-def test_under_torchrun_ranks_agree_and_another_seed_on_one_is_refused_on_all(printed):
+def test_ranks_agree_and_another_seed_on_one_is_refused_on_all(printed):
     assert printed.count("gloo: agreed 20") == 2
     assert printed.count("gloo: refused:") == 2
     pattern = "gloo: refused: the ranks are not about to train on the same data: seed is 42 on rank"

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import zarr
 
 from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
 
-ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("elastic_program.py")
 EPOCHS = 2
 LOADERS = ("chunked", "stream", "steering")
 
@@ -65,20 +63,13 @@ def everyone_of_steering(directory, pairs):
         pairs += 1
 
 
-def run_schedules(folder, numbers):
+def run_schedules(commands, folder, numbers):
     schedules = [draw_schedule(number) for number in numbers]
-    program, file = "tests.distributed.elastic_program", folder / "schedules.json"
+    file = folder / "schedules.json"
     everything = [everyone(folder, schedule) for schedule in schedules]
     file.write_text(json.dumps(schedules))
-    done = subprocess.run(
-        [sys.executable, "-m", program, folder, file],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100 * len(schedules),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.program(folder, PROGRAM, folder, file)
+    assert done.code == 0, done.err[-3000:]
     return list(zip(schedules, everything, strict=True))
 
 
@@ -114,8 +105,8 @@ def check(folder, schedule, everything):
     return [place(end["checkpoint"] and end["checkpoint"]["state"]) for end in ends]
 
 
-def test_what_three_runs_on_4_2_and_3_ranks_saw_is_every_sample_once(tmp_path):
-    for schedule, everything in run_schedules(tmp_path, (1, 2, 9)):
+def test_what_three_runs_on_4_2_and_3_ranks_saw_is_every_sample_once(commands, tmp_path):
+    for schedule, everything in run_schedules(commands, tmp_path, (1, 2, 9)):
         places = check(tmp_path, schedule, everything)
         assert places[0] <= places[1] > (0, 0)
         room = tmp_path / schedule["name"]  # the count can fail
@@ -127,6 +118,6 @@ def test_what_three_runs_on_4_2_and_3_ranks_saw_is_every_sample_once(tmp_path):
 
 @pytest.mark.proof
 @pytest.mark.parametrize("first", range(3, 23, 5))
-def test_twenty_random_schedules(tmp_path, first):
-    for schedule, everything in run_schedules(tmp_path, range(first, first + 5)):
+def test_twenty_random_schedules(commands, tmp_path, first):
+    for schedule, everything in run_schedules(commands, tmp_path, range(first, first + 5)):
         check(tmp_path, schedule, everything)

@@ -1,4 +1,4 @@
-"""Composed orders under torchrun: a run that is killed delivers what an undisturbed one does."""
+"""Composed orders on ranks: a run that is killed delivers what an undisturbed one does."""
 
 import json
 import os
@@ -28,6 +28,7 @@ from tests.campaigns.orders import (
 from tests.campaigns.storages import ROWS
 from tests.distributed.orders_program import EPOCHS, TIMED, make, steps_of
 
+PROGRAM = Path(__file__).with_name("orders_program.py")
 ROOT = Path(__file__).parents[2]
 
 
@@ -113,7 +114,7 @@ def check(name, steps, stages):
         assert set(Counter(numbers).values()) == {EPOCHS}
 
 
-def run(folder, world, kills, seconds):
+def torchrun(folder, world, kills, seconds):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -129,6 +130,9 @@ def run(folder, world, kills, seconds):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_all(folder, world, kills):
     for name in [*ORDERS, TIMED]:
         want, stages = undisturbed(name, folder, world)
         got, steps = joined(name, folder, len(kills) + 1, world)
@@ -141,18 +145,26 @@ def run(folder, world, kills, seconds):
     assert all(each == decided[0] and len(set(each)) == 2 for each in decided)
 
 
-def test_a_killed_run_of_two_ranks_delivers_what_an_undisturbed_one_does(tmp_path):
-    run(tmp_path, 2, [[17, 1, "skips"]], seconds=110)
+def test_a_killed_run_of_two_ranks_delivers_what_an_undisturbed_one_does(commands, tmp_path):
+    kills = [[17, 1, "skips"]]
+    for start in range(len(kills) + 1):  # as torchrun does, in forks
+        counted = {"TORCHELASTIC_RESTART_COUNT": str(start)}
+        done = commands.ranks(2, tmp_path, PROGRAM, tmp_path, json.dumps(kills), **counted)
+        assert (done.code == 0) == (start == len(kills)), done.err[-3000:]
+    check_all(tmp_path, 2, kills)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_runs_killed_at_random_steps_deliver_what_undisturbed_ones_do(tmp_path, world, seed):
+def test_under_torchrun_runs_killed_at_random_steps_deliver_what_undisturbed_ones_do(
+    tmp_path, world, seed
+):
     rng, kills, step = random.Random(f"{world}/{seed}"), [], 0
     for _ in range(4):
         step = rng.randint(step + 1, step + 7)  # every order has 30 steps or more
         kills.append([step, rng.randrange(world), rng.choice([*ORDERS, TIMED])])
         if rng.random() < 0.3:
             step = max(0, step // 3 * 3 - 1)  # once more in what is repeated
-    run(tmp_path, world, kills, seconds=600)
+    torchrun(tmp_path, world, kills, seconds=600)
+    check_all(tmp_path, world, kills)

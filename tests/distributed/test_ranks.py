@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -17,7 +15,7 @@ from penstock.atomic_files import read_entries
 from penstock.domains.steering import JASPERSteeringDataset, build_steering_directory
 from tests.distributed.ranks_program import BAD, EPOCHS, GLOBAL_BATCH, SAMPLES
 
-ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("ranks_program.py")
 WORLDS = (1, 2, 3, 4)
 KINDS = (("chunked", 0), ("chunked", 2), ("steering", 0), ("steering", 2), ("stream", 0))
 CASES = [
@@ -28,7 +26,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(commands, tmp_path_factory):
     """The data, and what every rank of every world wrote down of it."""
     folder = tmp_path_factory.mktemp("ranks")
     for name, first in (("numbers", 0), ("other", 1)):
@@ -36,16 +34,9 @@ def folder(tmp_path_factory):
         zarr.create_array(folder / f"{name}.zarr", data=numbers, chunks=(8,))
     build_steering_directory(folder / "steering", pairs=130, embedding_dim=8)
     build_steering_directory(folder / "steering-other", pairs=130, embedding_dim=8, seed=43)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.ranks_program", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("exit codes [0") == len(WORLDS), done.stdout + done.stderr
+    done = commands.program(folder, PROGRAM, folder)
+    assert done.code == 0, done.err
+    assert done.out.count("exit codes [0") == len(WORLDS), done.out + done.err
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A DDP program under real torchrun: ours, and that of the seed document where it is available."""
+"""A DDP program on two ranks: ours, and that of the seed document where it is available."""
 
 import json
 import os
@@ -88,8 +88,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def launched(folder, world):
-    """What each rank saw and had learned, step by step, from real torchrun."""
+def torchrun(folder, world):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, f"--nproc-per-node={world}", "train.py"],
@@ -101,15 +100,33 @@ def launched(folder, world):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def diaries_of(folder, world):
+    """What each rank saw and had learned, step by step."""
     diaries = [(folder / f"diary-{rank}.jsonl").read_text() for rank in range(world)]
     return [[json.loads(line) for line in diary.splitlines()] for diary in diaries]
 
 
 @pytest.mark.parametrize("kind", ["ours", "of the document"])
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.proof)])
+def test_the_ddp_program_runs_on_two_ranks(commands, folder, kind):
+    (folder / "train.py").write_text(program_of(kind))
+    done = commands.ranks(2, folder, folder / "train.py", OMP_NUM_THREADS="1")
+    assert done.code == 0, done.err[-3000:]
+    check(folder, 2)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["ours", "of the document"])
+@pytest.mark.parametrize("world", [2, 4])
 def test_the_ddp_program_runs_under_torchrun(folder, world, kind):
     (folder / "train.py").write_text(program_of(kind))
-    ranks = launched(folder, world)
+    torchrun(folder, world)
+    check(folder, world)
+
+
+def check(folder, world):
+    ranks = diaries_of(folder, world)
     alone = create_loader(folder / "output/dataset", "train", 32 * world)
     assert [len(rank) for rank in ranks] == [EPOCHS * len(alone)] * world
     for epoch in (0, 1, EPOCHS - 1):

@@ -1,8 +1,6 @@
 """A seed that is drawn is drawn once for all ranks, whenever the ranks appear."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,26 +18,19 @@ from penstock import (
 from penstock.loaders.partition import validation_loader
 from tests.distributed.seeds_program import SAMPLES, cases
 
-ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("seeds_program.py")
 SAME_ON_ALL = {"sampler", "module, iterable", "steering"}  # not shared out to ranks
 SPLIT_AT_ONCE = {"sequence", "yaml, source"}  # samples are chosen when it is made
 REFUSED = "seed=None was drawn before the process group was created"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(commands, tmp_path_factory):
     folder = tmp_path_factory.mktemp("seeds")
     np.save(folder / "numbers.npy", np.arange(SAMPLES))
     build_steering_directory(folder / "steering", pairs=40, embedding_dim=4)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.seeds_program", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = commands.program(folder, PROGRAM, folder)
+    assert done.code == 0, done.err[-4000:]
     return folder
 
 

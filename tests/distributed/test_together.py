@@ -1,8 +1,6 @@
 """A rank that fails ends the others, with its reason, whoever it is and wherever they are."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,25 +8,18 @@ import pytest
 from penstock.distributed import RankError, together
 from penstock.errors import WorkerError
 
-ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("failing_program.py")
 REASON = "failed: NoMoreError: the 7th tap is dry"
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory):
+def ends(commands, tmp_path_factory):
     """Exit codes, what each rank raised, and what they said."""
     folder = tmp_path_factory.mktemp("failing")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.failing_program", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = commands.program(folder, PROGRAM, folder)
+    assert done.code == 0, done.err
     raised = {path.stem: json.loads(path.read_text()) for path in folder.glob("*-*.json")}
-    return json.loads((folder / "codes.json").read_text()), raised, done.stderr
+    return json.loads((folder / "codes.json").read_text()), raised, done.err
 
 
 @pytest.mark.parametrize(("name", "failing"), [("raises", 1), ("keeper", 0), ("early", 2)])

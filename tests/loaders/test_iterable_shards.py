@@ -1,7 +1,6 @@
 """An iterable dataset on several workers or ranks is split, or refused: no sample comes twice."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from penstock.loaders.pass_through import share_of_rank
 from penstock.order import Topology
 from tests.distributed.process_groups import run_ranks
 
-ROOT = Path(__file__).parents[2]
 SAMPLES = 24
 
 
@@ -225,10 +223,9 @@ def rank_of_two(rank, world, folder, early):
     (folder / f"{rank}.json").write_text(json.dumps(results))
 
 
-def test_on_two_real_ranks_every_sample_comes_once_or_not_at_all(tmp_path):
-    command = [sys.executable, "-m", "tests.loaders.test_iterable_shards", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
+def test_on_two_real_ranks_every_sample_comes_once_or_not_at_all(commands, tmp_path):
+    done = commands.program(tmp_path, __file__, tmp_path)
+    assert done.code == 0, done.err
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert len(first) == 2 * len(MADE)
     for name, read in first.items():

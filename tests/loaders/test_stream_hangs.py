@@ -302,14 +302,15 @@ for _ in loader: pass
 @pytest.mark.parametrize(
     ("kind", "ending"), each_once(["stream", "threads", "chunks"], list(ENDINGS))
 )
-def test_the_process_ends_although_a_read_never_returns(kind, ending):
-    program = [sys.executable, "-W", "ignore", "-c", PROGRAM + ENDINGS[ending], kind]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100)  # it does end
+def test_the_process_ends_although_a_read_never_returns(commands, tmp_path, kind, ending):
+    (tmp_path / "program.py").write_text(PROGRAM + ENDINGS[ending])
+    program = commands.start(tmp_path, tmp_path / "program.py", kind)
+    _, said = program.communicate(timeout=100)  # it does end
     wanted = {"ctrl-c": -signal.SIGINT, "the user's own error": 1, "the end of the program": 0}
-    assert done.returncode == wanted[ending], done.stderr
+    assert program.returncode == wanted[ending], said
     error = {"ctrl-c": "KeyboardInterrupt", "the user's own error": "ZeroDivisionError"}
-    assert error.get(ending, "") in done.stderr
-    assert "gave up waiting after 0.5 s" in done.stderr
+    assert error.get(ending, "") in said
+    assert "gave up waiting after 0.5 s" in said
 
 
 # -- interrupts

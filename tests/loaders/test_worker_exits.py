@@ -5,10 +5,7 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from pathlib import Path
 
 import psutil
@@ -17,48 +14,46 @@ import pytest
 from tests.loaders import worker_programs
 from tests.loaders.worker_programs import BEHAVIOURS, UNGUARDED
 
-MARK = "PENSTOCK_TEST_PROGRAM"
 START_SECONDS = 120  # of a program and its workers, on a busy machine
 GONE_SECONDS = 20  # for everything of a killed program to be gone; takes about one
 
 
 @pytest.fixture
-def run():
-    """Start a program whose processes can be found; at the end, all of them are killed."""
-    mark = uuid.uuid4().hex
+def run(commands, tmp_path):
+    """Start programs; at the end, everything of them is killed."""
+    started = []
 
     def start(*arguments, program=worker_programs.__file__):
-        return subprocess.Popen(
-            [sys.executable, program, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, MARK: mark},
-        )
+        started.append(commands.start(tmp_path, program, *arguments))
+        return started[-1]
 
-    start.mark = mark
     yield start
-    for process in marked(mark):
-        process.kill()
+    for program in started:
+        for process in processes_of(program):
+            process.kill()
+        program.wait(GONE_SECONDS)
+        program.stdout.close()
 
 
-def marked(mark):
+def processes_of(program):
+    """Return all processes of its session."""
     found = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            process = psutil.Process(pid)
+            if os.getsid(pid) == program.pid and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+        except (psutil.NoSuchProcess, ProcessLookupError):
             continue
     return found
 
 
-def check_nothing_stays(mark, semaphores):
+def check_nothing_stays(program, semaphores):
     """No process, named semaphore or shared memory of a program is there soon after."""
-    pids = {process.pid for process in marked(mark)}
+    pids = {program.pid, *(process.pid for process in processes_of(program))}
     deadline = time.monotonic() + GONE_SECONDS
-    while (alive := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    while (alive := processes_of(program)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not [(process.pid, process.cmdline()) for process in alive]
     names = os.listdir("/dev/shm")
     assert not {f"sem.{name.lstrip('/')}" for name in semaphores} & set(names)
@@ -76,10 +71,10 @@ def check_nothing_stays(mark, semaphores):
 def test_a_program_that_is_killed_leaves_nothing(run, method, behaviours):
     program = run("killed", method, *behaviours)
     semaphores = json.loads(program.stdout.readline())
-    assert len(marked(run.mark)) > len(behaviours)
+    assert len(processes_of(program)) > len(behaviours)
     program.kill()
-    check_nothing_stays(run.mark, semaphores)
-    program.communicate()
+    program.wait(GONE_SECONDS)
+    check_nothing_stays(program, semaphores)
 
 
 @pytest.mark.proof
@@ -90,14 +85,14 @@ def test_a_program_that_is_killed_as_workers_start_leaves_nothing(run, method, s
     assert program.stdout.readline()
     time.sleep(random.Random(seed).uniform(0, 2))
     program.kill()
-    check_nothing_stays(run.mark, [])
-    program.communicate()
+    program.wait(GONE_SECONDS)
+    check_nothing_stays(program, [])
 
 
 def test_a_program_that_is_killed_while_a_stream_is_read_leaves_nothing(run):
-    with run("replay", "fork") as program:
-        assert program.wait(START_SECONDS) == -signal.SIGKILL
-    check_nothing_stays(run.mark, [])
+    program = run("replay", "fork")
+    assert program.wait(START_SECONDS) == -signal.SIGKILL
+    check_nothing_stays(program, [])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,7 @@ def test_a_program_that_closes_nothing_ends_soon(run, how, method, behaviours):
     # torch takes a second; it was 20 before. A loader that is dropped waits as `close` does
     assert time.monotonic() - begin < (10 if how != "dropped" else 20)
     assert program.returncode == 0 and errors == ""
-    check_nothing_stays(run.mark, [])
+    check_nothing_stays(program, [])
 
 
 GUARD = 'if __name__ == "__main__":\n    '
@@ -153,7 +148,7 @@ def test_a_script_without_a_guard_is_told_so_in_one_sentence(run, tmp_path, meth
     assert re.search(f"start by {method or 'forkserver'} here", last)
     for words in ('if __name__ == "__main__":', advice, "num_workers=0", "executor='threads'"):
         assert words in last
-    check_nothing_stays(run.mark, [])
+    check_nothing_stays(program, [])
 
 
 @pytest.mark.parametrize(
@@ -166,15 +161,10 @@ def test_a_script_without_a_guard_is_told_so_in_one_sentence(run, tmp_path, meth
     ],
     ids=["guard", "close first", "no workers", "threads"],
 )
-def test_what_the_sentence_advises_works(run, commands, tmp_path, followed):
-    script = write(tmp_path, **followed)
-    if "guard" in followed:  # only there does a worker import the script
-        program = run(program=script)
-        said = (*program.communicate(timeout=START_SECONDS), program.returncode)
-    else:
-        done = commands.program(tmp_path, script)
-        said = done.out, done.err, done.code
-    assert said == ("validated 100\n", "", 0)
+def test_what_the_sentence_advises_works(run, tmp_path, followed):
+    program = run(program=write(tmp_path, **followed))
+    said = program.communicate(timeout=START_SECONDS)
+    assert (*said, program.returncode) == ("validated 100\n", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -217,8 +207,8 @@ def test_ctrl_c_of_a_terminal_reaches_everything_and_ends_it(run):
     """A terminal sends it to workers too, which must not die of it before they are ended."""
     program = run("killed", "fork", *BEHAVIOURS)
     assert program.stdout.readline()
-    for process in marked(run.mark):
+    for process in processes_of(program):
         process.send_signal(signal.SIGINT)
     _, errors = program.communicate(timeout=60)
     assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors
-    check_nothing_stays(run.mark, [])
+    check_nothing_stays(program, [])

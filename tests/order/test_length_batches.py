@@ -46,6 +46,7 @@ def fits(order, samples):
     return len(samples) * int(order.lengths[samples].max()) <= order.budget or len(samples) == 1
 
 
+@few
 @given(length_batches(), st.integers(0, 5))
 def test_length_batches_are_an_order_with_inverse(order, epoch):
     samples, positions = one(order, epoch), np.arange(order.size)
@@ -126,6 +127,7 @@ def test_steps_counted_from_any_origin_cover_the_epoch(order, world, epoch, data
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
 
 
+@few
 @given(
     length_batches(),
     st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=4),

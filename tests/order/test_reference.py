@@ -150,7 +150,7 @@ def test_subsets(mask, seed, epoch, block, lanes):
         same(*(np.sort(one(each, epoch)[lane::lanes]) for each in pair))
 
 
-@few
+@settings(max_examples=4)  # the reference looks through three epochs for every sample
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 80), st.integers(0, 60)).map(

@@ -88,6 +88,7 @@ def figures_in(text):
     return json.loads(Elements(text).data)
 
 
+@pytest.mark.steady
 def test_sessions_of_two_ranks_are_read_back(tmp_path):
     run_dir = write_run(tmp_path / "run", sessions=2)
     run = Run.read(run_dir)
@@ -103,6 +104,7 @@ def test_sessions_of_two_ranks_are_read_back(tmp_path):
     assert run.last.coverage == COVERAGE and run.last.state == "done"
 
 
+@pytest.mark.steady
 def test_the_page_has_verdict_stages_coverage_and_chunks(tmp_path):
     run_dir = write_run(tmp_path / "run", sessions=2)
     lines = write_report(run_dir)
@@ -116,6 +118,7 @@ def test_the_page_has_verdict_stages_coverage_and_chunks(tmp_path):
     assert any("torchrun --nproc-per-node 2" in line for line in figures["reproduce"])
 
 
+@pytest.mark.steady
 def test_no_text_of_a_user_becomes_markup(tmp_path):
     run_dir = write_run(
         tmp_path / "run <img src=x onerror=alert(1)>",
@@ -164,6 +167,7 @@ def test_what_is_no_credential_stays():
     assert without_credentials(text) == text
 
 
+@pytest.mark.steady
 def test_a_trace_has_a_process_a_rank_and_exact_moments(tmp_path):
     run_dir = write_run(tmp_path / "run")
     trace = tmp_path / "trace.json"
@@ -177,6 +181,7 @@ def test_a_trace_has_a_process_a_rank_and_exact_moments(tmp_path):
     assert names == {"rank 0", "rank 1", "thread <b>0</b>", run_page.CALLER}
 
 
+@pytest.mark.steady
 def test_moments_late_in_a_long_run_keep_their_microseconds(tmp_path):
     snapshot = recorded()
     span = ["read", 98765.432101, 0.000123, "", 0]
@@ -192,6 +197,7 @@ def test_a_run_in_progress_and_one_that_was_killed(tmp_path, monkeypatch):
     assert figures_in(page_of(Run.read(run_dir)))["state"].startswith("no news for 10 min")
 
 
+@pytest.mark.steady
 def test_chunks_since_the_last_write_are_read_once_without_a_line_that_was_cut(tmp_path):
     run_dir = write_run(tmp_path / "run", ranks=1, state="running")
     for number in range(3):  # 0 is in the file of the session already
@@ -208,6 +214,7 @@ def test_chunks_since_the_last_write_are_read_once_without_a_line_that_was_cut(t
     assert not later.exists()
 
 
+@pytest.mark.steady
 def test_a_run_without_batches_or_figures_has_a_page(tmp_path):
     empty = Recorder().snapshot()
     run_dir = write_run(
@@ -217,6 +224,7 @@ def test_a_run_without_batches_or_figures_has_a_page(tmp_path):
     assert figures["verdict"].startswith("unknown") and figures["coverage"] is None
 
 
+@pytest.mark.steady
 def test_values_that_json_has_no_name_for_are_left_out(tmp_path):
     chunk = {"chunk": 0, "step": 1, "loss": float("nan"), "scores": {"a": float("-inf")}}
     run_dir = write_run(tmp_path / "run", ranks=1, chunks=[chunk])
@@ -224,6 +232,7 @@ def test_values_that_json_has_no_name_for_are_left_out(tmp_path):
     assert found["loss"] is None and found["scores"] == {"a": None}
 
 
+@pytest.mark.steady
 def test_what_is_no_run_is_refused_with_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="not a directory"):
         Run.read(tmp_path / "none")
@@ -251,6 +260,7 @@ def damages(plain):
     yield json.dumps({**plain, "chunks": [{"loss": float("nan")}]})
 
 
+@pytest.mark.steady
 def test_a_damaged_file_is_refused_by_name(tmp_path):
     run_dir = write_run(tmp_path / "run", ranks=1)
     path = run_dir / "metrics/session-0-rank-0.json"
@@ -265,6 +275,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
     assert found.exit_code == 2 and "Traceback" not in found.output
 
 
+@pytest.mark.steady
 def test_the_command_writes_page_and_trace(tmp_path):
     run_dir, trace = write_run(tmp_path / "run"), tmp_path / "trace.json"
     found = CliRunner().invoke(app, ["report", str(run_dir), "--trace", str(trace)])
@@ -272,8 +283,15 @@ def test_the_command_writes_page_and_trace(tmp_path):
     assert (run_dir / "report.html").is_file() and json.loads(trace.read_text())["traceEvents"]
 
 
-def test_a_million_events_make_a_small_page(tmp_path):
-    snapshot = recorded(events=1_000_000)
+@pytest.fixture(scope="module")
+def million():
+    """A snapshot of a million events, which takes seconds to record."""
+    return recorded(events=1_000_000)
+
+
+@pytest.mark.steady
+def test_a_million_events_make_a_small_page(tmp_path, million):
+    snapshot = million
     assert snapshot.of("read").count > 100_000
     chunks = [
         {"chunk": n, "step": n, "loss": 1 / (n + 1), "scores": {"val/loss": 0.123456}}
@@ -360,8 +378,8 @@ def test_a_browser_draws_the_page(tmp_path):
     assert str(verdict_of(Run.read(run_dir).snapshot())) in body
 
 
-def test_a_page_of_a_million_events_opens_in_three_seconds(tmp_path):
-    run_dir = write_run(tmp_path / "run", ranks=1, snapshot=recorded(events=1_000_000))
+def test_a_page_of_a_million_events_opens_in_three_seconds(tmp_path, million):
+    run_dir = write_run(tmp_path / "run", ranks=1, snapshot=million)
     write_report(run_dir)
     page = run_dir / "report.html"
     assert page.stat().st_size < 10_000_000

@@ -210,6 +210,7 @@ def test_all_is_true():
     assert len(set(sources.__all__)) == len(sources.__all__)
 
 
+@pytest.mark.steady
 def test_importing_sources_is_light():
     heavy = "torch zarr zarrs numcodecs pyarrow datasets obstore deflate".split()  # noqa: SIM905
     code = f"import penstock.sources, sys; print([m for m in {heavy} if m in sys.modules])"

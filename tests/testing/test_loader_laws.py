@@ -188,6 +188,7 @@ def test_nan_is_the_same_as_itself_and_zero_is_not_minus_zero():
     assert not same_batch(torch.tensor(0.0), torch.tensor(-0.0))
 
 
+@pytest.mark.steady
 def test_the_laws_need_no_pytest():
     code = "import sys, penstock.testing; sys.exit('pytest' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -281,22 +279,21 @@ def test_a_full_disk_is_an_error_that_keeps_what_was_there(tmp_path, parts):
     assert manager.save(*parts, 3, {"val_loss": 0.5}).exists()
 
 
-def kill(tmp_path: Path, kills: int, seed: int) -> dict:
-    command = [sys.executable, str(PROGRAM), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+def kill(commands, tmp_path: Path, kills: int, seed: int) -> dict:
+    done = commands.program(tmp_path, PROGRAM, tmp_path / "run", kills, seed)
+    assert done.code == 0, done.err[-2000:]
+    return json.loads(done.out)
 
 
-def test_killed_while_saving_the_last_checkpoint_or_the_one_before_is_there(tmp_path):
-    found = kill(tmp_path, kills=20, seed=1)
+def test_killed_while_saving_the_last_checkpoint_or_the_one_before_is_there(commands, tmp_path):
+    found = kill(commands, tmp_path, kills=20, seed=1)
     assert found["kills"] == 20
     assert found["unfinished"] and found["whole"]  # it did hit the midst of saves
 
 
 @pytest.mark.proof
-def test_killed_hundreds_of_times_while_saving(tmp_path):
-    assert kill(tmp_path, kills=300, seed=2)["unfinished"] >= 20
+def test_killed_hundreds_of_times_while_saving(commands, tmp_path):
+    assert kill(commands, tmp_path, kills=300, seed=2)["unfinished"] >= 20
 
 
 # -- refusals
