@@ -1,7 +1,6 @@
 """Streams on two real ranks, with and without workers: each sample once, resumed exactly."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 from itertools import islice
@@ -17,7 +16,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock import PlanError, ReplayLoader
 from tests.distributed.process_groups import run_ranks
 
-ROOT = Path(__file__).parents[2]
 SAMPLES, FILES = 44, 4
 CASES = [
     f"{name}, {workers} workers" for name in ("json", "parquet", "torch") for workers in (0, 2)
@@ -97,12 +95,11 @@ def rank_of_two(rank, world, folder):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(commands, tmp_path_factory):
     folder = tmp_path_factory.mktemp("streams")
     write_files(folder)
-    command = [sys.executable, "-m", "tests.loaders.test_iterable_ranks", folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.program(folder, __file__, folder)
+    assert done.code == 0, done.err[-3000:]
     return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2)]
 
 
