@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class Done:
 
 
 class Running:
-    """A program in a session of its own, used as `subprocess.Popen` is."""
+    """A program in a session of its own, used as `subprocess.Popen` is; ``stdout`` has bytes."""
 
     def __init__(self, commands, pid, stdout, err):
         self._commands, self.pid, self.stdout, self._err = commands, pid, stdout, err
@@ -56,9 +57,12 @@ class Running:
     def communicate(self, timeout):
         """Return what it printed until its end, as output and errors."""
         self.wait(timeout)
-        with self.stdout as output:
+        printed = b""
+        with self.stdout as output, suppress(BlockingIOError):
             os.set_blocking(output.fileno(), False)  # a child of it may be alive
-            return output.read() or "", self._err.read_text()
+            while part := os.read(output.fileno(), 4096):
+                printed += part
+        return printed.decode(), self._err.read_text()
 
 
 class Commands:
@@ -102,7 +106,7 @@ class Commands:
         err.write_text("")
         job = {"argv": [*map(str, args)], "cwd": str(cwd), "env": env, "wait": False, "ends": True}
         job |= {"out": str(fifo), "err": str(err), "program": True, "rank": False}
-        return Running(self, int(self._ask(job)), fifo.open(), err)
+        return Running(self, int(self._ask(job)), fifo.open("rb", buffering=0), err)
 
     def _ask(self, job):
         print(json.dumps(job), file=self._server.stdin)

@@ -111,7 +111,7 @@ def test_a_program_that_is_killed_while_a_stream_is_read_leaves_nothing(run):
 )
 def test_a_program_that_closes_nothing_ends_soon(run, how, method, behaviours):
     program = run("leaves", how, method, *behaviours)
-    assert program.stdout.readline() == "leaving\n"
+    assert program.stdout.readline() == b"leaving\n"
     begin = time.monotonic()
     _, errors = program.communicate(timeout=60)
     # torch takes a second; it was 20 before. A loader that is dropped waits as `close` does
