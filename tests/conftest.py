@@ -99,13 +99,13 @@ def commands():
 
 @pytest.fixture(autouse=True)
 def torch_looks_often_at_its_workers() -> None:
-    """Look ten times as often: a test of a worker that died or that ends would wait 5 s for it."""
+    """Look every second: a test of a worker that died or cannot end would wait 5 s for torch."""
     if "torch.utils.data.dataloader" in sys.modules:
-        from torch.utils.data._utils import worker
+        from torch.utils.data import _utils
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-        worker.MP_STATUS_CHECK_INTERVAL = 0.5  # type: ignore[attr-defined]
-        _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
+        _utils.MP_STATUS_CHECK_INTERVAL = 1.0
+        _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (1.0,)
 
 
 @pytest.fixture(autouse=True)

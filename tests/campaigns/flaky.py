@@ -26,7 +26,7 @@ from tests.campaigns.repeat import read_runs, runs_in_a_row
 
 # ends with its parent, however that ends
 BUSY = "import os; p = os.getppid()\nwhile os.getppid() == p: sum(range(100_000))"
-SHARE_SECONDS = 100.0  # of the tests of one pytest process, which takes several seconds to start
+SHARE_SECONDS = 150.0  # of the tests of one pytest process, which takes several seconds to start
 MARKS = "timing and not proof and not cuda"
 SUMMARY = re.compile(r"\b(passed|failed|skipped|deselected)\b")
 TEST = re.compile(r"^\S+?\.py::.+$", re.M)

@@ -95,7 +95,6 @@ def become(job):
     if job["program"]:
         sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
     if job["ends"]:
-        gc.unfreeze()  # it may look for objects
         sys.modules["__main__"] = main = ModuleType("__main__")  # it lives until the very end
         main.__file__ = sys.argv[0]
         exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
