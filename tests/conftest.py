@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import laws, missing_domains, timed
 from tests.left_running import nothing_is_left_running as nothing_is_left_running
 
+# the same on every version of Python: 3.14 starts processes by forkserver unless told otherwise,
+# and what that does is tested by name
+multiprocessing.set_start_method("fork")
 # a forkserver imports torch once, and not again in every worker of every test
 multiprocessing.set_forkserver_preload(["torch", "penstock.loaders"])
 

@@ -22,7 +22,7 @@ def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "threading.Thread(target=threading.Event().wait, name='penstock-x', daemon=True).start()",
         "subprocess.Popen(['sleep', '60'])",
-        "multiprocessing.Process(target=time.sleep, args=[60], daemon=True).start()",
+        "multiprocessing.get_context('fork').Process(target=time.sleep, args=[60]).start()",
     ],
 )
 def test_a_test_that_leaves_something_running_fails(pytester: pytest.Pytester, leaver: str) -> None:

@@ -34,7 +34,8 @@ def answers(tmp_path_factory):
     """What the cells, run one after the other as one program, have found."""
     folder = tmp_path_factory.mktemp("notebook")
     program = folder / "notebook.py"
-    program.write_text("\n\n".join([*cells("code"), AFTERWARDS]))
+    fork = "import multiprocessing; multiprocessing.set_start_method('fork')"  # it has no guard
+    program.write_text("\n\n".join([fork, *cells("code"), AFTERWARDS]))
     run = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", program],
         capture_output=True,

@@ -41,7 +41,8 @@ BEFORE = (
 EPOCHS = {EPOCHS}
 """
     + """
-import json, os, torch, warnings
+import json, multiprocessing, os, torch, warnings
+multiprocessing.set_start_method("fork")  # other methods need a guarded program
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 torch.set_num_threads(1)
 diary = open(f"diary-{os.environ['RANK']}.jsonl", "w")
