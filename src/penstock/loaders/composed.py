@@ -22,7 +22,6 @@ from penstock.loaders.position import Position
 from penstock.order import Indices, Order
 from penstock.order.block_rounds import OrderInRounds
 from penstock.order.keys import digest_of
-from penstock.order.length_batches import LengthBatches, checked_lengths
 from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder
 from penstock.order.permutation import LARGEST
@@ -145,6 +144,8 @@ class OrderOptions:
                     "lengths= cannot be combined with a Mixture, weights= or epoch_samples=: "
                     "batches by length need every sample once an epoch"
                 )
+            from penstock.order.length_batches import checked_lengths  # here: few loaders have them
+
             lengths = checked_lengths(self.lengths, samples)
             return partial(_by_length, lengths, self, shuffle)
         if self.weights is not None:
@@ -180,6 +181,8 @@ def _by_length(lengths: Any, asked: OrderOptions, shuffle: bool, request: OrderR
     budget, window = asked.max_tokens, WINDOW if asked.window is None else asked.window
     count, group = request.batch_size if budget is None else None, asked.group
     group = max(1, min(GROUP, request.samples // 2)) if group is None else group
+    from penstock.order.length_batches import LengthBatches  # here: few loaders have them
+
     return LengthBatches(order, lengths, window, budget=budget, count=count, group=group)
 
 

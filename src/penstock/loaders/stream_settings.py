@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.arguments import a_path, choice, function, whole_number
+from penstock.arguments import a_path, choice, function, real_number, whole_number
 from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.composed import InRounds, OrderOptions, round_rows
@@ -20,7 +20,6 @@ from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
-from penstock.order.quality import blocks_for, check_mixing, shuffle_quality
 from penstock.order.subset import Kept, Ranges, SelectedBlocks, SelectedInOrder
 from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
@@ -206,7 +205,7 @@ def checked_mixing(mixing: float | None, asked: Geometry) -> float | None:
         raise PlanError(
             f"mixing={mixing!r} chooses block_samples and window_blocks: leave these out, or mixing"
         )
-    return None if mixing is None else check_mixing(mixing)
+    return None if mixing is None else real_number("mixing", mixing, minimum=0.001, maximum=0.999)
 
 
 def check_fields(fields: Mapping[str, Field]) -> None:
@@ -353,6 +352,8 @@ class StreamOrders:
         """Return the geometry that was passed in, or the one that mixes as well as was asked."""
         if self.mixing is None or not self.shuffle or self.adopted != Geometry():
             return self.asked
+        from penstock.order.quality import blocks_for, shuffle_quality  # here: few ask for it
+
         found = resolver.resolve(self.asked, self.adopted, ranks=world)
         lanes, whole = found.lanes, resolver.demand.whole
 
@@ -412,6 +413,8 @@ def _shuffle(loader: StreamLoader) -> str:
         return f"within {order.window_samples:,} samples of each lane{text}"
     if not isinstance(order, BlockOrder):
         return "none: samples come in storage order"
+    from penstock.order.quality import shuffle_quality  # here: only for this page
+
     found = shuffle_quality(order, steps.batch, steps.world)
     full = min(1.0, order.block / order.size)
     return (

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.arguments import real_number
 from penstock.order.blocks import BlockOrder
 
 
@@ -78,11 +77,6 @@ def _same_block(block: int, window: int, lanes: int, whole: int) -> float:
 def _mixing(same_block: float, block: int, size: int, whole: int) -> float:
     full = (min(block, size) - 1) / max(1, size - 1)
     return min(1.0, (1 + (whole - 1) * full) / (1 + (whole - 1) * same_block))
-
-
-def check_mixing(mixing: float) -> float:
-    """Return a quality that can be asked for: more than 0, less than 1."""
-    return real_number("mixing", mixing, minimum=0.001, maximum=0.999)
 
 
 def window_for(mixing: float, *, size: int, block: int, lanes: int, whole: int) -> int:
