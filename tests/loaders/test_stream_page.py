@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import zarr
 
 from penstock.errors import PlanError
 from penstock.loaders.stream import StreamLoader
@@ -63,6 +64,18 @@ def test_the_page_says_how_much_is_decoded_and_why():
     assert line(again, "decoding").startswith("0.482 bytes per byte delivered, 1.93 per byte of")
     assert "parts of chunks that other blocks need too" in line(again, "decoding")
     assert line(StreamLoader(ARRAY, 32, steps=5), "decoding") == "none: storage is mapped"
+
+
+def test_the_page_says_that_zstd_decodes_less_than_whole_chunks(tmp_path):
+    data = np.arange(400 * 1000, dtype="f4").reshape(400, 1000)
+    zarr.create_array(tmp_path / "large", data=data, chunks=(100, 1000))
+    zarr.create_array(tmp_path / "small", data=data, chunks=(10, 1000))  # decoded at once
+    for name, first in (("large", True), ("small", False)):
+        loader = StreamLoader(tmp_path / name, 32, steps=4, block_samples=5)
+        said = line(loader, "decoding")
+        assert said.startswith("at most ") == first == said.endswith("what is up to their end")
+    whole = StreamLoader(tmp_path / "large", 32)
+    assert line(whole, "decoding").endswith("every chunk once")
 
 
 def test_blocks_grow_until_little_is_decoded_twice_where_the_budget_allows():

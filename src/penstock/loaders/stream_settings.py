@@ -447,7 +447,10 @@ def _decoding(loader: StreamLoader) -> str:
     text += f", {again:.3g} per byte of different rows: "
     if again < 1.01:
         return text + "every chunk once"
-    return text + f"a block of {block:,} samples has parts of chunks that other blocks need too"
+    text += f"a block of {block:,} samples has parts of chunks that other blocks need too"
+    if source.decodes_first:  # how much depends on where the parts are
+        text = f"at most {text}, of which zstd decodes only what is up to their end"
+    return text
 
 
 def warnings_of(loader: StreamLoader) -> list[str]:

@@ -31,12 +31,14 @@ class ArrayReader(ABC):
         field: Shape and dtype of one sample.
         chunks: The shape that is decoded together: samples first, then the axes of a sample.
         how: What reads it, and perhaps why: "direct", or the name of a library.
+        decodes_first: Whether a chunk is decoded only up to the last item that is wanted.
     """
 
     samples: int
     field: Field
     chunks: tuple[int, ...]
     how: str
+    decodes_first = False
 
     @property
     def chunk_samples(self) -> int:
@@ -68,6 +70,7 @@ class DecodedArray(ArrayReader):
         self._stored, self._decoding = stored, decoding
         self.field = Field(stored.field.shape, decoding.dtype)
         self.samples, self.chunks, self.how = stored.samples, stored.chunks, stored.how
+        self.decodes_first = stored.decodes_first
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
         """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
@@ -250,6 +253,7 @@ class ArraySource(BaseSource):
         super().__init__(next(iter(lengths.values())), fields, name)
         self._readers, self.dims = dict(readers), dict(dims or {})
         self.chunks = {field: reader.chunks for field, reader in readers.items()}
+        self.decodes_first = any(reader.decodes_first for reader in readers.values())
 
     @property
     def readers(self) -> Mapping[str, str]:

@@ -145,6 +145,7 @@ class RaggedInput(StreamInput):
         self.resident_bytes = resident_bytes([paces[name] for name in names])
         self.paces = [pace for name, pace in paces.items() if name not in names]
         self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
+        self.decodes_first = getattr(source, "decodes_first", False)
         self.sample_bytes = self.sizes.mean
         self.source = kept or source
         self.rows = None

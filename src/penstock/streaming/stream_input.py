@@ -48,6 +48,8 @@ class StreamInput:
         self.resident_bytes = resident_bytes([paces[number] for number in names])
         self.paces = [paces[n] for n in paces if n not in names]  # that are read block by block
         self.chunk_bytes = max((pace.chunk_bytes for pace in self.paces), default=0)
+        read = (leaf.source for n, leaf in enumerate(stored.leaves) if n not in names)
+        self.decodes_first = any(getattr(each, "decodes_first", False) for each in read)
         self.sample_bytes = sum(field.nbytes for field in source.fields.values())
         self.source: Source = self.resident.get(id(source), source)
         leaves = [

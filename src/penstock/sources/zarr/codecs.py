@@ -60,6 +60,11 @@ class CodecChain:
         plain = self.compressor == "zstd" and not self.checksum
         return _zstd_native() if plain and native is not None else None
 
+    def decodes_first(self, chunk_bytes: int) -> bool:
+        """Return whether a chunk is decoded only up to the last byte that is wanted."""
+        large = self.compressor == "zstd" and chunk_bytes > ZSTD_BLOCK
+        return large and _zstd_native() is not None
+
     def most_stored_bytes(self, decoded_bytes: int) -> int:
         """Return more than any encoder writes: a larger file is refused before it is read."""
         if self.compressor is None:

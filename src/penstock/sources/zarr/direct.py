@@ -66,6 +66,7 @@ class DirectArray(ArrayReader):
         self.samples = layout.shape[axis]
         self.field = Field(layout.shape[:axis] + layout.shape[axis + 1 :], layout.dtype)
         self.chunks = samples_first(layout.chunks, axis)
+        self.decodes_first = layout.codecs.decodes_first(layout.chunk_bytes)
         self._locate = ChunkLocator(store, prefix, layout)
         self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
         self._boxes: dict[Crop, Grid] = {}
