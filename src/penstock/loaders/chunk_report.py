@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.order import Cursor, Order, Plan, Steps
+from penstock.order.mixture import MixtureOrder
 from penstock.order.orders import samples_of
 
 MOST_SAMPLES = 1 << 21  # looked up at once; bounds memory
@@ -160,7 +161,7 @@ def coverage_map(
     counts = np.histogram(seen, edges)[0] * scale / np.diff(edges)
     mixture: Any = getattr(order, "mixture", order)
     members = []
-    if hasattr(mixture, "first"):
+    if isinstance(mixture, MixtureOrder):
         drawn = np.histogram(seen, mixture.first)[0] / max(1, len(seen))
         asked = np.array(mixture.stages[-1][1]) / sum(mixture.stages[-1][1])
         sizes = np.diff(mixture.first)

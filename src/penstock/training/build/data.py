@@ -6,16 +6,19 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock.arguments import array_of
 from penstock.datamodules.inputs import check_share, is_source, split
 from penstock.datamodules.protocol import ClosableModule
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datasets.mixture import Mixture, prioritized
+from penstock.datasets.packed import PackedTokens, pack
 from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
 from penstock.loaders import ChunkedDataLoader, StreamLoader
@@ -38,9 +41,12 @@ lightning = optional("lightning.pytorch", extra="lightning")
 log = logging.getLogger("penstock")
 
 PARTS = ("train", "val", "test")
-WAYS = "a _name_, a _target_, a path, a mixture, or sections train and val"
+WAYS = "a _name_, a _target_, a path, a mixture, a pack, or sections train and val"
 MIXTURE = ("mixture", "weights", "until", "label")
+PACK = ("pack", "length", "lengths", "split")
 PRIORITY = ("parts", "weights", "cover_within_epochs")
+BY_LENGTH = ("lengths", "max_tokens", "window", "group")
+ORDERS = ("priority", "weights", "epoch_samples", "batch_by_length")  # keys of train
 
 BATCH_SIZE = 32  # samples; the default of loader.batch_size
 
@@ -52,16 +58,12 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
         return None
     section = {"path": section} if isinstance(section, str) else section
     if "_name_" in section or _is_sequence_dataset(section):
-        if settings.train.priority is not None:
-            raise settings.refused(
-                "train.priority",
-                "needs a dataset with a path, a _target_ or a mixture: one with a _name_ makes "
-                "its own loaders",
-            )
+        _refuse_orders(settings, "one with a _name_")
         return _of_sequences(section, maker, loaders)
-    if {"_target_", "path", "mixture"} & section.keys():
+    if {"_target_", "path", "mixture", "pack"} & section.keys():
         made = _opened("dataset", section, maker)
         if hasattr(made, "train_dataloader"):
+            _refuse_orders(settings, "a data module")
             return _of_module(made, loaders)
         parts = _split(settings, made, section.get("val_split"), loaders)
     elif any(part in section for part in PARTS):
@@ -78,9 +80,45 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
     if ignored and any(is_source(data) for data in parts.values()):
         keys = ", loader.".join(sorted(ignored))
         log.info("a stream has its own threads: loader.%s have no effect", keys)
+    loaders = replace(loaders, order=_order(settings), refused=settings.refused)
     by_part = {"train": loaders.training, "val": loaders.validation, "test": loaders.testing}
     makers = {part: partial(by_part[part], data) for part, data in parts.items()}
     return JobData(parts["train"], makers)
+
+
+def _refuse_orders(settings: Settings, what: str) -> None:
+    """Refuse keys that choose the order of a dataset which makes its own loaders."""
+    for name in ORDERS:
+        if getattr(settings.train, name) is not None:
+            raise settings.refused(
+                f"train.{name}",
+                f"needs a dataset with a path, a _target_ or a mixture: {what} makes its own "
+                "loaders",
+            )
+
+
+def _order(settings: Settings) -> dict[str, Any]:
+    """Return the arguments of the training loader that the keys of ``train`` give."""
+    train = settings.train
+    by_length = dict(train.batch_by_length or {})
+    check_names("train.batch_by_length", by_length, BY_LENGTH)
+    if by_length and "lengths" not in by_length:
+        raise settings.refused("train.batch_by_length", "has no lengths: name a .npy file of them")
+    found = {"weights": train.weights, "epoch_samples": train.epoch_samples, **by_length}
+    for name, key in (("weights", "train.weights"), ("lengths", "train.batch_by_length.lengths")):
+        if found.get(name) is not None:
+            found[name] = _array(settings, key, found[name])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _array(settings: Settings, key: str, value: Any) -> Any:
+    """Return numbers, from a ``.npy`` file if it is a path."""
+    try:
+        if isinstance(value, str):
+            return np.load(value, allow_pickle=False)
+        return array_of(key, value)
+    except (OSError, ValueError) as error:
+        raise settings.refused(key, f"cannot be read: {error}") from error
 
 
 def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
@@ -152,6 +190,8 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
         return open_source(section["path"], **options)
     if isinstance(section, Mapping) and "mixture" in section:
         return _mixture(key, section, maker)
+    if isinstance(section, Mapping) and "pack" in section:
+        return _packed(key, section, maker)
     if not isinstance(section, Mapping):
         found = type(section).__name__
         why = f"must be one path or section, got {found}: join several into one dataset"
@@ -172,6 +212,19 @@ def _mixture(key: str, section: Mapping[str, Any], maker: Maker) -> Mixture:
         return Mixture(opened, **options)
     except PlanError as error:
         raise maker.settings.refused(key, str(error)) from error
+
+
+def _packed(key: str, section: Mapping[str, Any], maker: Maker) -> PackedTokens:
+    """Return the packed documents of a section; the documents are a section or path themselves."""
+    check_names(key, section, (*PACK, "val_split"))
+    settings, options = maker.settings, {n: section[n] for n in PACK[1:] if n in section}
+    if options.get("lengths") is not None:
+        options["lengths"] = _array(settings, f"{key}.lengths", options["lengths"])
+    documents = _opened(f"{key}.pack", section["pack"], maker)
+    try:
+        return pack(documents, **options)
+    except (PlanError, TypeError) as error:
+        raise settings.refused(key, str(error).replace("pack() ", "")) from error
 
 
 def check_names(key: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -243,10 +296,14 @@ class PartLoaders:
     Args:
         options: The section ``loader``, with its objects made.
         chunks: Chunk sizes, order and seed.
+        order: Arguments of the training loader: weights, or lengths of the samples.
+        refused: Returns the error for a key, with the file and line that set it.
     """
 
     options: dict[str, Any]
     chunks: ChunkSettings
+    order: dict[str, Any] = field(default_factory=dict)
+    refused: Callable[[str, str], ConfigError] = lambda key, why: ConfigError(f"{key}: {why}")
 
     @property
     def batch_size(self) -> int:
@@ -255,6 +312,8 @@ class PartLoaders:
 
     def training(self, data: Any) -> Any:
         """Return the training loader: shuffled; in chunks where training is chunked."""
+        if self.order:
+            return self._ordered(data)
         shuffle = self.chunks.order_name != "sequential"
         if is_source(data):
             return self._stream(data, chunk_size=self._train_chunk(len(data)), shuffle=shuffle)
@@ -273,6 +332,31 @@ class PartLoaders:
             return ChunkedDataLoader(data, self.batch_size, chunk, **options, shuffle=shuffle)
         options |= {"order": order_factory(self.chunks.order_of)}
         return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
+
+    def _ordered(self, data: Any) -> Any:
+        """Return the training loader of weights, of epochs of another length, or of lengths."""
+        names = ["batch_by_length"] if "lengths" in self.order else []
+        names += [name for name in ORDERS if name in self.order]
+        key = f"train.{names[0]}"
+        if isinstance(data, IterableDataset):
+            raise self.refused(key, "needs samples by number: an iterable dataset has none")
+        if self.chunks.order == "block":
+            raise self.refused(key, "has its own order: leave out train.chunk_order=block")
+        order = {"shuffle": self.chunks.order_name != "sequential", **self.order}
+        try:
+            if "lengths" in order:  # also of a source: batches are read sample by sample
+                size = self.chunks.train_chunk_size
+                options = self._of_torch(seed=self.chunks.seed, **order)
+                return ChunkedDataLoader(data, self.batch_size, size, **options)
+            of_mixture = isinstance(data, Mixture)
+            stored = data.is_stored and data.label is None if of_mixture else is_source(data)
+            chunk = self._train_chunk(self.order.get("epoch_samples", len(data)))
+            if stored:
+                return self._stream(data, chunk_size=chunk, **order)
+            options = self._of_torch(seed=self.chunks.seed, **order)
+            return ChunkedDataLoader(data, self.batch_size, chunk, **options)
+        except PlanError as error:
+            raise self.refused(key, str(error)) from error
 
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""

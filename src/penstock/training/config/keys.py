@@ -66,6 +66,7 @@ NAMES: Final = kind(
 YES_OR_NO: Final = partial(flag, error=ConfigError)
 TEXT: Final = instance_of("text", str)
 SECTION: Final = instance_of("a section with keys of its own", Mapping)
+ARRAY: Final = instance_of("a .npy file, or a list of numbers", str, list)
 NAMED: Final = instance_of("a name or a section with a _name_ or _target_", str, Mapping)
 SEVERAL: Final = instance_of("a name, a section, or a list of those", str, Mapping, list)
 
@@ -102,6 +103,9 @@ CHUNKS: Final[dict[str, Check]] = {
 }
 TRAIN: Final[dict[str, Check]] = CHUNKS | {
     "priority": or_none(SECTION),
+    "weights": or_none(ARRAY),
+    "epoch_samples": or_none(whole(1, "sample")),
+    "batch_by_length": or_none(SECTION),
     "seed": or_none(whole(-LARGEST_INTEGER)),
     "interval": one_of("epoch", "step"),
     "monitor": TEXT,

@@ -189,6 +189,9 @@ def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
 TRAIN_DEFAULTS: Final = {
     **{each.key: each.default for each in ChunkSettings.options() if each.key in keys.CHUNKS},
     "priority": None,
+    "weights": None,
+    "epoch_samples": None,
+    "batch_by_length": None,
     "seed": 0,
     "interval": "epoch",
     "monitor": "val/loss",
