@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
@@ -362,10 +363,9 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         if self.executor == "threads":
             steps = plan.steps.of(cursor.epoch)
             left = steps.left_in_chunk if self._position.evaluation else steps.steps_from
-            batches, count = self._batches(plan, cursor), left(cursor.position)
+            batches = islice(self._batches(plan, cursor), left(cursor.position))
             n = self._tuner.readers if self._tuner else self._reader_limits(None)[0]
-            options: dict[str, Any] = {"threads": n, "timeout": self.timeout}
-            return ThreadStream(plan, cursor, batches, count, self._read, **options)
+            return ThreadStream(plan, cursor, batches, self._read, threads=n, timeout=self.timeout)
         if self.num_workers == 0 and not self._pins:
             return self._open_inline(plan, cursor)
         if self._workers is None:

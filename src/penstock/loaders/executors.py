@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -29,9 +32,17 @@ from penstock.loaders.worker_errors import (
     unpicklable,
 )
 from penstock.loaders.workers import END_SECONDS, WorkerContext, reseed, starting_workers
-from penstock.metrics import Probe, Recorder, current_recorder
+from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.order import Cursor, Plan, PlannedBatch, derive_key
-from penstock.streaming.prefetch import Prefetched
+from penstock.streaming.threads import (
+    BackgroundThread,
+    BatchTimeoutError,
+    check_process,
+    request_stop_all,
+    start_all,
+    stop_or_warn,
+    wait_for,
+)
 
 log = logging.getLogger("penstock")
 
@@ -334,9 +345,8 @@ class ThreadStream(PlanStream):
     Args:
         plan: The plan.
         cursor: Where its first batch is.
-        batches: The planned batches from there on.
-        count: How many of them. They end at the end of an epoch: the caller may change the dataset
-            between epochs, so nothing is read ahead.
+        batches: The planned batches from there on. They may end at the end of
+            an epoch: the caller may change the dataset between epochs, so nothing is read ahead.
         read: Reads a planned batch.
         threads: How many batches are read at once.
         timeout: Seconds to wait for a batch; 0 for no limit.
@@ -347,59 +357,124 @@ class ThreadStream(PlanStream):
         plan: Plan,
         cursor: Cursor,
         batches: Iterator[PlannedBatch],
-        count: int,
         read: Read,
         *,
         threads: int,
         timeout: float = 0,
     ) -> None:
         super().__init__(plan, cursor)
-        self._left, work = count, partial(_read_batch, read)
-        tasks = (_Task(plan.order.seed, planned) for planned in islice(batches, count))
-        options: dict[str, Any] = {"threads": threads, "timeout": timeout, "name": "batches-{}"}
-        self._read = Prefetched(tasks, work, ahead=2 * threads, **options)
+        self._batches, self._timeout = batches, timeout
+        self._coming: deque[_Task] = deque()
+        self._tasks, self._count = _TaskQueue(), 0
+        self._work = partial(_work, self._tasks, read, current_recorder())
+        self._threads: list[BackgroundThread] = []
+        weakref.finalize(self, request_stop_all, self._threads).atexit = False
+        self.use_readers(threads)
 
     def use_readers(self, readers: int) -> None:
         """Read with another number of threads; those that are too many end after their batch."""
-        self._read.use_threads(readers, 2 * readers)
+        for _ in range(self._count - readers):
+            self._tasks.queue.put(None)
+        self._threads[:] = [thread for thread in self._threads if thread.is_running]
+        added = [
+            BackgroundThread(f"batches-{i}", self._work, self._tasks.close)
+            for i in range(self._count, readers)
+        ]
+        self._threads += added
+        self._tasks.threads = len(self._threads)
+        self._count = readers
+        self._fill()
+        start_all(added)
 
     def continues(self, plan: Plan, cursor: Cursor) -> bool:
         """Return whether the next batch of this stream is the one at ``cursor`` of ``plan``."""
-        return self._left > 0 and super().continues(plan, cursor)
+        return bool(self._coming) and super().continues(plan, cursor)
 
     def __next__(self) -> tuple[Cursor, Any]:
+        check_process(self._threads)
+        task = self._coming.popleft()
+        self._cursor = task.planned.after
         try:
-            self._cursor, batch, error = next(self._read)
-        except WorkerError:  # it cannot continue: a thread may never return, or all were ended
-            self._left = 0
+            batch = wait_for(task.news, task.poll, threads=self._threads, timeout=self._timeout)
+        except BatchTimeoutError:
+            self._batches = iter(())  # it cannot continue: the thread may never return
+            self._coming.clear()
             raise
-        self._left -= 1
-        if error is not None:
-            raise error
-        return self._cursor, batch
+        finally:
+            self._fill()
+        return task.planned.after, batch[0]
 
     def close(self) -> None:
         """End the threads, each after its current batch."""
-        self._read.close()
+        self._coming.clear()
+        stop_or_warn(self._threads)
+
+    def _fill(self) -> None:
+        """Send as many batches as are read ahead: two for each thread."""
+        for planned in islice(self._batches, max(0, 2 * self._count - len(self._coming))):
+            task = _Task(planned, reading_of(self._plan.order.seed, planned))
+            self._coming.append(task)
+            self._tasks.queue.put(task)
 
 
-class _Task(NamedTuple):
-    """A batch to read."""
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A batch to read, and its result or error."""
 
-    seed: int
     planned: PlannedBatch
+    reading: Reading
+    news: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    batch: tuple[Any] | None = None
+    error: BaseException | None = None
 
     def __str__(self) -> str:
         first, count = self.planned.samples[:1].tolist(), len(self.planned.samples)
         return f"a batch of {count} samples from sample {first[0]} on" if count else "a batch"
 
+    def poll(self) -> tuple[Any] | None:
+        """Return the batch in a tuple; None while it is being read."""
+        if self.error is not None:
+            raise self.error
+        return self.batch
 
-def _read_batch(read: Read, task: _Task) -> tuple[Cursor, Any, BaseException | None]:
-    """Return the cursor after a batch, and the batch or its error: the next one follows it."""
-    announce(reading_of(*task))
-    try:
-        return task.planned.after, read(task.planned), None
-    except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
-        return task.planned.after, None, error
-    finally:
-        announce(None)
+    def run(self, read: Read) -> None:
+        """Read the batch."""
+        announce(self.reading)
+        try:
+            self.batch = (read(self.planned),)
+        except BaseException as error:  # noqa: BLE001 - re-raised where the batch is asked for
+            self.error = error
+        finally:
+            announce(None)
+            self.news.put(None)
+
+
+@dataclass(slots=True, eq=False)
+class _TaskQueue:
+    """Batches to read. Threads hold this and not the stream, so that it can be dropped."""
+
+    queue: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)  # None ends a thread
+    threads: int = 0
+    closed: bool = False
+
+    def take(self) -> _Task | None:
+        """Return the next task; None if the thread should end."""
+        task = self.queue.get()
+        return None if self.closed else task
+
+    def close(self) -> None:
+        """End all threads; takes no lock and may be called at any moment."""
+        self.closed = True
+        for _ in range(self.threads):
+            self.queue.put(None)
+
+
+def _work(tasks: _TaskQueue, read: Read, recorder: Recorder | None) -> None:
+    thread = threading.current_thread()
+    assert isinstance(thread, BackgroundThread)
+    with Work(recorder, thread.name):
+        while (task := tasks.take()) is not None:
+            thread.activity = task
+            task.run(read)
+            thread.activity = None
+            del task  # do not keep its batch
