@@ -3,6 +3,8 @@
 import json
 import runpy
 import sys
+import tarfile
+import wave
 from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,6 +128,24 @@ def test_the_data_of_the_streaming_examples_is_good(examined, tmp_path):
     assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["constant"] * 2, out + err
 
 
+def test_the_data_of_the_trainer_examples_is_good(examined, tmp_path):
+    example(EXAMPLES / "ray_train.py").make_data(tmp_path / "ray")
+    code, out, err = examined(tmp_path / "ray" / "rows.npy")
+    assert code == 0 and "1,200 samples" in out, out + err
+    (tmp_path / "users_module.py").write_text(
+        f"import runpy\nmade = runpy.run_path({str(EXAMPLES / 'lightning_ddp.py')!r})\n"
+        "parts = {'train': made['data'](600, seed=1), 'val': made['data'](501, seed=2)}\n"
+    )
+    code, out, err = examined("users_module:parts")
+    assert code == 0 and "val: 501 samples" in out, out + err
+
+
+def test_every_example_is_examined():
+    covered = {"ddp.py", "latent_streaming.py", "lightning_ddp.py", "ray_train.py", "steering.py"}
+    examples = {path.name for path in EXAMPLES.iterdir() if not path.name.startswith(("_", "."))}
+    assert examples == covered | {"audio"}
+
+
 STEERING = """
 from penstock.domains.steering import create_loader
 parts = {part: create_loader("data", part, 32) for part in ("train", "val")}
@@ -179,10 +199,63 @@ def write_formats(folder):
     return [folder / name for name in names.split()]
 
 
-def test_every_format_can_be_examined(examined, tmp_path):
-    for path in write_formats(tmp_path):
+def write_more_formats(folder):
+    """Write rows in the formats of fields; return the paths."""
+    import netCDF4
+    import pandas as pd
+    import pyarrow
+    from anndata import AnnData
+    from PIL import Image
+    from scipy.sparse import csr_matrix
+
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((200, 6)).astype(np.float32)
+    zarr.create_array(folder / "shards.zarr", data=rows, chunks=(25, 6), shards=(100, 6))
+    with zarr.storage.ZipStore(folder / "x.zarr.zip", mode="w") as store:
+        zarr.create_array(store, data=rows, chunks=(50, 6))
+    with netCDF4.Dataset(folder / "x.nc", "w") as file:
+        file.createDimension("time", 200)
+        file.createDimension("y", 6)
+        file.createVariable("x", "f4", ("time", "y"))[:] = rows
+    table = pyarrow.table({"x": rows[:, 0], "y": rows[:, 1]})
+    with pyarrow.OSFile(str(folder / "x.arrow"), "wb") as sink:
+        with pyarrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    counts = csr_matrix(rng.poisson(0.4, (200, 50)).astype(np.float32))
+    cells, genes = (pd.Index(list(map(str, range(n))), dtype=object) for n in counts.shape)
+    made = AnnData(counts, obs=pd.DataFrame(index=cells), var=pd.DataFrame(index=genes))
+    made.write_h5ad(folder / "cells.h5ad")
+    (folder / "images").mkdir()
+    with tarfile.open(folder / "x.tar", "w") as archive:
+        for number, row in enumerate(rows[:20]):
+            pixels = rng.integers(0, 255, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / f"{number:03d}.png")
+            np.save(folder / "one.npy", row)
+            archive.add(folder / "one.npy", f"{number:04d}.npy")
+    (folder / "sounds").mkdir()
+    for number in range(20):
+        with wave.open(str(folder / "sounds" / f"{number:03d}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(rng.integers(-9000, 9000, 400).astype("<i2").tobytes())
+    names = "shards.zarr x.zarr.zip x.nc x.arrow cells.h5ad x.tar images sounds"
+    return [folder / name for name in names.split()]
+
+
+@pytest.mark.parametrize("write", [write_formats, write_more_formats])
+def test_every_format_can_be_examined(examined, tmp_path, write):
+    for path in write(tmp_path):
         code, out, err = examined(path)
         assert code == 0 and "nothing found" in out, f"{path.name}: {out}{err}"
+
+
+def test_files_without_a_header_are_examined_with_their_dtype(examined, tmp_path):
+    np.random.default_rng(0).integers(0, 500, 4000).astype(np.uint16).tofile(tmp_path / "x.bin")
+    (tmp_path / "users_module.py").write_text(
+        "from penstock import open_source\n"
+        "tokens = open_source('x.bin', dtype='uint16').windows(32, stride=32)\n"
+    )
+    code, out, err = examined("users_module:tokens")
+    assert code == 0 and "125 samples" in out, out + err
 
 
 def test_nothing_is_left_behind(examined, tmp_path):
