@@ -1,56 +1,57 @@
 """What do the probes of a loader cost, switched on and switched off?
 
 Epochs of batches of 1 MB by each executor in an empty loop, which is the worst case: a training
-step makes every share smaller. Four loaders take turns: with probes (the default), with
-``metrics.on = False``, and twice one whose recorder does nothing at all, not even measure waiting;
-how far these two are apart is the noise. Figures are processor time of the process and its
-workers, because that is all that a probe takes, and because it depends least on what else the
-machine does. Shares are medians over rounds of the ratio within a round. Measure on a quiet
-machine: a batch is noted every 10 ms of the clock, which on a busy one is a few batches.
+step makes every share smaller. Four loaders take turns, in random order: with probes (the default),
+with ``metrics.on = False``, and twice one that calls no recorder at all; how far these two are
+apart is the noise. Figures are processor time of the process and its workers, because that is all
+that a probe takes, and because it depends least on what else the machine does. A share is the
+median of the ratio within a round, over many rounds in which each has 20 ms, and its interval
+contains the true median with a confidence of 99 %. Probes that are on must add less than 1 %; the
+interval of those that are off must contain zero, and its upper end, the bound on what they cost,
+must be below 1 %. Measure on a quiet machine: a batch is noted every 25 ms of the clock, which on a
+busy one is a few batches.
 
 The calls alone are measured too, the fastest of many, which a busy machine changes little.
 
-    python benchmarks/bench_metrics.py [--tiny] [--rounds 41] [--batches 40]
+    python benchmarks/bench_metrics.py [--tiny] [--seconds 20] [--batches 40]
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import zarr
-from measure import arguments, claim, emit, ratio, run
+from measure import arguments, claim, emit, run
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock import ChunkedDataLoader, ReplayLoader, StreamLoader
+from penstock.loaders.base import Loader
 from penstock.metrics import Probe, Recorder
 
 BATCH, WIDTH = 256, 1024  # a batch of 1 MB: a light one
 MODES = ("none", "none again", "off", "on")
-MOST = {"off": 0.002, "on": 0.01}  # of an epoch, beside the noise
+MOST = 0.01  # of an epoch
+TURN_SECONDS = 0.02
 
 
 class NoRecorder(Recorder):
     """Measures nothing: the control."""
 
-    def request(self) -> bool:
-        return False
-
-    def receive(self, samples: int, cursor: tuple[int, int] | None = None) -> float:
-        return 0.0
-
-    def pause(self) -> None:
-        pass
+    def timed(self, work: Callable[[], Any], *_: Any) -> Any:
+        return work()
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -98,15 +99,20 @@ def makers(folder: Path, samples: int) -> dict[str, Callable[[], Any]]:
 
 
 def with_recorder(make: Callable[[], Any], mode: str) -> Any:
-    loader = make()
-    loader.metrics = NoRecorder() if mode.startswith("none") else Recorder(on=mode == "on")
+    loader: Any = make()
+    if mode.startswith("none"):
+        loader.metrics = NoRecorder(on=False)
+        if isinstance(loader, Loader):  # a batch without the line that asks whether it is on
+            loader._next = lambda plan, _: loader._take(plan, loader.position)
+    else:
+        loader.metrics = Recorder(on=mode == "on")
     return loader
 
 
-def seconds_of_epoch(loader: Any) -> float:
-    """Return the processor seconds of an epoch, with the start and the end of its threads."""
+def seconds_of_epochs(loader: Any, epochs: int) -> float:
+    """Return the processor seconds of epochs, with the start and the end of their threads."""
     begin = cpu_seconds()
-    for _ in range(getattr(loader, "total_chunks", 1)):
+    for _ in range(epochs * getattr(loader, "total_chunks", 1)):
         for _ in loader:
             pass
     if not getattr(loader, "num_workers", 0):
@@ -126,60 +132,110 @@ def process_cpu_seconds(process: Any) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-def shares(make: Callable[[], Any], rounds: int) -> tuple[float, dict[str, float]]:
-    """Return the seconds of an epoch without probes, and the share that each mode adds."""
+@contextmanager
+def going_on(recorder: Recorder) -> Iterator[None]:
+    """Stop the clock of a recorder while others have their turn.
+
+    Or the first batch of every turn would be noted, and not one in 25 ms.
+    """
+    now = time.perf_counter()
+    recorder.next_probe += now
+    recorder._next_settling += now
+    yield
+    now = time.perf_counter()
+    recorder.next_probe -= now
+    recorder._next_settling -= now
+
+
+def in_turns(make: Callable[[], Any], seconds: float) -> dict[str, list[float]]:
+    """Return the processor seconds of an epoch, by turns in which each mode has some epochs."""
     loaders = {mode: with_recorder(make, mode) for mode in MODES}
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
+    turns, modes = random.Random(0), list(MODES)
     try:
         for loader in loaders.values():  # starts workers, opens files
-            seconds_of_epoch(loader)
-        for turn in range(rounds):
-            at = turn % len(MODES)
-            for mode in MODES[at:] + MODES[:at]:
-                found[mode].append(seconds_of_epoch(loaders[mode]))
+            seconds_of_epochs(loader, 1)
+        usual = min(seconds_of_epochs(loader, 1) for loader in loaders.values())
+        epochs = 1 + int(TURN_SECONDS / usual) if seconds else 1
+        for loader in loaders.values():
+            loader.metrics.next_probe = loader.metrics._next_settling = 0.0
+        end = time.perf_counter() + seconds
+        while not found["none"] or time.perf_counter() < end:
+            turns.shuffle(modes)
+            for mode in modes:
+                with going_on(loaders[mode].metrics):
+                    found[mode].append(seconds_of_epochs(loaders[mode], epochs) / epochs)
     finally:
         for loader in loaders.values():
             getattr(loader, "close", lambda: None)()
-    return statistics.median(found["none"]), {
-        mode: ratio(found, "none", mode) - 1 for mode in MODES[1:]
-    }
+    return found
 
 
-CALLS = {"off": 0.3, "on": 1.0, "on, noted": 100.0}  # microseconds; 1 % of 10 ms is 100
+def share(found: dict[str, list[float]], mode: str) -> tuple[float, float, float]:
+    """Return the share that a mode adds, and the interval that has it with 99 % confidence."""
+    pairs = zip(found[mode], found["none"], strict=True)
+    ratios = sorted(one / none - 1 for one, none in pairs)
+    half, apart = len(ratios) / 2, 1.29 * len(ratios) ** 0.5  # of the ranks: a binomial deviation
+    last = len(ratios) - 1
+    low, high = ratios[max(0, int(half - apart))], ratios[min(last, int(half + apart))]
+    return statistics.median(ratios), low, high
+
+
+CALLS = {"on": 0.6, "on, noted": 20.0}  # microseconds
+PROBE_OFF = 0.5  # microseconds of a probe where nothing is recorded
 
 
 def calls(repeats: int) -> None:
-    """Measure what a loader calls for a batch: off, on, and for the one that is noted in 10 ms."""
+    """Measure what a loader calls for a batch: usually, and for the one that is noted in 25 ms."""
     for name, most in CALLS.items():
-        recorder, noted = Recorder(on=name != "off"), name.endswith("noted")
+        recorder, noted = Recorder(), name.endswith("noted")
 
         def batch(recorder: Recorder = recorder, noted: bool = noted) -> None:
             if noted:
-                recorder._next_probe = 0.0
+                recorder.next_probe = 0.0
             if recorder.request():
                 with recorder.work(""), Probe("read", (0, 8)), Probe("collate"):
                     pass
             recorder.receive(BATCH, (0, 1))
+            if noted and len(recorder._noted) >= 20:  # as many as there are in half a second
+                recorder._settle()
 
-        number = 200
-        fastest = min(timeit.repeat(batch, number=number, repeat=repeats)) / number
-        claim(f"microseconds of the calls for a batch, {name}", fastest * 1e6, at_most=most)
+        claim(
+            f"microseconds of the calls for a batch, {name}", fastest(batch, repeats), at_most=most
+        )
+
+    def probe() -> None:
+        with Probe("read", (0, 8)):
+            pass
+
+    claim("microseconds of a probe, off", fastest(probe, repeats), at_most=PROBE_OFF)
+
+
+def fastest(work: Callable[[], None], repeats: int, number: int = 200) -> float:
+    """Return the microseconds of a call, in the fastest of some repetitions."""
+    return min(timeit.repeat(work, number=number, repeat=repeats)) / number * 1e6
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=41, batches=40)
+    options = arguments(__doc__, seconds=20.0, batches=40)
     calls(2 if options.tiny else 200)
-    rounds, batches = (1, 4) if options.tiny else (options.rounds, options.batches)
+    seconds, batches = (0.0, 4) if options.tiny else (options.seconds, options.batches)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name, make in makers(Path(folder), batches * BATCH).items():
-            seconds, found = shares(make, rounds)
-            noise = abs(found["none again"])
-            each = {f"{mode}_microseconds": found[mode] * seconds / batches * 1e6 for mode in MOST}
-            emit(case=name, batch_microseconds=seconds / batches * 1e6, noise=noise, **each)
-            for mode, most in MOST.items():
-                text = f"{name}, probes {mode}: share of an epoch"
-                claim(text, found[mode], at_most=most + noise)
+            found = in_turns(make, seconds)
+            each = statistics.median(found["none"]) / batches * 1e6
+            noise = share(found, "none again")[0]
+            emit(case=name, rounds=len(found["none"]), batch_microseconds=each, noise=noise)
+            for mode in ("off", "on"):
+                added, low, high = share(found, mode)
+                interval = {"low": low, "high": high, "microseconds": added * each}
+                emit(case=f"{name}, probes {mode}", share=added, **interval)
+                if mode == "on":
+                    claim(f"{name}, on: share of an epoch", added, at_most=MOST)
+                else:
+                    claim(f"{name}, off: lower end of the interval", low, at_most=0.0)
+                    claim(f"{name}, off: upper end of the interval", high, at_most=MOST)
     emit(load_average=os.getloadavg()[0])
 
 

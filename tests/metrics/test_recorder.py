@@ -191,7 +191,7 @@ def test_a_copy_of_a_loader_has_its_own_figures():
 
 def test_chunks_of_a_recording_are_measured():
     def load(start, stop):
-        time.sleep(0.012)  # longer than reads of which only some are noted
+        time.sleep(0.03)  # longer than reads of which only some are noted
         return np.zeros((stop - start, 2), np.float32), np.zeros((stop - start, 1), np.float32)
 
     loader = RandomChunkLoader(load, 100, 20, device="cpu")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from penstock.arguments import flag
 from penstock.metrics.snapshot import (
     COLUMNS,
+    MOST_ARRIVALS,
     PROBED_SECONDS,
     SETTLED_SECONDS,
     SLOTS,
@@ -23,7 +24,11 @@ from penstock.metrics.snapshot import (
     STEP,
     WAIT,
     Histogram,
+    Noted,
+    Place,
     Snapshot,
+    Sums,
+    Times,
     halved,
     share_of,
 )
@@ -155,46 +160,14 @@ def current_recorder() -> Recorder | None:
     return _thread.state.recorder
 
 
-class Sums(NamedTuple):
-    """Sums over all batches."""
-
-    batches: int = 0
-    samples: int = 0
-    steps: int = 0
-    waited: float = 0.0
-    stepped: float = 0.0
-
-    def since(self, before: Sums) -> Sums:
-        """Return what was added since; never less than nothing, for all the rounding."""
-        return Sums(
-            self.batches - before.batches,
-            self.samples - before.samples,
-            self.steps - before.steps,
-            max(0.0, self.waited - before.waited),
-            max(0.0, self.stepped - before.stepped),
-        )
-
-
-class Noted(NamedTuple):
-    """A batch that is noted on its own; sums are those after it."""
-
-    asked: float
-    waited: float
-    step: float | None
-    samples: int
-    cursor: tuple[int, int] | None
-    probed: bool
-    sums: Sums
-
-
 class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
-    Of batches that follow each other within `PROBED_SECONDS`, one is noted with its stages, and
-    the others are only added up. What was noted waits for `SETTLED_SECONDS`, and is then entered
-    into histograms and slots together, because a piece of code that runs rarely is slow. Threads
-    and processes only append to ``arrivals``, which needs no lock. Sums (``batches``, ``samples``,
-    and in seconds ``waited``, ``stepped``) never decrease; any thread may read them.
+    For most batches, two moments are appended to a list, and nothing else. Of batches that follow
+    each other within `PROBED_SECONDS`, one is noted with its stages, and the list is added up. What
+    was noted waits for `SETTLED_SECONDS`, and is then entered into histograms and slots together,
+    because a piece of code that runs rarely is slow. Threads and processes only append to
+    ``arrivals``, which needs no lock.
 
     Args:
         on: Whether anything is measured. May be changed at any time.
@@ -209,17 +182,13 @@ class Recorder:
         self._stages: dict[str, Histogram] = {}
         self._inside: dict[str, float] = {}  # seconds of stages in the caller's thread
         self._workers: dict[str, list[float]] = {}
-        self.batches = self.samples = self.steps = 0
-        self.waited = self.stepped = 0.0
-        self.cursor: tuple[int, int] | None = None  # epoch and position of the last batch
+        self._cursor: Place | None = None  # of the last batch
+        self._times = Times(Sums(), 0.0, 0)  # replaced in one piece: other threads read it
         self._noted: list[Noted] = []
         self._settled = Sums()  # what was entered
         self._first: float | None = None
         self._probed = 0.0
-        self._delivered = 0.0  # when the last batch was; 0 after a pause
-        self._asked = self._next_probe = self._next_settling = 0.0
-        self._due = False  # the batch is noted on its own
-        self.last_step: float | None = None  # seconds of the step before the last request
+        self._asked = self.next_probe = self._next_settling = 0.0
         self._width = 1.0  # seconds of a slot
         self._slots: list[list[float]] = []
         self._early: list[Span] = []
@@ -231,17 +200,37 @@ class Recorder:
     @property
     def on(self) -> bool:
         """Whether anything is measured."""
-        return self._on
+        return self.active
 
     @on.setter
     def on(self, on: bool) -> None:
-        self._on = flag("on", on)
-        self._asked = self._delivered = 0.0  # what comes before the next request is no step
+        self.active = flag("on", on)  # what a loader reads for every batch
+        self._asked = 0.0
+        self.pause()
+
+    @property
+    def cursor(self) -> tuple[int, int] | None:
+        """Epoch and position of the last batch."""
+        at = self._cursor
+        return at if at is None or isinstance(at, tuple) else (at.epoch, at.position)
+
+    @property
+    def sums(self) -> Sums:
+        """Batches, samples, steps, and the seconds of waiting and of steps so far.
+
+        They never decrease, and any thread may read them.
+        """
+        return self._times.total()[0]
+
+    @property
+    def last_step(self) -> float | None:
+        """Seconds of the step before the last request; None if there was none."""
+        return self._times.total()[2]
 
     @property
     def waiting(self) -> float:
         """The share of the time that the caller has waited, without the first batch."""
-        return share_of(self.waited - (self._first or 0.0), self.stepped)
+        return share_of(self.sums.waited - (self._first or 0.0), self.sums.stepped)
 
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds of each stage so far; may be called in any thread."""
@@ -255,7 +244,7 @@ class Recorder:
         Args:
             who: Name of the thread or worker.
         """
-        return Work(self if self._on else None, who)
+        return Work(self if self.active else None, who)
 
     def request(self) -> bool:
         """Note that a batch is asked for; return whether its stages should be measured.
@@ -263,11 +252,7 @@ class Recorder:
         They are inside of ``with recorder.work(""):``. Call it only if the recorder is on.
         """
         self._asked = now = perf_counter()
-        if now < self._next_probe:
-            return False
-        self._next_probe = now + PROBED_SECONDS
-        self._due = True
-        return True
+        return now >= self.next_probe
 
     def receive(self, samples: int, cursor: tuple[int, int] | None = None) -> float:
         """Note that the batch has arrived, or has failed; return the seconds it was waited for.
@@ -276,34 +261,53 @@ class Recorder:
             samples: Samples of the batch; 0 if it failed.
             cursor: Its epoch and position; None if they are unknown.
         """
-        asked, before, now = self._asked, self._delivered, perf_counter()
-        if not asked:  # it was switched off or on in the meantime
+        return self.arrived(self._asked, samples, cursor) if self._asked else 0.0
+
+    def arrived(self, asked: float, samples: int, cursor: Place | None) -> float:
+        """Note a batch that has arrived, or has failed, as `receive` does, in one call.
+
+        Args:
+            asked: When it was asked for, by `perf_counter`. At ``next_probe`` or later, its stages
+                are measured.
+            samples: As for `receive`.
+            cursor: As for `receive`, or an object that has both.
+        """
+        now, times = perf_counter(), self._times
+        if not self.active:  # switched off in the meantime
             return 0.0
+        if samples != times.samples:
+            times = self._add_up(samples)
+        moments = times.moments
+        moments.append(asked)
+        moments.append(now)
         waited = now - asked
-        self.batches += 1
-        self.waited += waited
-        step = None
-        if before:
-            step = asked - before
-            self.steps += 1
-            self.stepped += step
-        self.last_step = step
         if samples:
-            self.samples += samples
-            self.cursor = cursor
-            self._delivered = now
+            self._cursor = cursor
         else:
-            self._delivered = 0.0
-        if self._due or waited > STALL_SECONDS:
-            noted = Noted(asked, waited, step, samples, cursor, self._due, self._sums())
-            self._noted.append(noted)
-            self._due = False
-            if self._first is None:
-                self._first = waited
-            if now > self._next_settling or len(self.arrivals) > 10_000:
-                self._next_settling = now + SETTLED_SECONDS
-                self._settle()
+            self.pause()
+        if asked >= self.next_probe or waited > STALL_SECONDS:
+            self._note(asked, now, samples)
         return waited
+
+    def _add_up(self, samples: int) -> Times:
+        """Begin a new list of moments, of batches with this number of samples."""
+        sums, before, _ = self._times.total()
+        self._times = times = Times(sums, before, samples)
+        return times
+
+    def _note(self, asked: float, now: float, samples: int) -> None:
+        """Note the batch that was added last on its own."""
+        sums, before, step = self._times.total()
+        self._times = Times(sums, before, samples)
+        probed = asked >= self.next_probe
+        self._noted.append(Noted(asked, now - asked, step, samples, self.cursor, probed, sums))
+        if probed:
+            self.next_probe = asked + PROBED_SECONDS
+        if self._first is None:
+            self._first = now - asked
+        if now > self._next_settling or len(self.arrivals) > MOST_ARRIVALS:
+            self._next_settling = now + SETTLED_SECONDS
+            self._settle()
 
     def timed(
         self, work: Callable[[], T], samples: int, cursor: tuple[int, int] | None = None
@@ -315,7 +319,7 @@ class Recorder:
             samples: Samples of the batch.
             cursor: Its epoch and position; None if they are unknown.
         """
-        if not self._on:
+        if not self.active:
             return work()
         received = 0
         try:
@@ -328,9 +332,6 @@ class Recorder:
             return batch
         finally:
             self.receive(received, cursor)
-
-    def _sums(self) -> Sums:
-        return Sums(self.batches, self.samples, self.steps, self.waited, self.stepped)
 
     def _settle(self) -> None:
         """Enter what was noted, and what threads and workers have measured, in order of time."""
@@ -375,7 +376,11 @@ class Recorder:
 
     def pause(self) -> None:
         """Note that what follows is not a training step: a validation, or the end of a loop."""
-        self._delivered = 0.0
+        times = self._times
+        if not times.moments:
+            times.before = 0.0
+        elif times.moments[-1]:
+            times.moments += (0.0, 0.0)
 
     def note_memory(self, nbytes: int) -> None:
         """Note the memory in use now."""
@@ -444,7 +449,8 @@ class Recorder:
         """
         self._settle()
         wait, step = self._wait + Histogram(), self._step + Histogram()
-        quick = self._sums().since(self._settled)
+        sums = self.sums
+        quick = sums.since(self._settled)
         if quick.batches:
             wait.add(quick.waited / quick.batches, quick.batches)
         if quick.steps:
@@ -457,7 +463,7 @@ class Recorder:
             world=world,
             started=self.started,
             seconds=perf_counter() - origin,
-            samples=self.samples,
+            samples=sums.samples,
             first=self._first or 0.0,
             stages={name: stages[name] + Histogram() for name in STAGES if name in stages},
             inside=dict(self._inside),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 STAGES: Final = (
     *("plan", "read", "decode", "place", "transform", "collate", "transfer"),
@@ -20,7 +20,8 @@ SLOTS: Final = 240  # of time, over the whole run: two neighbours are merged whe
 SPANS: Final = 2000  # kept one by one: the first and the last of a run
 STALLS: Final = 20  # the longest
 STALL_SECONDS: Final = 0.02
-PROBED_SECONDS: Final = 0.01  # between two requests or reads with probes: microseconds each
+PROBED_SECONDS: Final = 0.025  # between two requests or reads with probes: microseconds each
+MOST_ARRIVALS: Final = 10_000  # stages that wait to be entered
 SETTLED_SECONDS: Final = 0.5  # between two entries of what was noted
 
 
@@ -132,6 +133,88 @@ def added(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def share_of(part: float, rest: float) -> float:
     """Return a part as a share of it and the rest; 0 where both are nothing."""
     return part / (part + rest) if part + rest > 0 else 0.0
+
+
+class Sums(NamedTuple):
+    """Sums over all batches."""
+
+    batches: int = 0
+    samples: int = 0
+    steps: int = 0
+    waited: float = 0.0
+    stepped: float = 0.0
+
+    def since(self, before: Sums) -> Sums:
+        """Return what was added since."""
+        return Sums(
+            self.batches - before.batches,
+            self.samples - before.samples,
+            self.steps - before.steps,
+            max(0.0, self.waited - before.waited),
+            max(0.0, self.stepped - before.stepped),
+        )
+
+
+class Times:
+    """When batches were asked for and arrived, since the sums were last computed.
+
+    Args:
+        sums: The sums up to here.
+        before: When the batch before arrived; 0 if what follows it is no step.
+        samples: Samples of each batch.
+    """
+
+    __slots__ = ("before", "moments", "samples", "sums")
+
+    def __init__(self, sums: Sums, before: float, samples: int) -> None:
+        self.sums, self.before, self.samples = sums, before, samples
+        self.moments: list[float] = []  # asked, arrived, asked, ...; a pause is two zeros
+
+    def total(self) -> tuple[Sums, float, float | None]:
+        """Return the sums with these batches, when the last one arrived, and the step before it."""
+        moments = list(self.moments)
+        if len(moments) < 2:
+            return self.sums, self.before, None
+        asked, arrived = moments[::2], moments[1::2]
+        del asked[len(arrived) :]  # read by another thread, between the two
+        before = [self.before, *arrived[:-1]]
+        steps = [one - other for one, other in zip(asked, before, strict=True) if one and other]
+        batches = len(asked) - asked.count(0.0)
+        sums = Sums(
+            self.sums.batches + batches,
+            self.sums.samples + batches * self.samples,
+            self.sums.steps + len(steps),
+            self.sums.waited + sum([now - one for one, now in zip(asked, arrived, strict=True)]),
+            self.sums.stepped + sum(steps),
+        )
+        return sums, arrived[-1], asked[-1] - before[-1] if asked[-1] and before[-1] else None
+
+
+class Cursor(Protocol):
+    """Where a batch is: what has an epoch, and a position in it."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    def position(self) -> int:
+        """The position in it."""
+
+
+Place: TypeAlias = tuple[int, int] | Cursor
+
+
+class Noted(NamedTuple):
+    """A batch that is noted on its own; sums are those after it."""
+
+    asked: float
+    waited: float
+    step: float | None
+    samples: int
+    cursor: tuple[int, int] | None
+    probed: bool
+    sums: Sums
 
 
 @dataclass(frozen=True, slots=True)

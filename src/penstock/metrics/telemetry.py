@@ -13,10 +13,15 @@ from penstock.ranks import current_topology
 
 # name, unit, description, and the values of a recorder by stage; "" where there are no stages
 COUNTERS: Final[tuple[tuple[str, str, str, Callable[[Recorder], Mapping[str, float]]], ...]] = (
-    ("batches", "", "Batches that were asked for", lambda made: {"": made.batches}),
-    ("samples", "", "Samples delivered", lambda made: {"": made.samples}),
-    ("waiting", "s", "Seconds that training waited for data", lambda made: {"": made.waited}),
-    ("step", "s", "Seconds between a batch and the next request", lambda made: {"": made.stepped}),
+    ("batches", "", "Batches that were asked for", lambda made: {"": made.sums.batches}),
+    ("samples", "", "Samples delivered", lambda made: {"": made.sums.samples}),
+    ("waiting", "s", "Seconds that training waited for data", lambda made: {"": made.sums.waited}),
+    (
+        "step",
+        "s",
+        "Seconds between a batch and the next request",
+        lambda made: {"": made.sums.stepped},
+    ),
     ("stage", "s", "Seconds of the stages of loading that were measured", Recorder.stage_seconds),
 )
 GAUGES: Final = (("epoch", "Epoch of the last batch"), ("position", "Its position in the epoch"))
@@ -48,8 +53,8 @@ class Gauges:
         self._before = self._sums()
 
     def _sums(self) -> tuple[float, float, float, float]:
-        metrics = self._metrics
-        return perf_counter(), metrics.samples, metrics.waited, metrics.stepped
+        sums = self._metrics.sums
+        return perf_counter(), sums.samples, sums.waited, sums.stepped
 
     def read(self) -> dict[str, float]:
         """Return the numbers by name. Call it in the thread that iterates over the loader."""
