@@ -136,7 +136,22 @@ def test_type_checkers_see_the_same_names():
     assert seen_by_type_checkers(penstock) == set(penstock._HOME)
 
 
-@pytest.mark.parametrize("name", ["datasets", "loaders", "metrics", "sources", "transforms"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "collate",
+        "datamodules",
+        "datasets",
+        "loaders",
+        "metrics",
+        "sources",
+        "transforms",
+        "domains.folds",
+        "domains.recording",
+        "domains.spectrograms",
+        "domains.steering",
+    ],
+)
 def test_a_package_that_imports_later_has_the_names_that_type_checkers_see(name):
     package = import_module(f"penstock.{name}")
     assert seen_by_type_checkers(package) == set(package.__all__) == set(dir(package))

@@ -1,9 +1,5 @@
 """Cross-validation of classifiers, with splits in which no author is in two parts."""
 
-from penstock.domains.folds.cross_validation import cross_val_training as cross_val_training
-from penstock.domains.folds.cross_validation import single_fold_training as single_fold_training
-from penstock.domains.folds.engine import TrainingEngine as TrainingEngine
-from penstock.domains.folds.splits import Folds as Folds
-from penstock.domains.folds.splits import Split as Split
-from penstock.domains.folds.splits import author_folds as author_folds
-from penstock.domains.folds.splits import author_split as author_split
+from penstock.lazy import lazy_names
+
+__all__, __getattr__, __dir__ = lazy_names(__name__)

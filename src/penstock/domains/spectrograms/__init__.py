@@ -1,5 +1,5 @@
 """Folders of spectrogram files with a table of labels and authors."""
 
-from penstock.domains.spectrograms.folder import MOST_CLASSES as MOST_CLASSES
-from penstock.domains.spectrograms.folder import SpectrogramFolder as SpectrogramFolder
-from penstock.domains.spectrograms.folder import read_pixel_table as read_pixel_table
+from penstock.lazy import lazy_names
+
+__all__, __getattr__, __dir__ = lazy_names(__name__)
