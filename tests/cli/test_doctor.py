@@ -15,6 +15,7 @@ import torch
 import zarr
 
 from penstock.cli.doctor import run_doctor
+from penstock.cli.output import command_output
 from tests.cli.projects import new_project
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +50,8 @@ def examined(tmp_path, capsys):
 
     def run(target, *, as_json=False, folder=tmp_path):
         with chdir(folder), pytest.raises(SystemExit) as end:
-            run_doctor(str(target), as_json=as_json, debug=False)
+            with command_output(debug=False):
+                run_doctor(str(target), as_json=as_json)
         printed = capsys.readouterr()
         return end.value.code, printed.out, printed.err
 

@@ -10,6 +10,7 @@ import zarr
 
 from penstock import StreamLoader, open_source
 from penstock.cli.measure import run_bench, run_tune, with_section
+from penstock.cli.output import command_output
 from penstock.errors import ConfigError
 from penstock.tuning.bench import read_ceiling, tune_stream
 from tests.cli.projects import new_project
@@ -25,7 +26,8 @@ def recording(tmp_path):
 
 def bench(path, capsys, **options):
     options = {"batch_size": 64, "seconds": 0.2, "memory_budget": "1GB"} | options
-    run_bench(str(path), **({"as_json": False, "debug": False} | options))
+    with command_output(debug=False):
+        run_bench(str(path), **({"as_json": False} | options))
     return capsys.readouterr().out
 
 
@@ -106,7 +108,7 @@ def test_a_configuration_is_tuned_and_written(tmp_path, capsys):
     project = new_project(tmp_path / "project")
     before = yaml.safe_load((project / "tiny.yaml").read_text())
     with chdir(project):
-        options = {"seconds": 0.3, "debug": False}
+        options = {"seconds": 0.3}
         run_tune(project / "tiny.yaml", ["loader.num_workers=0"], write=False, **options)
         assert yaml.safe_load((project / "tiny.yaml").read_text()) == before
         run_tune(project / "tiny.yaml", [], write=True, **options)

@@ -197,7 +197,8 @@ def test_ctrl_c_as_it_is_imported_ends_it_without_a_traceback(module):
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr in ("", "penstock: interrupted\n")
 
 
 @pytest.mark.steady

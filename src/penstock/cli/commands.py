@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import penstock
-from penstock.cli.output import exit_codes, print_result
-from penstock.errors import MissingExtraError
+from penstock.cli.output import command_output, print_result
 from penstock.extras import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+Config = Annotated[Path, typer.Argument(help="A YAML file, alone or in a tree of them.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings to change.")
+]
+Data = Annotated[str, typer.Argument(help="A path or URL that open_source opens.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="How long to measure.")]
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Add a command, with an option ``--debug``; its errors become a sentence and an exit code."""
+
+    @wraps(function)
+    def run(*, debug: bool, **options: Any) -> None:
+        with command_output(debug=debug):
+            function(**options)
+
+    option = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+    own = inspect.signature(function, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    debug = inspect.Parameter("debug", kind, default=False, annotation=option)
+    named = [each.replace(kind=kind) for each in own.parameters.values()]
+    run.__signature__ = own.replace(parameters=[*named, debug])  # type: ignore[attr-defined]
+    return app.command()(run)
 
 
 def version(asked: bool) -> None:
@@ -38,47 +62,25 @@ def root(
     """Feeds PyTorch training: never starves it, never repeats or skips a sample."""
 
 
-@app.command()
+@command
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Keep the data and runs here.")] = None,
 ) -> None:
     """Train from Zarr, be killed, resume, prove that nothing was lost, and compare with torch."""
-    with explained_imports():
-        from penstock.cli.demo import run_demo
-        from penstock.cli.output import command_output
+    from penstock.cli.demo import run_demo
 
-    with command_output(debug=False):
-        if directory is not None:
-            code = run_demo(directory)
-            print(f"data and both runs are in {directory}; demo.yaml is the configuration")
-        else:
-            page = Path(tempfile.gettempdir()) / "penstock-demo.html"
-            with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-                code = run_demo(Path(folder), page=page)
-            print("data and runs are removed again; penstock demo --directory DIR keeps them")
+    if directory is not None:
+        code = run_demo(directory)
+        print(f"data and both runs are in {directory}; demo.yaml is the configuration")
+    else:
+        page = Path(tempfile.gettempdir()) / "penstock-demo.html"
+        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+            code = run_demo(Path(folder), page=page)
+        print("data and runs are removed again; penstock demo --directory DIR keeps them")
     raise SystemExit(code)
 
 
-@contextmanager
-def explained_imports() -> Iterator[None]:
-    """Report a missing library of a block of imports by the extra that installs it."""
-    try:
-        yield
-    except KeyboardInterrupt:  # importing takes seconds, and there is nothing to save yet
-        raise SystemExit(130) from None
-    except MissingExtraError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-
-
-Config = Annotated[Path, typer.Argument(help="A YAML file, alone or in a tree of them.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings to change.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-@app.command()
+@command
 def train(
     config: Config,
     overrides: Overrides = None,
@@ -91,16 +93,14 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate time and disk; train nothing.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Train in chunks through the whole dataset, validating after each."""
-    with explained_imports():
-        from penstock.cli.train import run_train
+    from penstock.cli.train import run_train
 
-    run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run, debug=debug)
+    run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run)
 
 
-@app.command()
+@command
 def plan(
     config: Config,
     overrides: Overrides = None,
@@ -112,66 +112,57 @@ def plan(
         str | None,
         typer.Option(metavar="A:B", help="Show the positions of steps A to B - 1, to skip them."),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Show what will be read, and when; which samples a step has, or when a sample comes."""
-    with explained_imports():
-        from penstock.cli.train import run_plan
+    from penstock.cli.train import run_plan
 
-    options = {"step": step, "sample": sample, "skip_steps": skip_steps}
-    run_plan(config, overrides or [], **options, debug=debug)  # type: ignore[arg-type]
+    run_plan(config, overrides or [], step=step, sample=sample, skip_steps=skip_steps)
 
 
-@app.command()
+@command
 def doctor(
     target: Annotated[
         str, typer.Argument(help="A path or URL of data, a YAML file, or module:object.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Debug = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with a dataset, and what to change; exit code 1 if there is something."""
-    with explained_imports():
-        from penstock.cli.doctor import run_doctor
+    from penstock.cli.doctor import run_doctor
 
-    run_doctor(target, as_json=as_json, debug=debug)
+    run_doctor(target, as_json=as_json)
 
 
-@app.command()
+@command
 def bench(
-    source: Annotated[str, typer.Argument(help="A path or URL that open_source opens.")],
+    source: Data,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 3.0,
+    seconds: Seconds = 3.0,
     memory_budget: Annotated[str, typer.Option(help="Limit of the buffers.")] = "1GB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Debug = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how fast a stream is, against the fastest way to read its storage."""
-    with explained_imports():
-        from penstock.cli.measure import run_bench
+    from penstock.cli.measure import run_bench
 
-    measured = {"batch_size": batch_size, "seconds": seconds, "memory_budget": memory_budget}
-    run_bench(source, **measured, as_json=as_json, debug=debug)  # type: ignore[arg-type]
+    limits = {"seconds": seconds, "memory_budget": memory_budget}
+    run_bench(source, batch_size=batch_size, as_json=as_json, **limits)  # type: ignore[arg-type]
 
 
-@app.command()
+@command
 def tune(
     config: Config,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 10.0,
+    seconds: Seconds = 10.0,
     write: Annotated[
         bool, typer.Option("--write", help="Write the settings to the configuration.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Measure executors and settings of the training loader, and print the fastest."""
-    with explained_imports():
-        from penstock.cli.measure import run_tune
+    from penstock.cli.measure import run_tune
 
-    run_tune(config, overrides or [], seconds=seconds, write=write, debug=debug)
+    run_tune(config, overrides or [], seconds=seconds, write=write)
 
 
-@app.command()
+@command
 def report(
     run_dir: Annotated[Path, typer.Argument(help="The run_dir of `penstock train`.")],
     output: Annotated[
@@ -180,30 +171,25 @@ def report(
     trace: Annotated[
         Path | None, typer.Option(help="Also write a trace for Perfetto or chrome://tracing.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Write one HTML page about a run: timeline, waiting, coverage, losses, and a verdict."""
     from penstock.report import write_report
 
-    with exit_codes(debug=debug):
-        print_result(write_report(run_dir, output, trace))
+    print_result(write_report(run_dir, output, trace))
 
 
-@app.command()
+@command
 def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Debug = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
-    run_validate = load_extensions("penstock.commands")["validate"]
-    with exit_codes(debug=debug):
-        text, code = run_validate(directory, as_json=as_json)
-        print_result(text)
-        raise SystemExit(code)
+    text, code = load_extensions("penstock.commands")["validate"](directory, as_json=as_json)
+    print_result(text)
+    raise SystemExit(code)
 
 
-@app.command()
+@command
 def convert(
     source: Annotated[
         Path, typer.Argument(help="What open_source opens: HDF5, netCDF, Zarr, tables, folders.")
@@ -212,32 +198,28 @@ def convert(
     chunk_rows: Annotated[
         int | None, typer.Option(help="Rows a chunk; about a megabyte by default.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Write data as Zarr made for streaming; a steering directory as HDF5."""
     from penstock.cli.convert import run_convert
 
-    with exit_codes(debug=debug):
-        run_convert(source, target, chunk_rows=chunk_rows)
+    run_convert(source, target, chunk_rows=chunk_rows)
 
 
-@app.command()
+@command
 def stats(
-    source: Annotated[str, typer.Argument(help="A path or URL that open_source opens.")],
+    source: Data,
     output: Annotated[Path | None, typer.Option(help="Write JSON here, for Standardize.")] = None,
     fields: Annotated[str | None, typer.Option(help="Names of fields, with commas.")] = None,
     along: Annotated[str | None, typer.Option(help="The dimension of samples.")] = None,
     per: Annotated[
         str | None, typer.Option(help="An axis of a sample to have statistics for each index of.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Compute mean, deviation and extremes of each field in one pass; NaN is left out."""
     from penstock.cli.convert import run_stats
 
     options = {"fields": fields.split(",") if fields else None, "along": _number_or_name(along)}
-    with exit_codes(debug=debug):
-        run_stats(source, output, per=_number_or_name(per), **options)
+    run_stats(source, output, per=_number_or_name(per), **options)
 
 
 def _number_or_name(text: str | None) -> int | str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from penstock.cli.output import command_output, print_result
+from penstock.cli.output import print_result
 from penstock.errors import ConfigError, PenstockError, first_line
 from penstock.loaders.stream import StreamLoader
 from penstock.sources import Source, open_source
@@ -26,9 +26,9 @@ OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:object, and no
 BUILT = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
-def run_doctor(target: str, *, as_json: bool, debug: bool) -> None:
+def run_doctor(target: str, *, as_json: bool) -> None:
     """Print the findings; exit with 0 if there are none, 1 if there are, 2 if it is refused."""
-    with command_output(debug=debug), ExitStack() as opened:
+    with ExitStack() as opened:
         subjects, program = subjects_of_target(target, opened)
         found, examined = diagnose(subjects, program)
         print_result(as_text(found, examined) if not as_json else to_json(found, examined))

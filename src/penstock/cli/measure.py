@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from penstock.atomic_files import replace_text
-from penstock.cli.output import command_output, print_result
+from penstock.cli.output import print_result
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders.stream import StreamLoader
@@ -26,51 +26,46 @@ MEMORY_SHARE = 4  # a stream is tuned within a quarter of the machine's memory
 
 
 def run_bench(
-    source: str, *, batch_size: int, seconds: float, memory_budget: str, as_json: bool, debug: bool
+    source: str, *, batch_size: int, seconds: float, memory_budget: str, as_json: bool
 ) -> None:
     """Measure a stream over a source, and print its speed and what to change."""
-    with command_output(debug=debug):
-        opened = open_source(source)
-        if not len(opened):
-            raise ConfigError(f"{source} has no samples: there is nothing to measure")
-        options = {"seconds": seconds, "memory_budget": memory_budget}
-        found = measure_stream(opened, batch_size, **options)  # type: ignore[arg-type]
-        if as_json:
-            print_result(json.dumps({"source": source, **found.to_dict()}, indent=1))
-        else:
-            print_result(f"{source}: {found.text()}")
+    opened = open_source(source)
+    if not len(opened):
+        raise ConfigError(f"{source} has no samples: there is nothing to measure")
+    options = {"seconds": seconds, "memory_budget": memory_budget}
+    found = measure_stream(opened, batch_size, **options)  # type: ignore[arg-type]
+    if as_json:
+        print_result(json.dumps({"source": source, **found.to_dict()}, indent=1))
+    else:
+        print_result(f"{source}: {found.text()}")
 
 
-def run_tune(
-    config: Path, overrides: list[str], *, seconds: float, write: bool, debug: bool
-) -> None:
+def run_tune(config: Path, overrides: list[str], *, seconds: float, write: bool) -> None:
     """Measure loader settings of a configuration, and print or write the fastest."""
     # imported here: bench works without the libraries of training
     from penstock.cli.train import given_settings
     from penstock.training.build import build
 
-    with command_output(debug=debug):
-        settings = given_settings(config, overrides)
-        job = build(settings)
-        data = job.data if job.data is not None else job.module
-        loader = data.train_dataloader()
-        try:
-            found = tuned(loader, seconds)
-        finally:
-            getattr(loader, "close", lambda: None)()
-        text = with_section(config.read_text(), "loader", for_section(found, settings.loader))
-        print_result(f"loader: {found}".replace("'", ""))
-        if write:
-            before = config.read_text()
-            replace_text(config, text)
-            kept = given_settings(config, overrides).loader
-            if any(kept.get(name) != value for name, value in found.items()):
-                replace_text(config, before)
-                raise ConfigError(
-                    f"{config} composes the section 'loader' from other files or overrides, which "
-                    f"win: set {found} where they are set"
-                )
-            print_result(f"written to {config}")
+    settings = given_settings(config, overrides)
+    job = build(settings)
+    loader = (job.module if job.data is None else job.data).train_dataloader()
+    try:
+        found = tuned(loader, seconds)
+    finally:
+        getattr(loader, "close", lambda: None)()
+    before = config.read_text()
+    text = with_section(before, "loader", for_section(found, settings.loader))
+    print_result(f"loader: {found}".replace("'", ""))
+    if write:
+        replace_text(config, text)
+        kept = given_settings(config, overrides).loader
+        if any(kept.get(name) != value for name, value in found.items()):
+            replace_text(config, before)
+            raise ConfigError(
+                f"{config} composes the section 'loader' from other files or overrides, which "
+                f"win: set {found} where they are set"
+            )
+        print_result(f"written to {config}")
 
 
 def tuned(loader: Any, seconds: float) -> dict[str, Any]:
@@ -79,7 +74,8 @@ def tuned(loader: Any, seconds: float) -> dict[str, Any]:
     if isinstance(loader, StreamLoader):
         most = this_machine().memory_bytes // MEMORY_SHARE
         best, figures = tune_stream(loader, seconds=seconds, most_bytes=most, report=report)
-        report(BenchmarkReport({n: _figures(each) for n, each in figures.items()}).to_table())
+        rows = {n: {k: v for k, v in e.items() if k != "settings"} for n, e in figures.items()}
+        report(BenchmarkReport(rows).to_table())
         return best
     if not isinstance(loader, DataLoader):
         kind = type(loader).__name__
@@ -95,10 +91,6 @@ def tuned(loader: Any, seconds: float) -> dict[str, Any]:
         if config.executor == "threads" and config.threads is not None:
             own["threads"] = config.threads
     return {"executor": config.executor, **own}
-
-
-def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name != "settings"}
 
 
 def for_section(found: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:

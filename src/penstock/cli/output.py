@@ -30,24 +30,30 @@ LIGHTNING_NOTES: Final = (  # warnings about what Penstock decides for the user
 
 
 @contextmanager
-def command_output(*, debug: bool, first_rank: bool = True) -> Iterator[None]:
+def command_output(*, debug: bool) -> Iterator[None]:
     """Show log lines of a block, and turn its errors into a sentence and an exit code.
 
     Args:
         debug: Show tracebacks, and all messages of Lightning.
-        first_rank: False for all processes of a run but one: only their warnings are shown.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    before = log.level
+    levels = {"penstock": logging.INFO}
     log.addHandler(handler)
-    log.setLevel(logging.INFO if first_rank else logging.WARNING)
-    try:
-        with quiet_lightning(debug=debug), exit_codes(debug=debug):
-            yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
+    if not debug:
+        levels |= dict.fromkeys(("lightning.pytorch", "lightning.fabric"), logging.WARNING)
+    before = {name: logging.getLogger(name).level for name in levels}
+    with warnings.catch_warnings():
+        for pattern in () if debug else LIGHTNING_NOTES:
+            warnings.filterwarnings("ignore", message=pattern)
+        try:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+            with exit_codes(debug=debug):
+                yield
+        finally:
+            log.removeHandler(handler)
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
 
 
 def print_result(text: str) -> None:
@@ -58,24 +64,6 @@ def print_result(text: str) -> None:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python flushes stdout once more at exit
-
-
-@contextmanager
-def quiet_lightning(*, debug: bool) -> Iterator[None]:
-    """Hide Lightning's own notes during a block, unless ``debug`` is set."""
-    names = ("lightning.pytorch", "lightning.fabric")
-    before = {name: logging.getLogger(name).level for name in names}
-    with warnings.catch_warnings():
-        if not debug:
-            for pattern in LIGHTNING_NOTES:
-                warnings.filterwarnings("ignore", message=pattern)
-            for name in names:
-                logging.getLogger(name).setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            for name, level in before.items():
-                logging.getLogger(name).setLevel(level)
 
 
 @contextmanager

@@ -6,29 +6,28 @@ import logging
 import os
 from pathlib import Path
 
-from penstock.cli.output import command_output, print_result
+from penstock.cli.output import print_result
 from penstock.errors import ConfigError
 from penstock.training.config import Settings, read_settings
-from penstock.training.run import is_first_rank, plan_text, sample_text, skip_text, step_text, train
+from penstock.training.run import plan as plans
+from penstock.training.run.train import train
+from penstock.training.run.trainer import is_first_rank
+
+log = logging.getLogger("penstock")
 
 
 def run_train(
-    config: Path,
-    overrides: list[str],
-    *,
-    resume: bool,
-    chunk: int | None,
-    dry_run: bool,
-    debug: bool,
+    config: Path, overrides: list[str], *, resume: bool, chunk: int | None, dry_run: bool
 ) -> None:
     """Train, or estimate what it would take; exit with the code of the outcome."""
     first_rank = is_first_rank(os.environ)
-    with command_output(debug=debug, first_rank=first_rank):
-        settings = given_settings(config, overrides)
-        outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
-        if first_rank:
-            print_result(outcome.text())
-    # only one process reports: launchers treat the exit code of the others as a failure
+    if not first_rank:
+        log.setLevel(logging.WARNING)  # one process of a run reports
+    settings = given_settings(config, overrides)
+    outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
+    if first_rank:
+        print_result(outcome.text())
+    # launchers treat the exit code of the others as a failure
     raise SystemExit(outcome.exit_code if first_rank else 0)
 
 
@@ -39,24 +38,17 @@ def run_plan(
     step: int | None,
     sample: int | None,
     skip_steps: str | None,
-    debug: bool,
 ) -> None:
     """Print the plan; or the samples of one step, when a sample comes, or positions to skip."""
-    with command_output(debug=debug):
-        if sum(asked is not None for asked in (step, sample, skip_steps)) > 1:
-            raise ConfigError("give only one of --step, --sample and --skip-steps")
-        settings = given_settings(config, overrides)
-        if step is not None:
-            print_result(step_text(settings, step))
-        elif sample is not None:
-            print_result(sample_text(settings, sample))
-        elif skip_steps is not None:
-            print_result(skip_text(settings, skip_steps))
-        else:
-            print_result(plan_text(settings))
-
-
-log = logging.getLogger("penstock")
+    texts = (plans.step_text, step), (plans.sample_text, sample), (plans.skip_text, skip_steps)
+    asked = [(text, value) for text, value in texts if value is not None]
+    if len(asked) > 1:
+        raise ConfigError("give only one of --step, --sample and --skip-steps")
+    settings = given_settings(config, overrides)
+    for text, value in asked:
+        print_result(text(settings, value))
+    if not asked:
+        print_result(plans.plan_text(settings))
 
 
 def given_settings(config: Path, overrides: list[str]) -> Settings:
