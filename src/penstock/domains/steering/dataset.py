@@ -19,7 +19,7 @@ from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.augmented import SharedIntegers
 from penstock.domains.steering.curriculum import deal_variants, read_config
-from penstock.domains.steering.files import convert_to_hdf5, open_reader, resolve_format
+from penstock.domains.steering.files import Files, convert_to_hdf5
 from penstock.domains.steering.layout import BY_NAME, SPLITS, VARIANTS, batch_schema
 from penstock.domains.steering.tables import (
     SteeringTables,
@@ -84,7 +84,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             self.device = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(f"device must be a torch.device, got {shown(device)}") from error
-        self.storage_format = resolve_format(self.dataset_dir, storage_format)
+        self._files = Files.of(self.dataset_dir, storage_format)
+        self.storage_format = self._files.storage_format
         self.config = dict(self._config.raw)
         self.embedding_dim, self.n_neg = self._config.embedding_dim, self._config.n_neg
         wanted = self._config.seed if seed is None else seed
@@ -96,7 +97,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self._dealt: tuple[int, Indices] = _NOT_DEALT  # epoch and variants last used
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
-        self._rows = read_split(self.dataset_dir, self.storage_format, self.split, pairs)
+        self._rows = read_split(self._files, self.split, pairs)
         log.info(
             "%s split of %s: %d pairs, storage=%s, mapped=%s, memory=%.1f MB",
             *(self.split, self.dataset_dir.name, len(self), self.storage_format, self.use_mmap),
@@ -112,13 +113,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         return self.device.type == "cpu" and self.embedding_dim * pairs * MAP_PAIR_BYTES > MAP_ABOVE
 
     def _open(self) -> SteeringTables:
-        return open_tables(
-            self.dataset_dir,
-            self.storage_format,
-            self._config,
-            mapped=self.use_mmap,
-            device=str(self.device),
-        )
+        where = {"mapped": self.use_mmap, "device": str(self.device)}
+        return open_tables(self._files, self._config, **where)  # type: ignore[arg-type]
 
     # -- samples
 
@@ -193,8 +189,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
 
     def reload_negatives(self) -> None:
         """Read the negatives again after new ones were written; they are checked as at first."""
-        stamp = negatives_stamp(self.dataset_dir, self.storage_format)
-        self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
+        stamp = negatives_stamp(self._files)
+        self._tables = self._held().with_negatives(self._files)
         self._switches[_STAMP] = stamp
         self._switches[_VERSION] += 1  # last: a worker that sees it also sees the stamp
         self._version = self._switches[_VERSION]
@@ -203,8 +199,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         """Return the tables; a worker first reads negatives that another process announced."""
         version = self._switches[_VERSION]
         if version != self._version:
-            self._tables = self._held().with_negatives(self.dataset_dir, self.storage_format)
-            if negatives_stamp(self.dataset_dir, self.storage_format) != self._switches[_STAMP]:
+            self._tables = self._held().with_negatives(self._files)
+            if negatives_stamp(self._files) != self._switches[_STAMP]:
                 raise InvalidDataError(
                     f"the negatives in {self.dataset_dir} changed again since reload_negatives(): "
                     "call it after they are written"
@@ -231,8 +227,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     @cached_property
     def pair_keyword_ids(self) -> list[list[int]]:
         """The keyword ids of each pair of the directory, read at the first use."""
-        with open_reader(self.dataset_dir, self.storage_format) as reader:
-            offsets, values = reader.keywords()
+        offsets, values = self._files.keywords()
         return [values[a:b].tolist() for a, b in pairwise(offsets.tolist())]
 
     def __getattr__(self, name: str) -> torch.Tensor:

@@ -6,8 +6,8 @@ import json
 import logging
 import pickle
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -38,35 +38,57 @@ _UNREADABLE: Final = (
 
 # offsets and values: list i is values[offsets[i] : offsets[i + 1]]
 IdLists: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Stamp: TypeAlias = tuple[tuple[int, ...], ...]  # of each file, to see whether it changed
 
 
 class MissingHdf5Error(MissingExtraError, ValueError):
     """HDF5 was requested, and h5py is not installed."""
 
 
-# -- readers
-
-
-class PtReader:
-    """Tables in .pt files, one file per table.
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The tables of a directory, in .pt files or in one HDF5 file.
 
     Args:
         directory: Of the dataset.
+        storage_format: "pt" or "hdf5".
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    directory: Path
+    storage_format: str
+
+    @classmethod
+    def of(cls, directory: Path, storage_format: str) -> Files:
+        """Return the files in the format requested, or for "auto" the one found, HDF5 first."""
+        choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
+        has_hdf5 = (directory / layout.HDF5).is_file()
+        has_pt = any((directory / table.file).is_file() for table in layout.TABLES)
+        if storage_format == "auto":  # HDF5 is preferred, but needs its library
+            preferred = has_hdf5 and (not has_pt or find_spec("h5py") is not None)
+            storage_format = "hdf5" if preferred else "pt"
+        if not (has_hdf5 if storage_format == "hdf5" else has_pt):
+            what = layout.HDF5 if storage_format == "hdf5" else "*.pt"
+            raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
+        files = cls(directory, storage_format)
+        if storage_format == "hdf5":
+            files._hdf5().close()  # raises if it is damaged
+        return files
 
     def locate(self, table: layout.Table) -> str:
-        """Return the name of the table's file."""
-        return table.file
+        """Return where a table is, for messages."""
+        return table.file if self.storage_format == "pt" else f"{layout.HDF5}:{table.hdf5}"
 
     def has(self, table: layout.Table) -> bool:
-        """Return whether the table exists."""
-        return (self.directory / table.file).is_file()
+        """Return whether a table exists."""
+        if self.storage_format == "pt":
+            return (self.directory / table.file).is_file()
+        with self._hdf5() as file:
+            return table.hdf5 in file
 
-    def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
-        """Return the whole table; ``mapped`` maps it into memory where that is possible."""
+    def tensor(self, table: layout.Table, *, mapped: bool = False) -> torch.Tensor:
+        """Return a whole table; ``mapped`` maps it into memory where that is possible."""
+        if self.storage_format == "hdf5":
+            return self._hdf5_tensor(table, mapped)
         value = load_pt(self.directory / table.file, mapped=mapped)
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
@@ -76,99 +98,63 @@ class PtReader:
             return value
         raise InvalidDataError(f"{table.file} must hold one tensor, found: {kind}")
 
-    def keywords(self) -> IdLists:
-        """Return the keyword ids of each pair, stored as lists or as (offsets, values)."""
-        file = layout.KEYWORDS.file
-        return id_lists(load_pt(self.directory / file, mapped=False), file)
-
-
-class Hdf5Reader:
-    """Tables in an HDF5 file.
-
-    Args:
-        file: The open file.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._dataset = hdf5_library().Dataset
-
-    def locate(self, table: layout.Table) -> str:
-        """Return the name of the file and the table's path in it."""
-        return f"{layout.HDF5}:{table.hdf5}"
-
-    def has(self, table: layout.Table) -> bool:
-        """Return whether the table exists."""
-        return table.hdf5 in self._file
-
-    def tensor(self, table: layout.Table, *, mapped: bool) -> torch.Tensor:
-        """Return the whole table; ``mapped`` maps it if it is uncompressed and in one piece."""
-        found, place = self._file.get(table.hdf5), self.locate(table)
-        if not isinstance(found, self._dataset):
-            raise InvalidDataError(f"{place} not found: write the file again")
-        if found.dtype.kind not in "iufb":
-            raise InvalidDataError(f"{place} must hold numbers, found {found.dtype}")
-        offset = found.id.get_offset() if mapped and found.size else None
-        if offset is not None and found.dtype.isnative:
-            # "c": torch needs writable memory; writes never reach the file
-            array = np.memmap(self._file.filename, found.dtype, "c", offset, found.shape)
-            return torch.from_numpy(array)
-        try:
-            read = found[...]
-        except OSError as error:
-            raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
+    def _hdf5_tensor(self, table: layout.Table, mapped: bool) -> torch.Tensor:
+        place = self.locate(table)
+        with self._hdf5() as file:
+            found = file.get(table.hdf5)
+            if found is None or not hasattr(found, "dtype"):
+                raise InvalidDataError(f"{place} not found: write the file again")
+            if found.dtype.kind not in "iufb":
+                raise InvalidDataError(f"{place} must hold numbers, found {found.dtype}")
+            offset = found.id.get_offset() if mapped and found.size else None
+            if offset is not None and found.dtype.isnative:
+                # "c": torch needs writable memory; writes never reach the file
+                array = np.memmap(file.filename, found.dtype, "c", offset, found.shape)
+                return torch.from_numpy(array)
+            try:
+                read = found[...]
+            except OSError as error:
+                raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
         return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
     def keywords(self) -> IdLists:
-        """Return the keyword ids of each pair, stored as one small dataset each."""
-        group, place = self._file.get(layout.KEYWORDS.hdf5), self.locate(layout.KEYWORDS)
-        if group is None or isinstance(group, self._dataset):
-            raise InvalidDataError(f"{place} not found: write the file again")
-        try:
-            lists = [group[str(i)][:].tolist() for i in range(len(group))]
-        except (KeyError, OSError) as error:
-            raise InvalidDataError(f"{place} cannot be read ({error})") from error
+        """Return the keyword ids of each pair.
+
+        They are lists or (offsets, values) in a .pt file, and one small dataset each in HDF5.
+        """
+        place = self.locate(layout.KEYWORDS)
+        if self.storage_format == "pt":
+            return id_lists(load_pt(self.directory / place, mapped=False), place)
+        with self._hdf5() as file:
+            group = file.get(layout.KEYWORDS.hdf5)
+            if group is None or hasattr(group, "dtype"):
+                raise InvalidDataError(f"{place} not found: write the file again")
+            try:
+                lists = [group[str(i)][:].tolist() for i in range(len(group))]
+            except (KeyError, OSError) as error:
+                raise InvalidDataError(f"{place} cannot be read ({error})") from error
         return id_lists(lists, place)
 
+    def stamp(self, tables: Iterable[layout.Table]) -> Stamp:
+        """Return size, identity and times of the files of tables; (0,) for one that is missing."""
+        files = [layout.HDF5] if self.storage_format == "hdf5" else [each.file for each in tables]
+        stamps: list[tuple[int, ...]] = []
+        for file in files:
+            try:
+                stat = (self.directory / file).stat()
+            except FileNotFoundError:
+                stamps.append((0,))
+            else:
+                stamps.append((stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
+        return tuple(stamps)
 
-Reader: TypeAlias = PtReader | Hdf5Reader
-
-
-@contextmanager
-def open_reader(directory: Path, storage_format: str) -> Iterator[Reader]:
-    """Open the files of a directory for the length of a ``with`` block.
-
-    Args:
-        directory: Of the dataset.
-        storage_format: "pt" or "hdf5".
-    """
-    if storage_format == "pt":
-        yield PtReader(directory)
-        return
-    try:
-        file = hdf5_library().File(directory / layout.HDF5, "r")
-    except OSError as error:
-        raise InvalidDataError(
-            f"{layout.HDF5} cannot be read ({_brief(error)}): it is damaged; write it again"
-        ) from error
-    with file:
-        yield Hdf5Reader(file)
-
-
-def resolve_format(directory: Path, storage_format: str) -> str:
-    """Return "pt" or "hdf5": the format requested, or for "auto" the one found, HDF5 first."""
-    choice("Invalid storage_format: it", storage_format, FORMATS, error=ConfigError)
-    has_hdf5 = (directory / layout.HDF5).is_file()
-    has_pt = any((directory / table.file).is_file() for table in layout.TABLES)
-    if storage_format == "auto":  # HDF5 is preferred, but needs its library
-        preferred = has_hdf5 and (not has_pt or find_spec("h5py") is not None)
-        storage_format = "hdf5" if preferred else "pt"
-    if not (has_hdf5 if storage_format == "hdf5" else has_pt):
-        what = layout.HDF5 if storage_format == "hdf5" else "*.pt"
-        raise InvalidDataError(f"No dataset files found: {directory} has no {what}")
-    if storage_format == "hdf5":
-        hdf5_library()
-    return storage_format
+    def _hdf5(self) -> Any:
+        try:
+            return hdf5_library().File(self.directory / layout.HDF5, "r")
+        except OSError as error:
+            raise InvalidDataError(
+                f"{layout.HDF5} cannot be read ({_brief(error)}): it is damaged; write it again"
+            ) from error
 
 
 def hdf5_library() -> ModuleType:
@@ -257,7 +243,7 @@ def convert_to_hdf5(
     source = a_path("dataset_dir", dataset_dir)
     target = source if target_dir is None else a_path("target_dir", target_dir)
     config = read_config(source)
-    reader = PtReader(source)
+    reader = Files(source, "pt")
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / layout.HDF5) as new, library.File(new, "x", libver="latest") as file:
         all_tables = (*layout.TABLES, *layout.SPLIT_TABLES.values())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,9 @@ import torch
 from penstock.checks import InvalidDataError
 from penstock.domains.steering import layout
 from penstock.domains.steering.curriculum import SteeringConfig
-from penstock.domains.steering.files import open_reader
+from penstock.domains.steering.files import Files, Stamp
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
-
-Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 
 TICK_NS = 20_000_000  # file times advance every 4 to 10 ms: two writes within one look the same
 STEERING = (None, "steering_centroid", "steering_keyword_weighted", "steering_residual")
@@ -118,15 +115,14 @@ class SteeringTables:
         )
         return digest(facts, rows)
 
-    def with_negatives(self, directory: Path, storage_format: str) -> SteeringTables:
+    def with_negatives(self, files: Files) -> SteeringTables:
         """Return these tables with the negatives that are on disk now, checked."""
         old = self["hard_negatives"]
         sizes = {"pairs": len(self["pair_index"]), "negatives": old.shape[1]}
-        with open_reader(directory, storage_format) as reader:
-            new = {t.name: reader.tensor(t, mapped=False) for t in layout.NEGATIVES}
-            layout.raise_first(layout.shape_faults(new, sizes, reader.locate))
-            known = new | {"source_embs": self["source_embs"]}
-            layout.raise_first(layout.reference_faults(known, reader.locate))
+        new = {table.name: files.tensor(table) for table in layout.NEGATIVES}
+        layout.raise_first(layout.shape_faults(new, sizes, files.locate))
+        known = new | {"source_embs": self["source_embs"]}
+        layout.raise_first(layout.reference_faults(known, files.locate))
         on_device = {name: tensor.to(old.device) for name, tensor in new.items()}
         return replace(self, tensors={**self.tensors, **on_device})
 
@@ -136,84 +132,59 @@ _loaded: weakref.WeakValueDictionary[Any, SteeringTables] = weakref.WeakValueDic
 
 
 def open_tables(
-    directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
+    files: Files, config: SteeringConfig, *, mapped: bool, device: str
 ) -> SteeringTables:
     """Return the checked tables of a directory, shared with other datasets of it.
 
     Files that changed since they were read are read again.
 
     Args:
-        directory: Of the dataset.
-        storage_format: "pt" or "hdf5".
+        files: Of the directory.
         config: Of the directory.
         mapped: Map the tables into memory instead of reading them.
         device: Where the tables are held.
     """
-    key = (directory.resolve(), storage_format, mapped, device)
+    key = (files.directory.resolve(), files.storage_format, mapped, device)
     tables = _loaded.get(key)
-    if tables is None or tables.stamp != _stamp(directory, storage_format, layout.TABLES):
-        tables = _read(directory, storage_format, config, mapped=mapped, device=device)
-        _loaded[key] = tables
+    if tables is None or tables.stamp != files.stamp(layout.TABLES):
+        tables = _loaded[key] = _read(files, config, mapped=mapped, device=device)
     else:  # the config may have changed although the tables did not
-        layout.raise_first(
-            layout.shape_faults(tables.tensors, config.sizes, lambda table: table.file)
-        )
+        layout.raise_first(layout.shape_faults(tables.tensors, config.sizes, files.locate))
     return tables
 
 
-def _read(
-    directory: Path, storage_format: str, config: SteeringConfig, *, mapped: bool, device: str
-) -> SteeringTables:
-    newest = max(changed for *_, changed in _stamp(directory, storage_format, layout.TABLES))
+def _read(files: Files, config: SteeringConfig, *, mapped: bool, device: str) -> SteeringTables:
+    newest = max(changed for *_, changed in files.stamp(layout.TABLES))
     # wait until any later write is sure to change the stamp
     time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
-    stamp = _stamp(directory, storage_format, layout.TABLES)
-    with open_reader(directory, storage_format) as reader:
-        # negatives may be rewritten during training, so they are never mapped
-        tensors = {
-            t.name: reader.tensor(t, mapped=mapped and t not in layout.NEGATIVES)
-            for t in layout.TABLES
-        }
-        layout.raise_first(layout.shape_faults(tensors, config.sizes, reader.locate))
-        if not reader.has(layout.KEYWORDS):
-            raise InvalidDataError(f"{reader.locate(layout.KEYWORDS)} not found in {directory}")
-        # before the first batch: a wrong row number would silently read another vector
-        layout.raise_first(layout.reference_faults(tensors, reader.locate))
+    stamp = files.stamp(layout.TABLES)
+    # negatives may be rewritten during training, so they are never mapped
+    tensors = {
+        table.name: files.tensor(table, mapped=mapped and table not in layout.NEGATIVES)
+        for table in layout.TABLES
+    }
+    layout.raise_first(layout.shape_faults(tensors, config.sizes, files.locate))
+    if not files.has(layout.KEYWORDS):
+        raise InvalidDataError(f"{files.locate(layout.KEYWORDS)} not found in {files.directory}")
+    # before the first batch: a wrong row number would silently read another vector
+    layout.raise_first(layout.reference_faults(tensors, files.locate))
     return SteeringTables({n: t.to(device) for n, t in tensors.items()}, stamp)
 
 
-def read_split(directory: Path, storage_format: str, split: str, pairs: int) -> Indices:
+def read_split(files: Files, split: str, pairs: int) -> Indices:
     """Return the checked pair rows of a split of a directory with ``pairs`` pairs."""
     table = layout.SPLIT_TABLES[split]
-    with open_reader(directory, storage_format) as reader:
-        place = reader.locate(table)
-        if not reader.has(table):
-            raise InvalidDataError(f"Split file not found: {place} in {directory}")
-        rows = reader.tensor(table, mapped=False)
-        layout.raise_first(layout.shape_faults({table.name: rows}, {}, reader.locate))
-    if not len(rows):
-        raise InvalidDataError(f"{place} has no pairs: a split needs at least one")
-    problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
-    layout.raise_first(layout.outside(place, rows, 0, pairs - 1, problem))
+    place = files.locate(table)
+    if not files.has(table):
+        raise InvalidDataError(f"Split file not found: {place} in {files.directory}")
+    rows = files.tensor(table)
+    layout.raise_first(layout.shape_faults({table.name: rows}, {}, files.locate))
+    layout.raise_first(layout.split_faults(place, table, rows, pairs))
     array: Indices = rows.numpy()
     return array
 
 
-def negatives_stamp(directory: Path, storage_format: str) -> int:
+def negatives_stamp(files: Files) -> int:
     """Return one number for the state of the files that hold the negatives."""
-    stamps = _stamp(directory, storage_format, layout.NEGATIVES)
+    stamps = files.stamp(layout.NEGATIVES)
     return derive_key(0, *(part for stamp in stamps for part in stamp)) >> 1  # fits into int64
-
-
-def _stamp(directory: Path, storage_format: str, tables: Iterable[layout.Table]) -> Stamp:
-    """Return size, identity and times of the files of tables; (0,) for one that is missing."""
-    files = [layout.HDF5] if storage_format == "hdf5" else [table.file for table in tables]
-    stamps: list[tuple[int, ...]] = []
-    for file in files:
-        try:
-            stat = (directory / file).stat()
-        except FileNotFoundError:
-            stamps.append((0,))
-        else:
-            stamps.append((stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
-    return tuple(stamps)

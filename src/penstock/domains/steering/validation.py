@@ -12,7 +12,7 @@ from penstock.arguments import a_path
 from penstock.checks import Finding, InvalidDataError, Report
 from penstock.domains.steering import layout
 from penstock.domains.steering.curriculum import SteeringConfig, read_config
-from penstock.domains.steering.files import Reader, open_reader, resolve_format
+from penstock.domains.steering.files import Files
 
 
 def validate_dataset(dataset_dir: str | PathLike[str], storage_format: str = "auto") -> Report:
@@ -29,22 +29,22 @@ def validate_dataset(dataset_dir: str | PathLike[str], storage_format: str = "au
     directory = a_path("dataset_dir", dataset_dir)
     try:
         config = read_config(directory)
-        with open_reader(directory, resolve_format(directory, storage_format)) as reader:
-            tables, findings = _readable_tables(reader, config)
-            findings += [*_count_faults(tables, config), *_value_faults(tables, reader)]
-            findings += layout.reference_faults(tables, reader.locate)
-            findings += [*_keyword_faults(tables, reader), *_own_sources(tables, reader)]
-            findings += _split_faults(tables, reader)
+        reader = Files.of(directory, storage_format)
     except InvalidDataError as error:  # nothing else can be checked
         file = layout.CONFIG if layout.CONFIG in str(error) else directory.name
         return Report(str(directory), (Finding(file, str(error)),))
+    tables, findings = _readable_tables(reader, config)
+    findings += [*_count_faults(tables, config), *_value_faults(tables, reader)]
+    findings += layout.reference_faults(tables, reader.locate)
+    findings += [*_keyword_faults(tables, reader), *_own_sources(tables, reader)]
+    findings += _split_faults(tables, reader)
     counts = layout.COUNTS.values()
     facts = {what: len(tables[t.name]) for what, t in counts if t.name in tables}
     return Report(str(directory), tuple(findings), facts)
 
 
 def _readable_tables(
-    reader: Reader, config: SteeringConfig
+    reader: Files, config: SteeringConfig
 ) -> tuple[dict[str, torch.Tensor], list[Finding]]:
     """Return the tables that can be read and have the right shape, and what is wrong with others.
 
@@ -70,7 +70,7 @@ def _count_faults(tables: layout.Tensors, config: SteeringConfig) -> layout.Faul
             yield Finding(layout.CONFIG, problem, value=stated)
 
 
-def _value_faults(tables: layout.Tensors, reader: Reader) -> layout.Faults:
+def _value_faults(tables: layout.Tensors, reader: Files) -> layout.Faults:
     for name, values in tables.items():
         table, place = layout.BY_NAME[name], reader.locate(layout.BY_NAME[name])
         low, high = torch.aminmax(values) if values.numel() else (torch.zeros(()),) * 2
@@ -83,7 +83,7 @@ def _value_faults(tables: layout.Tensors, reader: Reader) -> layout.Faults:
             yield from layout.outside(place, values, table.low, table.high, problem)
 
 
-def _keyword_faults(tables: layout.Tensors, reader: Reader) -> layout.Faults:
+def _keyword_faults(tables: layout.Tensors, reader: Files) -> layout.Faults:
     place = reader.locate(layout.KEYWORDS)
     try:
         offsets, values = reader.keywords()
@@ -103,7 +103,7 @@ def _keyword_faults(tables: layout.Tensors, reader: Reader) -> layout.Faults:
             yield Finding(place, problem, int(rows[0]), value, len(np.unique(rows)))
 
 
-def _own_sources(tables: layout.Tensors, reader: Reader) -> layout.Faults:
+def _own_sources(tables: layout.Tensors, reader: Files) -> layout.Faults:
     if {"pair_index", "hard_negatives"} <= tables.keys():
         negatives, own = tables["hard_negatives"], tables["pair_index"][:, 1:]
         place = reader.locate(layout.BY_NAME["hard_negatives"])
@@ -111,7 +111,7 @@ def _own_sources(tables: layout.Tensors, reader: Reader) -> layout.Faults:
         yield from layout.first_fault(place, negatives, negatives == own, problem)
 
 
-def _split_faults(tables: layout.Tensors, reader: Reader) -> Iterator[Finding]:
+def _split_faults(tables: layout.Tensors, reader: Files) -> Iterator[Finding]:
     """Yield what is wrong with each split, alone and compared with the ones before."""
     if "pair_index" not in tables:
         return
@@ -122,15 +122,10 @@ def _split_faults(tables: layout.Tensors, reader: Reader) -> Iterator[Finding]:
     known = True
     for number, table in enumerate(layout.SPLIT_TABLES.values(), start=1):
         place, rows = reader.locate(table), tables.get(table.name)
-        if rows is None or not len(rows):
-            known = known and rows is not None
-            if rows is not None:
-                yield Finding(place, f"{table.name} has no pairs: a split needs at least one")
-            continue
-        problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
-        if wrong := [*layout.outside(place, rows, 0, pairs - 1, problem)]:
-            known = False
-            yield from wrong
+        wrong = [] if rows is None else [*layout.split_faults(place, table, rows, pairs)]
+        yield from wrong
+        if rows is None or wrong:
+            known = known and rows is not None and not len(rows)  # else its pairs are unknown
             continue
         again = torch.ones(len(rows), dtype=torch.bool)
         again[np.unique(rows.numpy(), return_index=True)[1]] = False
