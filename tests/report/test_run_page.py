@@ -311,7 +311,7 @@ def test_a_million_events_make_a_small_page(tmp_path, million):
 def test_a_trainer_writes_chunks_and_resumes_in_a_session_of_its_own(tmp_path):
     lightning = pytest.importorskip("lightning")
     from penstock.integrations.lightning.callback import ChunkedTraining
-    from penstock.training.run.events import RunEvents
+    from penstock.training.run.callbacks import RunEvents
 
     class Line(lightning.LightningModule):
         def __init__(self, fails=False):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.output import print_result
 from penstock.errors import ConfigError
@@ -40,8 +42,12 @@ def run_plan(
     skip_steps: str | None,
 ) -> None:
     """Print the plan; or the samples of one step, when a sample comes, or positions to skip."""
-    texts = (plans.step_text, step), (plans.sample_text, sample), (plans.skip_text, skip_steps)
-    asked = [(text, value) for text, value in texts if value is not None]
+    texts: dict[Callable[[Settings, Any], str], Any] = {
+        plans.step_text: step,
+        plans.sample_text: sample,
+        plans.skip_text: skip_steps,
+    }
+    asked = [(text, value) for text, value in texts.items() if value is not None]
     if len(asked) > 1:
         raise ConfigError("give only one of --step, --sample and --skip-steps")
     settings = given_settings(config, overrides)

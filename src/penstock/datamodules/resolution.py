@@ -10,7 +10,7 @@ import torch
 
 from penstock.arguments import whole_number
 from penstock.datamodules.sequence import SequenceDataset
-from penstock.datamodules.sequence_collation import SequenceCollation
+from penstock.datamodules.sequence_loaders import SequenceCollation
 from penstock.errors import ConfigError
 from penstock.extras import optional
 

@@ -15,8 +15,12 @@ from torch.utils.data import random_split
 
 from penstock.arguments import real_number, whole_number
 from penstock.datamodules.protocol import ClosableModule, lightning_class
-from penstock.datamodules.sequence_collation import SequenceCollation
-from penstock.datamodules.sequence_loaders import LoaderCache, loader_options, training_loader
+from penstock.datamodules.sequence_loaders import (
+    LoaderCache,
+    SequenceCollation,
+    loader_options,
+    training_loader,
+)
 from penstock.errors import ConfigError, StateError
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from penstock.atomic_files import write_cache
-from penstock.domains.audio.files import AudioFile, load_index
+from penstock.domains.audio.dataset import AudioFile, load_index
 from tests.damage import DamagedFile
 
 

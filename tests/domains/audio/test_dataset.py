@@ -10,7 +10,7 @@ import torch
 
 from penstock import ChunkedDataLoader, PlanError, SourceError
 from penstock.domains.audio import QuantizedAudioDataset, index_files
-from penstock.domains.audio import files as audio_files
+from penstock.domains.audio import dataset as audio_files
 from penstock.domains.audio.dataset import read_range
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.domains.steering.curriculum import Curriculum, deal_variants
+from penstock.domains.steering.layout import Curriculum, deal_variants
 from penstock.errors import ConfigError
 
 EQUAL = dict.fromkeys(("zero", "centroid", "keyword", "residual"), 0.25)

@@ -23,7 +23,7 @@ from penstock.training.build.registries import (
     cross_entropy,
     mse,
 )
-from penstock.training.config.keys import CALLBACKS
+from penstock.training.config.settings import CALLBACKS
 from tests.training.build.jobs import fit, job
 
 pytestmark = [

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.registry import _one_edit_apart as one_edit_apart
 from penstock.registry import close_name
 from penstock.training.config import read_settings
-from penstock.training.config.keys import (
+from penstock.training.config.settings import (
     CALLBACKS,
     IGNORED_SECTIONS,
     IGNORED_TRAIN,

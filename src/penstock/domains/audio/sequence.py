@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from penstock.datamodules.sequence import SequenceDataset, check_whole, default_data_path
-from penstock.datamodules.sequence_collation import PaddedCollation
-from penstock.domains.audio.dataset import AudioDataset, QuantizedAudioDataset
-from penstock.domains.audio.files import check_rates, index_files
+from penstock.datamodules.sequence_loaders import PaddedCollation
+from penstock.domains.audio.dataset import (
+    AudioDataset,
+    QuantizedAudioDataset,
+    check_rates,
+    index_files,
+)
 from penstock.errors import ConfigError, PlanError, SourceError
 
 COUNTS: Final = ("bits", "sample_len", "target_sr", "n_mixtures")

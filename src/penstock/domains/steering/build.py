@@ -15,8 +15,7 @@ import torch
 
 from penstock.arguments import LARGEST_SEED, a_path, mapping, real_number, shown, whole_number
 from penstock.atomic_files import replace_file, replace_text
-from penstock.domains.steering.curriculum import parse_config
-from penstock.domains.steering.layout import CONFIG, COUNTS, SPLITS, VARIANTS
+from penstock.domains.steering.layout import CONFIG, COUNTS, SPLITS, VARIANTS, parse_config
 from penstock.errors import PlanError
 from penstock.order import Indices, Permutation, derive_key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.domains.steering.files import convert_to_hdf5
+from penstock.domains.steering.tables import convert_to_hdf5
 from penstock.domains.steering.validation import validate_dataset
 from penstock.errors import ConfigError
 

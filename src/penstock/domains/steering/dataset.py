@@ -18,11 +18,18 @@ from torch.utils.data import Dataset
 from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.augmented import SharedIntegers
-from penstock.domains.steering.curriculum import deal_variants, read_config
-from penstock.domains.steering.files import Files, convert_to_hdf5
-from penstock.domains.steering.layout import BY_NAME, SPLITS, VARIANTS, batch_schema
+from penstock.domains.steering.layout import (
+    BY_NAME,
+    SPLITS,
+    VARIANTS,
+    batch_schema,
+    deal_variants,
+    read_config,
+)
 from penstock.domains.steering.tables import (
+    Files,
     SteeringTables,
+    convert_to_hdf5,
     negatives_stamp,
     open_tables,
     read_split,

@@ -11,8 +11,8 @@ import torch
 from penstock.arguments import a_path
 from penstock.checks import Finding, InvalidDataError, Report
 from penstock.domains.steering import layout
-from penstock.domains.steering.curriculum import SteeringConfig, read_config
-from penstock.domains.steering.files import Files
+from penstock.domains.steering.layout import SteeringConfig, read_config
+from penstock.domains.steering.tables import Files
 
 
 def validate_dataset(dataset_dir: str | PathLike[str], storage_format: str = "auto") -> Report:

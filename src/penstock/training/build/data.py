@@ -34,7 +34,7 @@ from penstock.sources.base import Source, composed
 from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
-from penstock.training.config.keys import LOADER, STREAM_LOADER
+from penstock.training.config.settings import LOADER, STREAM_LOADER
 
 lightning = optional("lightning.pytorch", extra="lightning")
 

@@ -7,7 +7,7 @@ sentence with the file and line.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from penstock.training.config.files import (
     existing_file,
     yaml,
 )
-from penstock.training.config.keys import IGNORED_SECTIONS
 
 VERSION: Final = "1.3"  # of Hydra's rules: the values of a file override its `defaults`
 GROUP: Final = "experiment/"  # each file of this group is a run of its own
@@ -146,7 +145,7 @@ def _selects_group(override: Any, tree: Tree) -> bool:
 # -- the plain dict
 
 
-def resolve(composed: Composed) -> dict[str, Any]:
+def resolve(composed: Composed, ignored: Container[str]) -> dict[str, Any]:
     """Return the sections as plain values, with every ``${...}`` resolved.
 
     An ignored section is not resolved: it is ``{}``, or None where it is empty.
@@ -158,7 +157,7 @@ def resolve(composed: Composed) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in map(str, config):
         found[name] = {}
-        if name not in IGNORED_SECTIONS:
+        if name not in ignored:
             found[name] = _resolved_section(config, name, provenance)
         elif (node := config._get_node(name)) is None or node._is_missing() or node._is_none():
             found[name] = None

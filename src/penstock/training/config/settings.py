@@ -1,24 +1,223 @@
-"""The settings of a run: a configuration, read and checked, as one record."""
+"""The settings of a run: a configuration, read and checked by a table of keys, as one record.
+
+Keys of S4's configurations that have no effect here are listed too, so that an existing
+configuration works unchanged and reports what it ignores.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from penstock.arguments import LARGEST_INTEGER, choice, flag, real_number, shown, whole_number
 from penstock.errors import ConfigError
 from penstock.extras import optional
-from penstock.loaders.chunk_settings import ChunkSettings
+from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 from penstock.registry import close_name
-from penstock.training.config import keys
 from penstock.training.config.compose import compose, resolve
 from penstock.training.config.files import Provenance
+
+Section = dict[str, Any]
+Check: TypeAlias = Callable[[str, Any], object]  # raises `ConfigError` for a value of another kind
+
+
+def whole(least: int, unit: str = "") -> Check:
+    """Return the check of integers that are ``least`` or more."""
+    return partial(whole_number, minimum=least, unit=unit, error=ConfigError)
+
+
+def one_of(*choices: str) -> Check:
+    """Return the check of these strings."""
+    return lambda name, value: choice(name, value, choices, error=ConfigError)
+
+
+def kind(words: str, accepts: Callable[[Any], bool]) -> Check:
+    """Return the check of what ``accepts`` returns True for; ``words`` describe it."""
+
+    def check(name: str, value: Any) -> None:
+        if not accepts(value):
+            raise ConfigError(f"{name} must be {words}, got {shown(value)}")
+
+    return check
+
+
+def instance_of(words: str, *types: type) -> Check:
+    """Return the check of values of these types."""
+    return kind(words, lambda value: isinstance(value, types))
+
+
+def or_none(check: Check) -> Check:
+    """Return a check that also accepts None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _of_option(option: ChunkOption) -> Check:
+    return lambda name, value: option.check(value, name)
+
+
+def _is_limit(value: Any) -> bool:
+    most = 1.0 if isinstance(value, float) else LARGEST_INTEGER
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+NUMBER: Final = partial(real_number, minimum=0, maximum=LARGEST_INTEGER, error=ConfigError)
+LIMIT: Final = kind("a number of batches, or a share of them from 0.0 to 1.0", _is_limit)
+NAMES: Final = kind(
+    "a list of module names",
+    lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+)
+YES_OR_NO: Final = partial(flag, error=ConfigError)
+TEXT: Final = instance_of("text", str)
+SECTION: Final = instance_of("a section with keys of its own", Mapping)
+ARRAY: Final = instance_of("a .npy file, or a list of numbers", str, list)
+NAMED: Final = instance_of("a name or a section with a _name_ or _target_", str, Mapping)
+SEVERAL: Final = instance_of("a name, a section, or a list of those", str, Mapping, list)
+
+SECTIONS: Final[dict[str, Check]] = {
+    name: or_none(check)
+    for name, check in {
+        "train": SECTION,
+        "trainer": SECTION,
+        "loader": SECTION,
+        "dataset": NAMED,
+        "model": NAMED,
+        "encoder": SEVERAL,
+        "decoder": SEVERAL,
+        "task": NAMED,
+        "optimizer": NAMED,
+        "scheduler": NAMED,
+        "callbacks": instance_of("sections by name, or a list", dict, list),
+        "logger": instance_of("a section, sections, or false", dict, list, bool),
+        "imports": NAMES,
+        "run_dir": TEXT,
+    }.items()
+}
+IGNORED_SECTIONS: Final = {  # of S4 and Hydra, with the reason
+    "wandb": "logs go to the run directory; give a logger section for others",
+    "tolerance": "runs are resumed with --resume",
+    "hydra": "the run directory is run_dir",
+}
+
+
+CHUNKS: Final[dict[str, Check]] = {
+    option.key: _of_option(option)
+    for option in ChunkSettings.options()
+    if option.name != "start_chunk"  # on the command line: --chunk
+}
+TRAIN: Final[dict[str, Check]] = CHUNKS | {
+    "priority": or_none(SECTION),
+    "weights": or_none(ARRAY),
+    "epoch_samples": or_none(whole(1, "sample")),
+    "batch_by_length": or_none(SECTION),
+    "seed": or_none(whole(-LARGEST_INTEGER)),
+    "interval": one_of("epoch", "step"),
+    "monitor": TEXT,
+    "mode": one_of("min", "max"),
+    "checkpoint_every": or_none(whole(1, "step")),
+}
+IGNORED_TRAIN: Final = (  # of S4
+    "ckpt", "debug", "disable_dataset", "ema", "ignore_pretrained_layers", "ignore_warnings",
+    "layer_decay", "name", "optimizer_param_grouping", "post_init_hook",
+    "pretrained_freeze_encoder", "pretrained_model_path", "pretrained_model_state_hook",
+    "pretrained_model_strict_load", "remove_test_loader_in_eval", "state", "test",
+    "track_grad_norms", "validate_at_start",
+)  # fmt: skip
+
+PARTS: Final = ("train", "val", "test", "predict")
+LIMITS: Final = {f"limit_{part}_batches": or_none(LIMIT) for part in PARTS}
+TRAINER: Final[dict[str, Check]] = LIMITS | {  # simple values; Lightning checks the others itself
+    "max_epochs": or_none(whole(-1)),
+    "min_epochs": or_none(whole(0)),
+    "max_steps": whole(-1),
+    "min_steps": or_none(whole(0)),
+    "num_nodes": whole(1),
+    "overfit_batches": LIMIT,
+    "val_check_interval": or_none(NUMBER),
+    "check_val_every_n_epoch": or_none(whole(1)),
+    "num_sanity_val_steps": or_none(whole(-1)),
+    "log_every_n_steps": or_none(whole(0)),
+    "accumulate_grad_batches": whole(1),
+    "gradient_clip_val": or_none(NUMBER),
+    "reload_dataloaders_every_n_epochs": whole(0),
+    "enable_progress_bar": or_none(YES_OR_NO),
+    "enable_model_summary": or_none(YES_OR_NO),
+    "enable_checkpointing": or_none(YES_OR_NO),
+    "inference_mode": YES_OR_NO,
+    "use_distributed_sampler": YES_OR_NO,
+    "detect_anomaly": YES_OR_NO,
+    "sync_batchnorm": YES_OR_NO,
+}
+REMOVED_TRAINER: Final = (  # arguments of Lightning 1 that configurations in use still have
+    "amp_backend", "amp_level", "auto_lr_find", "auto_scale_batch_size", "auto_select_gpus",
+    "checkpoint_callback", "flush_logs_every_n_steps", "gpus", "ipus", "log_gpu_memory",
+    "move_metrics_to_cpu", "multiple_trainloader_mode", "num_processes",
+    "prepare_data_per_node", "process_position", "progress_bar_refresh_rate",
+    "reload_dataloaders_every_epoch", "replace_sampler_ddp", "resume_from_checkpoint",
+    "stochastic_weight_avg", "sync_batchnorm_ddp", "terminate_on_nan", "tpu_cores",
+    "track_grad_norm", "truncated_bptt_steps", "weights_save_path", "weights_summary",
+)  # fmt: skip
+
+CALLBACKS: Final = ("early_stopping", "learning_rate_monitor")  # named by their key, as in S4
+IGNORED_CALLBACKS: Final = {
+    "model_checkpoint": "a run keeps its last and best checkpoints",
+    "rich_progress_bar": "a run has its own",
+    "rich_model_summary": "see trainer.enable_model_summary",
+}
+
+LOADER: Final[dict[str, Check]] = {
+    "batch_size": whole(1, "sample"),
+    "num_workers": whole(0),
+    "drop_last": YES_OR_NO,
+    "pin_memory": YES_OR_NO,
+    "persistent_workers": YES_OR_NO,
+    "prefetch_factor": or_none(whole(1, "batch")),
+    "timeout": NUMBER,
+    "multiprocessing_context": or_none(one_of("fork", "forkserver", "spawn")),
+    "executor": or_none(one_of("inline", "threads", "processes")),
+    "threads": or_none(whole(1)),
+    "collate_fn": or_none(SECTION),
+    "worker_init_fn": or_none(SECTION),
+}
+STREAM_LOADER: Final[dict[str, Check]] = {
+    "block_samples": or_none(whole(1, "sample")),
+    "window_blocks": or_none(whole(1, "block")),
+    "memory_budget": instance_of("bytes, or a text such as '1GB'", int, str),
+    "steps": whole(1),
+    "device": or_none(TEXT),
+    "lanes": or_none(whole(1)),
+    "mixing": or_none(NUMBER),
+    "transform": or_none(SECTION),
+    "collate": or_none(SECTION),
+    "threads": or_none(whole(1)),
+    "timeout": NUMBER,
+}
+S4_LOADER: Final = (  # what S4's datasets take from `loader:`
+    "_name_", "train_resolution", "eval_resolutions", "img_size", "channels_last", "chunk_len",
+    "overlap_len",
+)  # fmt: skip
+
+MOVED: Final[dict[tuple[str, str], str]] = {  # a key in the wrong section, and the right one
+    ("loader", "chunk_size"): "train.train_chunk_size",
+    ("loader", "seed"): "train.chunk_seed",
+    ("loader", "shuffle"): "train.chunk_shuffle",
+    ("loader", "limit_batches"): "trainer.limit_train_batches",
+    ("trainer", "seed"): "train.seed",
+    ("trainer", "batch_size"): "loader.batch_size",
+    ("", "seed"): "train.seed",
+    ("", "batch_size"): "loader.batch_size",
+    ("", "max_epochs"): "trainer.max_epochs",
+}
+MOVED.update({("", key): f"train.{key}" for key in CHUNKS | LIMITS})
+MOVED.update({(name, key): f"train.{key}" for name in ("trainer", "loader") for key in CHUNKS})
+
 
 SIZES: Final = ("train_chunk_size", "val_chunk_size")
 DEVICES: Final = {"gpu": ("cuda", "mps", "xpu"), "cuda": ("cuda",), "mps": ("mps",)}
@@ -40,14 +239,14 @@ class Checker:
         """Return the error for a key, with the file and line that set it."""
         return ConfigError(f"{key} ({self.provenance.where(key)}) {why}")
 
-    def value(self, key: str, value: Any, check: keys.Check) -> None:
+    def value(self, key: str, value: Any, check: Check) -> None:
         """Refuse a value that ``check`` does not accept."""
         try:
             check(key, value)
         except ConfigError as error:
             raise self.error(key, str(error).removeprefix(key).lstrip()) from error
 
-    def values(self, section: str, found: keys.Section, checks: Mapping[str, keys.Check]) -> None:
+    def values(self, section: str, found: Section, checks: Mapping[str, Check]) -> None:
         """Refuse every value that its check does not accept."""
         for name in [each for each in checks if each in found]:
             self.value(f"{section}.{name}", found[name], checks[name])
@@ -55,8 +254,8 @@ class Checker:
     def unknown(self, section: str, name: str, known: Iterable[str], *, strict: bool) -> None:
         """Refuse an unknown key that is misspelled or misplaced; with ``strict``, every one."""
         key, known = f"{section}.{name}".lstrip("."), list(known)
-        if (section, name) in keys.MOVED:
-            where = f"give {keys.MOVED[section, name]} instead"
+        if (section, name) in MOVED:
+            where = f"give {MOVED[section, name]} instead"
             raise self.error(key, f"is in the wrong section: {where}")
         near = close_name(name, known)
         if near is not None:
@@ -68,47 +267,47 @@ class Checker:
 def check_sections(found: Mapping[str, Any], check: Checker) -> None:
     """Refuse misspelled sections; note those that have no effect."""
     for name, value in found.items():
-        if name in keys.SECTIONS:
-            check.value(str(name), value, keys.SECTIONS[name])
-        elif name in keys.IGNORED_SECTIONS:
+        if name in SECTIONS:
+            check.value(str(name), value, SECTIONS[name])
+        elif name in IGNORED_SECTIONS:
             if value is not None:
-                check.note(f"section {name!r} has no effect: {keys.IGNORED_SECTIONS[name]}")
+                check.note(f"section {name!r} has no effect: {IGNORED_SECTIONS[name]}")
         else:
-            check.unknown("", str(name), keys.SECTIONS, strict=False)
+            check.unknown("", str(name), SECTIONS, strict=False)
             check.note(f"section {name!r} has no effect by itself")
 
 
-def check_train(found: keys.Section, dataset: Any, check: Checker) -> keys.Section:
+def check_train(found: Section, dataset: Any, check: Checker) -> Section:
     """Return the known keys of ``train``, with chunk sizes that the dataset has instead."""
-    kinds = keys.TRAIN | keys.LIMITS
+    kinds = TRAIN | LIMITS
     ignored = [name for name in found if name not in kinds]
     for name in ignored:
-        if name not in keys.IGNORED_TRAIN:
+        if name not in IGNORED_TRAIN:
             check.unknown("train", str(name), kinds, strict=False)
     if ignored:
         check.note(f"train: {', '.join(sorted(map(str, ignored)))} have no effect")
     check.values("train", found, kinds)
-    known = {name: value for name, value in found.items() if name in keys.TRAIN}
+    known = {name: value for name, value in found.items() if name in TRAIN}
     return _dataset_sizes(dataset, found, check) | known
 
 
-def _dataset_sizes(dataset: Any, train: keys.Section, check: Checker) -> keys.Section:
+def _dataset_sizes(dataset: Any, train: Section, check: Checker) -> Section:
     if not isinstance(dataset, Mapping):
         return {}
     sizes = {name: dataset[name] for name in SIZES if dataset.get(name) is not None}
-    check.values("dataset", sizes, keys.TRAIN)
+    check.values("dataset", sizes, TRAIN)
     for name, size in sizes.items():
         if train.get(name, size) != size:
             check.note(f"train.{name}={train[name]!r} overrides dataset.{name}={size!r}")
     return sizes
 
 
-def check_loader(found: keys.Section, dataset: Any, check: Checker) -> None:
+def check_loader(found: Section, dataset: Any, check: Checker) -> None:
     """Refuse unknown loader keys; a dataset with a ``_name_`` may take keys of its own."""
-    known = keys.LOADER | keys.STREAM_LOADER
+    known = LOADER | STREAM_LOADER
     by_name = isinstance(dataset, Mapping) and "_name_" in dataset
     for name in found:
-        if name not in known and name not in keys.S4_LOADER:
+        if name not in known and name not in S4_LOADER:
             check.unknown("loader", str(name), known, strict=not by_name)
     check.values("loader", found, known)
 
@@ -120,12 +319,12 @@ def check_callbacks(found: Any, check: Checker) -> Any:
     used = {}
     for name, section in found.items():
         described = isinstance(section, Mapping) and {"_target_", "_name_"} & section.keys()
-        if described or name in keys.CALLBACKS:
+        if described or name in CALLBACKS:
             used[name] = section
         elif section is not None:
-            if name not in keys.IGNORED_CALLBACKS:
-                check.unknown("callbacks", str(name), keys.CALLBACKS, strict=False)
-            why = keys.IGNORED_CALLBACKS.get(name, "give it a _target_")
+            if name not in IGNORED_CALLBACKS:
+                check.unknown("callbacks", str(name), CALLBACKS, strict=False)
+            why = IGNORED_CALLBACKS.get(name, "give it a _target_")
             check.note(f"callback {name!r} has no effect: {why}")
     return used
 
@@ -133,7 +332,7 @@ def check_callbacks(found: Any, check: Checker) -> Any:
 # -- the section trainer
 
 
-def split_trainer(resolved: keys.Section, check: Checker) -> tuple[keys.Section, Any, Any]:
+def split_trainer(resolved: Section, check: Checker) -> tuple[Section, Any, Any]:
     """Return the trainer's arguments, the callbacks and the logger.
 
     Callbacks and logger may be sections of their own or keys of ``trainer``. Limits may be under
@@ -146,13 +345,13 @@ def split_trainer(resolved: keys.Section, check: Checker) -> tuple[keys.Section,
         if inside is not None:
             if outside is not None:
                 raise check.error(f"trainer.{name}", f"is given twice: keep the section {name!r}")
-            check.value(f"trainer.{name}", inside, keys.SECTIONS[name])
+            check.value(f"trainer.{name}", inside, SECTIONS[name])
         observers[name] = outside if inside is None else inside
     # null is as good as a key that is left out, which the one under train replaces
-    for name in keys.LIMITS:
+    for name in LIMITS:
         if trainer.get(name, 0) is None:
             del trainer[name]
-    limits = {name: train[name] for name in keys.LIMITS if train.get(name) is not None}
+    limits = {name: train[name] for name in LIMITS if train.get(name) is not None}
     both = [name for name in limits if name in trainer]
     if both:
         check.note(f"{', '.join(both)} are under train and trainer: those under trainer are used")
@@ -160,21 +359,21 @@ def split_trainer(resolved: keys.Section, check: Checker) -> tuple[keys.Section,
     return arguments, check_callbacks(observers["callbacks"], check), observers["logger"]
 
 
-def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
+def check_trainer(found: Section, check: Checker) -> Section:
     """Return the arguments of Lightning's Trainer."""
     trainer = optional("lightning.pytorch", extra="lightning").Trainer
-    known = [n for n in inspect.signature(trainer).parameters if ("trainer", n) not in keys.MOVED]
+    known = [n for n in inspect.signature(trainer).parameters if ("trainer", n) not in MOVED]
     used = dict(found)
     target = used.pop("_target_", None)
     if target is not None and not str(target).endswith(".Trainer"):
         raise check.error("trainer._target_", "is not Lightning's Trainer: leave it out")
     for name in found:
-        if name in keys.REMOVED_TRAINER:
+        if name in REMOVED_TRAINER:
             check.note(f"trainer.{name} is of an older Lightning and has no effect")
             del used[name]
         elif name in used and name not in known:
             check.unknown("trainer", str(name), known, strict=True)
-    check.values("trainer", used, keys.TRAINER)
+    check.values("trainer", used, TRAINER)
     if used.pop("enable_checkpointing", None) is False:
         check.note("trainer.enable_checkpointing has no effect: a run always saves checkpoints")
     wanted, present = used.get("accelerator"), torch.accelerator.current_accelerator(True)
@@ -187,7 +386,7 @@ def check_trainer(found: keys.Section, check: Checker) -> keys.Section:
 # the values of ``train`` that a configuration leaves out; the options of chunks are declared in
 # `ChunkSettings` only
 TRAIN_DEFAULTS: Final = {
-    **{each.key: each.default for each in ChunkSettings.options() if each.key in keys.CHUNKS},
+    **{each.key: each.default for each in ChunkSettings.options() if each.key in CHUNKS},
     "priority": None,
     "weights": None,
     "epoch_samples": None,
@@ -267,7 +466,7 @@ def read_settings(
         ConfigError: A file cannot be read, or a key or value is invalid; with file and line.
     """
     composed = compose(path, overrides, None if config_dir is None else Path(config_dir))
-    resolved, check = resolve(composed), Checker(composed.provenance)
+    resolved, check = resolve(composed, IGNORED_SECTIONS), Checker(composed.provenance)
     check_sections(resolved, check)
     loader, dataset = resolved.get("loader") or {}, resolved.get("dataset")
     check_loader(loader, dataset, check)

@@ -16,14 +16,14 @@ from penstock.extras import optional
 from penstock.loaders.chunk_report import counted, counted_passes
 from penstock.training.build import build
 from penstock.training.config import Settings
-from penstock.training.run.checkpoints import (
+from penstock.training.run.callbacks import (
     Score,
     first_mismatch,
     mismatch_error,
     raised_while_restoring,
 )
 from penstock.training.run.directory import RunPaths, Saved, check_no_run, last_readable, locked
-from penstock.training.run.dry_run import forecast
+from penstock.training.run.plan import forecast
 from penstock.training.run.trainer import (
     Fit,
     SignalListener,

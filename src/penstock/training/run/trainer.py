@@ -21,9 +21,8 @@ from penstock.integrations.lightning.callback import KEY, ChunkedTraining
 from penstock.training.build import Job
 from penstock.training.build.objects import as_list
 from penstock.training.config import Settings
-from penstock.training.run.checkpoints import AtomicCheckpointIO, CheckpointWriter
+from penstock.training.run.callbacks import AtomicCheckpointIO, CheckpointWriter, RunEvents
 from penstock.training.run.directory import CsvLog, RunPaths, Saved
-from penstock.training.run.events import RunEvents
 
 lightning = optional("lightning.pytorch", extra="train")
 loggers = optional("lightning.pytorch.loggers", extra="train")
