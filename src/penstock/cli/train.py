@@ -12,8 +12,7 @@ from penstock.cli.output import print_result
 from penstock.errors import ConfigError
 from penstock.training.config import Settings, read_settings
 from penstock.training.run import plan as plans
-from penstock.training.run.train import train
-from penstock.training.run.trainer import is_first_rank
+from penstock.training.run.train import is_first_rank, train
 
 log = logging.getLogger("penstock")
 
@@ -26,7 +25,10 @@ def run_train(
     if not first_rank:
         log.setLevel(logging.WARNING)  # one process of a run reports
     settings = given_settings(config, overrides)
-    outcome = train(settings, resume=resume, chunk=chunk, dry_run=dry_run)
+    if dry_run:
+        print_result(plans.forecast(settings))
+        return
+    outcome = train(settings, resume=resume, chunk=chunk)
     if first_rank:
         print_result(outcome.text())
     # launchers treat the exit code of the others as a failure

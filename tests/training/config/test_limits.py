@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.training.config import read_settings
-from penstock.training.config.files import DEEPEST, MOST_BYTES, MOST_VALUES
+from penstock.training.config.compose import DEEPEST, MOST_BYTES, MOST_VALUES
 from tests.training.config.trees import written
 
 LEVELS = 12

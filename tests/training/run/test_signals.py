@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from penstock.training.run import Outcome
-from penstock.training.run.trainer import SIGNALS, Ranks, SignalListener, StoppedBySignal
+from penstock.training.run.train import SIGNALS, SignalListener, StoppedBySignal, StopOnSignal
 from tests.training.run.forking import forked
 
 
@@ -50,5 +50,5 @@ def test_no_except_exception_of_a_user_keeps_a_run_from_stopping():
 
 
 def test_one_rank_agrees_with_itself():
-    ranks = Ranks()
-    assert not ranks.several and ranks.largest(3, -3) == (3, -3) and ranks.agree(5)
+    stop = StopOnSignal(SignalListener(), save=print)
+    assert stop._largest(3, -3) == [3, -3]

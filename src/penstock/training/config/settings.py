@@ -22,8 +22,7 @@ from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 from penstock.registry import close_name
-from penstock.training.config.compose import compose, resolve
-from penstock.training.config.files import Provenance
+from penstock.training.config.compose import Provenance, compose, resolve
 
 Section = dict[str, Any]
 Check: TypeAlias = Callable[[str, Any], object]  # raises `ConfigError` for a value of another kind

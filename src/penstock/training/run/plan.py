@@ -40,7 +40,7 @@ from penstock.training.build.objects import as_list
 from penstock.training.config import Settings
 from penstock.training.run.callbacks import AtomicCheckpointIO
 from penstock.training.run.directory import KEPT, RunPaths, last_readable
-from penstock.training.run.trainer import make_trainer, unlimited_epochs
+from penstock.training.run.train import make_trainer, unlimited_epochs
 
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
