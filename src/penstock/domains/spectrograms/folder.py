@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,31 +202,25 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.directory = a_path("directory", directory)
         table = None if metadata is None else a_path("metadata", metadata)
         self.metadata: Metadata = read_metadata(self.directory, table)
-        self.shape = self._read(0).shape if shape is None else image_shape("shape", shape)
+        self.shape: tuple[int, ...] = () if shape is None else image_shape("shape", shape)
+        self.shape = self.shape or self._read(0).shape
         self.labels = self.metadata.labels
         self.authors = self.metadata.authors
         self.recordings = self.metadata.recordings
         self.num_classes = int(self.labels.max()) + 1
-        arrays = (name for name in self.metadata.filenames if name.lower().endswith(".npy"))
-        first = next(arrays, None)  # most others have the same header
-        self._header = (
-            None if first is None else _plain_header(self.directory / first, tuple(self.shape))
-        )
 
     def __len__(self) -> int:
         return len(self.metadata.filenames)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image = self._read_checked(int(index))
+        image = self._read(int(index))
         return torch.from_numpy(image[None]), torch.tensor(self.labels[index])
 
     def __getbatch__(self, indices: Indices) -> list[torch.Tensor]:
-        """Return the samples of a batch; float32 ``.npy`` files are read without a copy."""
+        """Return the samples of a batch."""
         images = np.empty((len(indices), 1, *self.shape), np.float32)
         for row, index in zip(images, indices.tolist(), strict=True):
-            path = f"{self.directory}{os.sep}{self.metadata.filenames[index]}"
-            if self._header is None or not _read_into(path, self._header, row):
-                row[0] = self._read_checked(index)
+            row[0] = self._read(index)
         return [torch.from_numpy(images), torch.from_numpy(self.labels[indices])]
 
     def fingerprint(self) -> str:
@@ -237,48 +230,14 @@ class SpectrogramFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         files = ((self.directory / name).read_bytes() for name in names)
         return short_digest([table, self.labels.tobytes(), *files])
 
-    def _read_checked(self, index: int) -> Image:
-        image = self._read(index)
-        if image.shape != tuple(self.shape):
+    def _read(self, index: int) -> Image:
+        image = _read_spectrogram(self.directory / self.metadata.filenames[index])
+        if self.shape and image.shape != self.shape:
             raise SourceError(
                 f"{self.metadata.filenames[index]!r} has shape {image.shape}, the others have "
-                f"{tuple(self.shape)}: create it again, or remove its row"
+                f"{self.shape}: create it again, or remove its row"
             )
         return image
-
-    def _read(self, index: int) -> Image:
-        return _read_spectrogram(self.directory / self.metadata.filenames[index])
-
-
-def _plain_header(path: Path, shape: tuple[int, ...]) -> bytes | None:
-    """Return what comes before the values of a float32 ``.npy`` file; None for another layout."""
-    try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None  # reading the file as a sample raises the error
-    plain = values.dtype.str == np.dtype(np.float32).str and values.flags.c_contiguous
-    if not plain or values.shape not in (shape, (1, *shape)):
-        return None
-    with path.open("rb") as file:
-        return file.read(values.offset)
-
-
-def _read_into(path: str, header: bytes, row: npt.NDArray[Any]) -> bool:
-    """Fill ``row`` with the values of a file; return False if it differs or is too short.
-
-    Parsing the header is most of the time that ``np.load`` takes for a small file, so it is only
-    compared here.
-    """
-    found = bytearray(len(header))
-    try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            read = os.readv(file, [found, row.data])
-        finally:
-            os.close(file)
-    except OSError:
-        return False
-    return read == len(header) + row.nbytes and found == header
 
 
 def _read_spectrogram(path: Path) -> Image:

@@ -167,10 +167,10 @@ def outside(
             yield from first_fault(place, values, (values < low) | (values > high), problem)
 
 
-def split_faults(place: str, table: Table, rows: torch.Tensor, pairs: int) -> Faults:
+def split_faults(place: str, rows: torch.Tensor, pairs: int) -> Faults:
     """Yield a finding for a split that is empty, or that has a row that is not one of the pairs."""
     if not len(rows):
-        yield Finding(place, f"{table.name} has no pairs: a split needs at least one")
+        yield Finding(place, f"{place} has no pairs: a split needs at least one")
     problem = f"Split indices reference pair {{}}, but only {pairs} pairs exist"
     yield from outside(place, rows, 0, pairs - 1, problem)
 

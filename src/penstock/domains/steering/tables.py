@@ -436,7 +436,7 @@ def read_split(files: Files, split: str, pairs: int) -> Indices:
         raise InvalidDataError(f"Split file not found: {place} in {files.directory}")
     rows = files.tensor(table)
     layout.raise_first(layout.shape_faults({table.name: rows}, {}, files.locate))
-    layout.raise_first(layout.split_faults(place, table, rows, pairs))
+    layout.raise_first(layout.split_faults(place, rows, pairs))
     array: Indices = rows.numpy()
     return array
 

@@ -122,7 +122,7 @@ def _split_faults(tables: layout.Tensors, reader: Files) -> Iterator[Finding]:
     known = True
     for number, table in enumerate(layout.SPLIT_TABLES.values(), start=1):
         place, rows = reader.locate(table), tables.get(table.name)
-        wrong = [] if rows is None else [*layout.split_faults(place, table, rows, pairs)]
+        wrong = [] if rows is None else [*layout.split_faults(place, rows, pairs)]
         yield from wrong
         if rows is None or wrong:
             known = known and rows is not None and not len(rows)  # else its pairs are unknown
