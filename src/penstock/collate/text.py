@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.arguments import LARGEST_SEED, choice, flag, real_number, shown, text, whole_number
+from penstock.arguments import LARGEST_SEED, choice, flag, real_number, text, whole_number
 from penstock.collate.default import (
     CollateError,
     Columns,
@@ -40,11 +40,10 @@ from penstock.collate.tokens import (
     tokenize_columns,
     vocabulary_of,
 )
-from penstock.errors import ConfigError, PlanError
+from penstock.errors import ConfigError
 from penstock.keyed import current_reading, sample_keys
 from penstock.order import derive_key
 from penstock.order.keys import Keys
-from penstock.registry import unknown_name
 
 IGNORED = -100  # the label that torch's losses and Hugging Face's models leave out
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # of the chosen tokens; the rest is not changed
@@ -116,10 +115,12 @@ class TextCollator:
         self.mlm_probability = real_number(
             "mlm_probability", mlm_probability, minimum=0, maximum=1, error=ConfigError
         )
-        if isinstance(padding_side, str) and padding_side not in SIDES:
-            raise ConfigError(unknown_name("padding_side", padding_side, SIDES))
         self.padding_side: Side = choice("padding_side", padding_side, SIDES, error=ConfigError)
-        self.label_padding = _checked_label_padding(label_padding)
+        if isinstance(label_padding, str):
+            choice("label_padding", label_padding, ("token",), error=ConfigError)
+        else:
+            whole_number("label_padding", label_padding, error=ConfigError)
+        self.label_padding = label_padding
         for name, size in (("max_length", max_length), ("pad_to_multiple_of", pad_to_multiple_of)):
             if size is not None:
                 whole_number(name, size, minimum=1, unit="token", error=ConfigError)
@@ -266,18 +267,6 @@ class PaddedTokens:
     seen: Mask
     ids: Tokens
     mask: Mask
-
-
-def _checked_label_padding(value: Any) -> Any:
-    if isinstance(value, str) and value == "token":
-        return value
-    try:
-        whole_number("label_padding", value)
-    except PlanError as error:
-        raise ConfigError(
-            f"label_padding must be an integer or 'token', got {shown(value)}"
-        ) from error
-    return value
 
 
 def shift_right(rows: TokenRows, *, start: int, pad: int) -> TokenRows:

@@ -201,7 +201,7 @@ def test_a_checkpoint_that_names_no_run_is_refused(finished):
     state = torch.load(finished / "fold_1.pt", weights_only=True)
     del state["run"]
     torch.save(state, finished / "fold_1.pt")
-    with pytest.raises(StateError, match=r"fold_1\.pt' does not name its run: use another"):
+    with pytest.raises(StateError, match=r"fold_1\.pt' holds a run with"):
         train(directory=finished)
     (finished / "fold_1.pt").unlink()  # what the message advises
     assert same_result(train(directory=finished), control())

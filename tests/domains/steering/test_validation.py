@@ -89,7 +89,7 @@ def test_a_question_in_two_splits_is_found(built):
 def test_an_empty_split_is_found(built):
     change(built, "val_idx", lambda rows: rows[:0])
     said = [f.problem for f in validate_dataset(built).findings]
-    assert "val_idx has no pairs: a split needs at least one" in said
+    assert "val_idx.pt has no pairs: a split needs at least one" in said
 
 
 def test_counts_of_the_config_are_held_against_the_files(built):

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from penstock.training.run import Outcome
-from penstock.training.run.train import SIGNALS, SignalListener, StoppedBySignal, StopOnSignal
+from penstock.training.run.train import SIGNALS, SignalListener, StopOnSignal, StoppedBySignal
 from tests.training.run.forking import forked
 
 

@@ -67,7 +67,8 @@ def cross_val_training(
         ConfigError: An argument or a setting is invalid.
         PlanError: There is no such split.
     """
-    settings = _settings(config, CROSS_VALIDATION, spec_augment, gaussian_noise)
+    augmented = {"spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
+    settings = fold_config(config, fold_config(augmented, CROSS_VALIDATION))
     data = collect_data(data_path, features, labels, authors, groups)
     if precomputed_splits is not None:
         splits = precomputed_splits
@@ -128,7 +129,8 @@ def single_fold_training(
         ConfigError: An argument or a setting is invalid.
         PlanError: There is no such split.
     """
-    settings = _settings(config, SINGLE_FOLD, spec_augment, gaussian_noise)
+    augmented = {"spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
+    settings = fold_config(config, fold_config(augmented, SINGLE_FOLD))
     data = collect_data(data_path, features, labels, authors, groups)
     if precomputed_split is not None:
         parts = precomputed_split
@@ -159,24 +161,14 @@ def single_fold_training(
     return engine.run_single_fold(data.dataset, train, val, groups=data.recordings)
 
 
-def _settings(
-    config: Mapping[str, Any] | None, defaults: Mapping[str, Any], masks: bool, noise: bool
-) -> dict[str, Any]:
-    flag("spec_augment", masks, error=ConfigError)
-    flag("gaussian_noise", noise, error=ConfigError)
-    return fold_config(config, {**defaults, "spec_augment": masks, "gaussian_noise": noise})
-
-
 def _engine(
-    model_class: Callable[..., nn.Module] | None,
+    model_class: Any,
     num_classes: int | None,
     data: LabelledData,
     settings: dict[str, Any],
     run_directory: str | Path | None,
     progress: bool | None,
 ) -> TrainingEngine:
-    if model_class is None:
-        raise ConfigError("pass model_class=, which is called with num_classes= for a new model")
     classes = int(data.labels.max()) + 1 if num_classes is None else num_classes
     return TrainingEngine(
         model_class, classes, settings, run_directory=run_directory, progress=progress

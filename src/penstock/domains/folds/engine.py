@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,12 +70,8 @@ class FoldFiles:
             raise files.DamagedCheckpointError(
                 f"{error}: restore {str(file)!r}, or delete it to train fold {fold} again"
             ) from error
-        found = state.get("run")
-        if not isinstance(found, dict):
-            raise StateError(
-                f"{str(file)!r} does not name its run: use another directory, or delete it to "
-                f"train fold {fold} again"
-            )
+        run = state.get("run")
+        found = run if isinstance(run, dict) else {}
         for name in dict.fromkeys([*self.identity, *found]):
             if found.get(name) != self.identity.get(name):
                 raise StateError(
@@ -120,8 +116,10 @@ class TrainingEngine:
         run_directory: str | Path | None = None,
         progress: bool | None = None,
     ) -> None:
-        if model_class is None or not callable(model_class):
-            raise ConfigError(f"model_class must be callable, got {shown(model_class)}")
+        if not callable(model_class):
+            raise ConfigError(
+                f"pass model_class=, called for a new model: got {shown(model_class)}"
+            )
         self.model_class = model_class
         self.num_classes = whole_number(
             "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
@@ -258,8 +256,11 @@ class TrainingEngine:
             return result | {"confusion_matrix": result["confusion_matrix"].numpy()}
         save: Save = (lambda _: None) if directory is None else partial(directory.save, number)
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
+        on_device = self.device.type != "cpu"
+        devices = {"devices": [torch.accelerator.current_device_index()] if on_device else []}
+        devices |= {"device_type": self.device.type} if on_device else {}  # type: ignore[dict-item]
         # the caller's random state is as before, however many folds were trained
-        with ExitStack() as stack, _restored_generators(self.device):
+        with ExitStack() as stack, torch.random.fork_rng(**devices):  # type: ignore[arg-type]
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
                 if isinstance(loader, Loader):
@@ -330,11 +331,3 @@ class TrainingEngine:
             ),
         }
         return FoldFiles(self.run_directory, identity)
-
-
-def _restored_generators(device: torch.device) -> AbstractContextManager[None]:
-    """A block that may seed torch; afterwards the caller's generators are as before."""
-    if device.type == "cpu":
-        return torch.random.fork_rng(devices=[])
-    index = torch.accelerator.current_device_index()
-    return torch.random.fork_rng(devices=[index], device_type=device.type)

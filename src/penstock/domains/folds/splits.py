@@ -98,18 +98,40 @@ def author_folds(
         found = len(table.authors)
         raise PlanError(f"{n_splits} folds by author need at least {n_splits} authors, got {found}")
     table.require_authors(2, "one to train on when the other is left out")
+    sklearn = optional("sklearn.model_selection", extra="train")
+    samples = table.class_of, table.class_of, table.author_of
+    total = table.counts.sum(axis=0)
+    target = np.round(total / n_splits)
+
+    def propose(seed: int) -> Parts:
+        options = {"n_splits": n_splits, "shuffle": True, "random_state": seed}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about small classes: `rate` decides on them
+            try:
+                folds = list(sklearn.StratifiedGroupKFold(**options).split(*samples))
+            except ValueError:  # every class has fewer members than there are folds
+                folds = list(sklearn.GroupKFold(**options).split(*samples))
+        return table.parts_of([val for _, val in folds])
+
+    def rate(least: int, parts: Parts) -> Rating:
+        val = table.in_parts(parts, n_splits)
+        broken = table.broken_rule(
+            (np.any(val == total, axis=0), "is missing from a training part"),
+            (
+                np.any((val > 0) & (val < least), axis=0),
+                f"has fewer than {least} segments to validate",
+            ),
+        )
+        if broken is not None or (val.sum(axis=1) == 0).any():
+            return broken or "a validation part is empty"
+        misses = zip(np.abs(val - target) / np.maximum(target, 1), val > 0, strict=True)
+        return float(np.mean([miss[present].mean() for miss, present in misses]))
+
     best = _best(
-        table,
-        partial(_propose_folds, table, n_splits),
-        partial(_rate_folds, table, n_splits),
-        what=f"splits into {n_splits} folds",
-        name="min_val_segments",
-        least=min_val_segments,
-        retry=RETRY_VAL_SEGMENTS,
-        first_seed=0,
-        attempts=max_attempts,
-        progress=progress,
-        advice="lower k_folds or min_val_segments",
+        *(table, propose, rate),
+        minimum=("min_val_segments", min_val_segments, RETRY_VAL_SEGMENTS),
+        search_options={"first_seed": 0, "attempts": max_attempts, "progress": progress},
+        failed=f"splits into {n_splits} folds can be used: {{}}; lower k_folds or min_val_segments",
     )
     return Folds(table.samples_of(best.parts, n_splits), best.score, best.seed)
 
@@ -149,19 +171,31 @@ def author_split(
     whole_number("min_test_segments", min_test_segments, minimum=0)
     table = _AuthorTable.of(labels, authors)
     table.require_authors(3, "two to train on and one to test")
+    sklearn = optional("sklearn.model_selection", extra="train")
+    target = np.maximum(test_size * table.counts.sum(axis=0), 1)
+
+    def propose(seed: int) -> Parts:
+        splitter = sklearn.GroupShuffleSplit(1, test_size=test_size, random_state=seed)
+        (parts,) = splitter.split(table.class_of, table.class_of, table.author_of)
+        return table.parts_of(list(parts))
+
+    def rate(least: int, parts: Parts) -> Rating:
+        train, val = table.in_parts(parts, 2)
+        trained_on = (table.counts[parts == 0] > 0).sum(axis=0)  # authors of each class
+        broken = table.broken_rule(
+            (val == 0, "is missing from the test part"),
+            (train == 0, "is missing from the training part"),
+            (trained_on < 2, "has fewer than 2 authors in the training part"),
+            (val < least, f"has fewer than {least} segments to test"),
+        )
+        return float(np.mean(np.abs(val - target) / target)) if broken is None else broken
+
     found = _best(
-        table,
-        partial(_propose_split, table, test_size),
-        partial(_rate_split, table, test_size),
-        what="splits",
-        name="min_test_segments",
-        least=min_test_segments,
+        *(table, propose, rate),
+        minimum=("min_test_segments", min_test_segments, RETRY_TEST_SEGMENTS),
         left=2,
-        retry=RETRY_TEST_SEGMENTS,
-        first_seed=random_state,
-        attempts=max_attempts,
-        progress=progress,
-        advice="lower min_test_segments, or change test_size",
+        search_options={"first_seed": random_state, "attempts": max_attempts, "progress": progress},
+        failed="splits can be used: {}; lower min_test_segments, or change test_size",
     )
     _, (train, val) = table.samples_of(found.parts, 2)
     return Split(train, val, found.score)
@@ -172,23 +206,31 @@ def _best(
     propose: Callable[[int], Parts],
     rate: Callable[[int, Parts], Rating],
     *,
-    what: str,
-    name: str,
-    least: int,
-    retry: int,
-    advice: str,
+    minimum: tuple[str, int, int],
+    search_options: dict[str, Any],
+    failed: str,
     left: int = 0,
-    **options: Any,
 ) -> Found:
-    """Return the best split with ``least`` segments of a class to validate, or else ``retry``."""
+    """Return the best split with a minimum of segments of a class to validate, or else a lower one.
+
+    Args:
+        table: The authors.
+        propose: Returns the split of a seed.
+        rate: Returns the rating of a split, for a minimum.
+        minimum: The name of the argument, its value, and the value that is tried next.
+        search_options: Of `search`.
+        failed: Why there is none; ``{}`` in it becomes the most frequent problem.
+        left: Segments of a class that must be left to train on.
+    """
+    name, least, retry = minimum
     # a strict minimum is relaxed once, as users of the original expect
     for number in dict.fromkeys((least, min(least, retry))):
         rest = f", and {left} must be left to train on" if left else ""
         table.require_segments(number + left, f"{name} is {number}{rest}")
-        found = search(propose, partial(rate, number), **options)
+        found = search(propose, partial(rate, number), **search_options)
         if found.parts is not None:
             return found
-    raise PlanError(f"none of {found.attempts} {what} can be used: {found.problem}; {advice}")
+    raise PlanError(f"none of {found.attempts} {failed.format(found.problem)}")
 
 
 def check_split(train: Indices, val: Indices, authors: npt.ArrayLike | None) -> None:
@@ -258,75 +300,16 @@ class _AuthorTable:
         if few:
             raise PlanError(f"{reason}, class {few} has fewer: lower it, or leave the class out")
 
+    def broken_rule(self, *rules: tuple[Any, str]) -> str | None:
+        """Return the first class for which a rule is broken, and the rule."""
+        for broken, problem in rules:
+            if broken.any():
+                return f"class {self.classes[int(broken.argmax())]!s} {problem}"
+        return None
+
     def _fewer(self, found: Counts, least: int) -> str:
         few = np.flatnonzero(found < least)
         return ", ".join(f"{self.classes[i]!s} ({found[i]})" for i in few)
-
-
-# -- proposals and their rating
-
-
-def _propose_folds(table: _AuthorTable, n_splits: int, seed: int) -> Parts:
-    sklearn = optional("sklearn.model_selection", extra="train")
-    stratified = sklearn.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about small classes: `_rate_folds` decides on them
-        try:
-            folds = list(stratified.split(table.class_of, table.class_of, table.author_of))
-        except ValueError:  # every class has fewer members than there are folds
-            plain = sklearn.GroupKFold(n_splits, shuffle=True, random_state=seed)
-            folds = list(plain.split(table.class_of, table.class_of, table.author_of))
-    return table.parts_of([val for _, val in folds])
-
-
-def _propose_split(table: _AuthorTable, test_size: float, seed: int) -> Parts:
-    sklearn = optional("sklearn.model_selection", extra="train")
-    splitter = sklearn.GroupShuffleSplit(1, test_size=test_size, random_state=seed)
-    ((train, val),) = splitter.split(table.class_of, table.class_of, table.author_of)
-    return table.parts_of([train, val])
-
-
-def _broken_rule(table: _AuthorTable, *rules: tuple[Any, str]) -> str | None:
-    """Return the first class for which a rule is broken, and the rule."""
-    for broken, problem in rules:
-        if broken.any():
-            return f"class {table.classes[int(broken.argmax())]!s} {problem}"
-    return None
-
-
-def _rate_folds(table: _AuthorTable, n_splits: int, least: int, parts: Parts) -> Rating:
-    val, total = table.in_parts(parts, n_splits), table.counts.sum(axis=0)
-    few = np.any((val > 0) & (val < least), axis=0)
-    broken = _broken_rule(
-        table,
-        (np.any(val == total, axis=0), "is missing from a training part"),
-        (few, f"has fewer than {least} segments to validate"),
-    )
-    if broken is not None:
-        return broken
-    if (val.sum(axis=1) == 0).any():
-        return "a validation part is empty"
-    target = np.round(total / n_splits)
-    misses = np.abs(val - target) / np.maximum(target, 1)
-    return float(
-        np.mean([row[row_val > 0].mean() for row, row_val in zip(misses, val, strict=True)])
-    )
-
-
-def _rate_split(table: _AuthorTable, test_size: float, least: int, parts: Parts) -> Rating:
-    train, val = table.in_parts(parts, 2)
-    trained_on = (table.counts[parts == 0] > 0).sum(axis=0)  # authors of each class
-    broken = _broken_rule(
-        table,
-        (val == 0, "is missing from the test part"),
-        (train == 0, "is missing from the training part"),
-        (trained_on < 2, "has fewer than 2 authors in the training part"),
-        (val < least, f"has fewer than {least} segments to test"),
-    )
-    if broken is not None:
-        return broken
-    target = np.maximum(test_size * table.counts.sum(axis=0), 1)
-    return float(np.mean(np.abs(val - target) / target))
 
 
 class Found(NamedTuple):

@@ -20,7 +20,6 @@ from penstock.errors import PlanError
 from penstock.loaders.base import Loader
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.pass_through import first_of, first_of_torch, preserve_random_state
-from penstock.loaders.position import Position
 from penstock.loaders.torch_loader import RankSampler, TorchLoader
 from penstock.order import Cursor, Plan, PlannedBatch
 
@@ -67,20 +66,11 @@ class SteeringLoader(ChunkedDataLoader):
 
 
 class SteeringSampler(RankSampler):
-    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader.
-
-    Args:
-        dataset: The loader's dataset.
-        position: The loader's position.
-    """
-
-    def __init__(self, dataset: Any, position: Position) -> None:
-        super().__init__(dataset, position)
-        self._moved = position
+    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader."""
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; inside that epoch, do nothing."""
-        self._moved.set_epoch(epoch)
+        self.position.set_epoch(epoch)
 
 
 def create_loader(

@@ -67,14 +67,8 @@ class SequenceLSTM(nn.Module):
         return outputs, state
 
 
-@encoders.register("id")
-@decoders.register("id")
-class Identity(nn.Module):
-    """Returns its input."""
-
-    def forward(self, x: Any) -> Any:
-        """Return ``x``."""
-        return x
+encoders.add("id", nn.Identity)
+decoders.add("id", nn.Identity)
 
 
 @encoders.register("linear")
@@ -119,17 +113,9 @@ class EmbeddingEncoder(nn.Embedding):
 
 
 @decoders.register("linear")
-class LinearDecoder(nn.Linear):
-    """A linear layer from the width of the model to the outputs that the data needs.
-
-    Args:
-        d_model: Width of the model.
-        d_output: Number of outputs.
-        bias: Whether it has a bias.
-    """
-
-    def __init__(self, d_model: int, d_output: int, bias: bool = True) -> None:
-        super().__init__(d_model, d_output, bias)
+def linear_decoder(d_model: int, d_output: int, bias: bool = True) -> nn.Linear:
+    """Return a linear layer from the width of the model to the outputs that the data needs."""
+    return nn.Linear(d_model, d_output, bias)
 
 
 @decoders.register("sequence")
