@@ -18,7 +18,7 @@ import zarr
 
 from penstock import Standardize, StreamLoader, open_source
 from penstock.cli import zarr_writer
-from penstock.cli.convert import check_conversion, run_convert, run_stats, write_zarr
+from penstock.cli.convert import check_conversion, run_convert, run_stats, source_parts
 from penstock.cli.output import exit_codes
 from penstock.cli.zarr_writer import geometry
 from penstock.domains.steering import (
@@ -31,7 +31,11 @@ from penstock.sources.base import Field
 from penstock.testing import WatchedSource, same_batch
 
 
-def quietly(done, total):
+def write_zarr(source, target, chunk_rows, progressed):
+    zarr_writer.write_parts(source_parts(source), {}, target, chunk_rows, progressed)
+
+
+def quietly(rows):
     """Progress that nobody looks at."""
 
 
@@ -48,8 +52,8 @@ def test_an_array_becomes_zarr_that_streams(tmp_path, chunk_rows):
     np.save(tmp_path / "rows.npy", rows)
     told = []
     target = tmp_path / "made" / "rows.zarr"
-    check_conversion(tmp_path / "rows.npy", target, chunk_rows)(lambda *done: told.append(done))
-    assert told[-1] == (1000, 1000)
+    check_conversion(tmp_path / "rows.npy", target, chunk_rows).run(told.append)
+    assert sum(told) == 1000
     source = open_source(target)
     assert np.array_equal(rows_of(source), rows)
     assert source.block_samples == (chunk_rows or 1000)
@@ -63,7 +67,7 @@ def test_named_fields_become_a_group_and_zarr_is_rechunked(tmp_path):
     x, y = np.arange(600).reshape(300, 2), np.arange(300, dtype=np.int16)
     group.create_array("x", data=x, chunks=(300, 1))
     group.create_array("y", data=y, chunks=(300,))
-    check_conversion(tmp_path / "old.zarr", tmp_path / "new.zarr", 10)(quietly)
+    check_conversion(tmp_path / "old.zarr", tmp_path / "new.zarr", 10).run(quietly)
     source = open_source(tmp_path / "new.zarr")
     assert np.array_equal(rows_of(source, "x"), x) and np.array_equal(rows_of(source, "y"), y)
     assert source.block_samples == 10
@@ -74,13 +78,13 @@ def test_a_hugging_face_directory_becomes_zarr(tmp_path):
     datasets.disable_progress_bars()
     made = datasets.Dataset.from_dict({"x": [i / 2 for i in range(50)], "y": list(range(50))})
     made.save_to_disk(tmp_path / "hub")
-    check_conversion(tmp_path / "hub", tmp_path / "hub.zarr")(quietly)
+    check_conversion(tmp_path / "hub", tmp_path / "hub.zarr").run(quietly)
     assert rows_of(open_source(tmp_path / "hub.zarr"), "y").tolist() == list(range(50))
 
 
 def test_a_steering_directory_becomes_hdf5_with_the_same_batches(tmp_path):
     directory = build_steering_directory(tmp_path / "data", pairs=60, embedding_dim=8)
-    check_conversion(directory, tmp_path / "h5")(quietly)
+    check_conversion(directory, tmp_path / "h5").run(quietly)
     assert sorted(path.name for path in (tmp_path / "h5").iterdir()) == [
         "config.json",
         "dataset.h5",
@@ -134,10 +138,10 @@ def test_a_conversion_that_was_interrupted_continues(tmp_path):
     journal.write_text(journal.read_text() + '{"shard": ":6')  # killed while it was written
     (tmp_path / ".new.zarr.converting/c/0").write_bytes(b"damaged")  # the first shard, 128 rows
     told, again = [], Failing(open_source(rows), 1000)
-    write_zarr(again, target, 2, lambda *done: told.append(done))
+    write_zarr(again, target, 2, told.append)
     kept = {128, 256, 384}  # the fourth may not have been complete
     assert 0 in again.starts and not kept & set(again.starts) - {384}
-    assert told[-1] == (1000, 1000) and np.array_equal(rows_of(open_source(target)), rows)
+    assert sum(told) == 1000 and np.array_equal(rows_of(open_source(target)), rows)
     assert [path.name for path in tmp_path.iterdir()] == ["new.zarr"]
 
 
@@ -193,7 +197,7 @@ def test_hdf5_and_netcdf_keep_everything_that_xarray_reads(tmp_path, suffix):
         line.startswith("t2m: 50 rows of int16 [4], chunks of 7") for line in conversion.plan
     )
     assert conversion.plan[-1].startswith("chunks are as asked")
-    conversion(quietly)
+    conversion.run(quietly)
     for group in (None, "inner"):
         with xarray.open_dataset(path, group=group) as wanted:
             made = xarray.open_zarr(tmp_path / "new.zarr", group=group, consolidated=False)
@@ -215,7 +219,7 @@ def test_folders_and_tables_become_zarr_and_rows_of_different_length_are_refused
     pq.write_table(pa.table({"x": np.arange(9), "y": np.arange(9) / 2}), tmp_path / "t.parquet")
     for name in ("images", "arrays", "audio", "t.parquet"):
         before, target = open_source(tmp_path / name), tmp_path / f"{name}.zarr"
-        check_conversion(tmp_path / name, target)(quietly)
+        check_conversion(tmp_path / name, target).run(quietly)
         made = open_source(target)
         assert list(made.fields) == list(before.fields)
         for field in before.fields:
@@ -307,7 +311,7 @@ def test_attributes_dimension_names_and_fill_value_are_kept(tmp_path, version):
     names = {"dimension_names": ["time", "x"]} if version == 3 else {}
     # in version 2, xarray's _FillValue is the fill value of the array
     data = packed(tmp_path / "p.zarr", version, fill_value=-32767 if version == 2 else 7, **names)
-    check_conversion(tmp_path / "p.zarr", tmp_path / "new.zarr")(quietly)
+    check_conversion(tmp_path / "p.zarr", tmp_path / "new.zarr").run(quietly)
     made = zarr.open_array(tmp_path / "new.zarr", mode="r")
     assert made.metadata.dimension_names == ("time", "x")
     kept = {"scale_factor": 0.01, "add_offset": 280.0, "units": "K"}
@@ -333,7 +337,7 @@ def test_every_array_of_a_group_is_kept_whatever_its_length_and_kind(tmp_path, v
         group.create_array(name, shape=data.shape, dtype=data.dtype)[...] = data
         group[name].attrs["of"] = name
     group.create_array("names", shape=(3,), dtype="str")[...] = np.array(["a", "bcd", ""], object)
-    check_conversion(tmp_path / "g.zarr", tmp_path / "new.zarr")(quietly)
+    check_conversion(tmp_path / "g.zarr", tmp_path / "new.zarr").run(quietly)
     made = zarr.open_group(tmp_path / "new.zarr", mode="r")
     assert dict(made.attrs) == {"title": "t"} and dict(made["img"].attrs) == {"camera": 3}
     for name, data in wanted.items():

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,14 +43,7 @@ def run_convert(source: Path, target: Path, *, chunk_rows: int | None) -> None:
         print(line)
     try:
         with progress_bar(f"writing {target}", convert.rows) as advance:
-            before = 0
-
-            def progressed(done: int, rows: int) -> None:
-                nonlocal before
-                advance(done - before)
-                before = done
-
-            convert(progressed)
+            convert.run(advance)
     except (PenstockError, OSError) as error:
         raise RunFailedError(f"{error}; the same command continues where this one ended") from error
     print(f"{target} written: {_size(target) / 1e6:,.1f} MB")
@@ -83,12 +75,11 @@ def _cell(value: Any) -> str:
     return f"{low:.6g}" if np.ndim(value) == 0 else f"{low:.3g}..{high:.3g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """A conversion that was checked and can begin.
 
     Attributes:
-        run: Converts; called with a function that takes the rows done and the rows in all.
+        run: Converts; called with a function that takes numbers of rows as they are written.
         plan: What will be written, and why, a line for each array.
         rows: The number of rows to write.
     """
@@ -96,10 +87,6 @@ class Conversion:
     run: Callable[[Progressed], None]
     plan: Sequence[str] = ()
     rows: int = 1
-
-    def __call__(self, progressed: Progressed) -> None:
-        """Convert."""
-        self.run(progressed)
 
 
 def check_conversion(source: Path, target: Path, chunk_rows: int | None = None) -> Conversion:
@@ -130,17 +117,10 @@ def check_conversion(source: Path, target: Path, chunk_rows: int | None = None) 
     )
 
 
-def write_zarr(
-    source: Source, target: Path, chunk_rows: int | None, progressed: Progressed
-) -> None:
-    """Write a source as Zarr: one array, or a group with an array for each field."""
-    write_parts(source_parts(source), {}, target, chunk_rows, progressed)
-
-
 def _convert_with(converter: Any, source: Path, target: Path, progressed: Progressed) -> None:
     with new_directory(target) as beside:
         converter.convert(source, beside)
-    progressed(1, 1)
+    progressed(1)
 
 
 def _parts_of(source: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:

@@ -30,7 +30,7 @@ SHARD_CHUNKS = 64  # per file, so that a terabyte is thousands of files, not mil
 MOST_THREADS = 8
 JOURNAL = ".penstock-convert"
 
-Progressed = Callable[[int, int], None]  # rows done, rows in all
+Progressed = Callable[[int], None]  # called with numbers of rows as they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,6 @@ def write_parts(
                 warnings.simplefilter("ignore")  # dtypes that Zarr has not standardised yet
                 _create(parts, groups, beside, chunk_rows)
             journal.add({"created": True})
-        total, done = sum(part.rows for part in parts), 0
         tasks = [
             (part, start, min(start + shards[part.path][1], part.rows))
             for part in parts
@@ -135,8 +134,7 @@ def write_parts(
                     for part, start, stop in tasks
                 ]
                 for each in as_completed(running):
-                    done += each.result()
-                    progressed(done, total)
+                    progressed(each.result())
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise

@@ -23,8 +23,7 @@ from penstock.domains.folds import (
     cross_val_training,
     single_fold_training,
 )
-from penstock.domains.folds.data import seek_epoch
-from penstock.domains.folds.fold import balanced_weights, score, vote
+from penstock.domains.folds.fold import balanced_weights, score, seek_epoch, vote
 from penstock.errors import ConfigError, PlanError
 from penstock.testing import same_batch
 from tests.domains.folds.birds import CLASSES, Listener, Normed, birds, same_result

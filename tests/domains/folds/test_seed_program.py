@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from penstock.datasets import WorkerSafeAugmentedDataset, WorkerSafeStandardizedDataset
 from penstock.domains.folds import TrainingEngine, cross_val_training
-from penstock.domains.folds.data import CROSS_VALIDATION
+from penstock.domains.folds.fold import CROSS_VALIDATION
 from penstock.loaders import worker_init_fn
 from penstock.testing import same_batch
 from penstock.transforms import SpecAugment

@@ -12,14 +12,14 @@ from torch import nn
 
 from penstock.arguments import flag, shown
 from penstock.datasets.standardized import as_indices
-from penstock.domains.folds.data import (
+from penstock.domains.folds.engine import TrainingEngine
+from penstock.domains.folds.fold import (
     CROSS_VALIDATION,
     SINGLE_FOLD,
     LabelledData,
     collect_data,
     fold_config,
 )
-from penstock.domains.folds.engine import TrainingEngine
 from penstock.domains.folds.splits import author_folds, author_split, check_split
 from penstock.errors import ConfigError
 from penstock.extras import optional

@@ -19,12 +19,15 @@ from penstock.atomic_files import remove_unfinished
 from penstock.datasets import AugmentedDataset, StandardizedDataset, compute_standardization
 from penstock.datasets.gather import fingerprint_of, first_field
 from penstock.datasets.standardized import as_indices
-from penstock.domains.folds.data import ALL, ENGINE, fold_config, labels_of
 from penstock.domains.folds.fold import (
+    ALL,
+    ENGINE,
     Fold,
     Progress,
     balanced_weights,
     fit,
+    fold_config,
+    labels_of,
     pool,
     restore,
     summarize_folds,

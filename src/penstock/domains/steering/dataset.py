@@ -1,10 +1,11 @@
-"""The steering dataset: pairs of question and source with steering vectors and negatives."""
+"""The steering dataset (pairs with steering vectors and negatives), and its loaders."""
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from os import PathLike
@@ -13,11 +14,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from penstock.arguments import LARGEST_SEED, a_path, choice, flag, shown, whole_number
+from penstock.arguments import LARGEST_SEED, a_path, choice, flag, instance, shown, whole_number
 from penstock.checks import BatchSchema, InvalidDataError
 from penstock.datasets.augmented import SharedIntegers
+from penstock.distributed.agreement import agreed
 from penstock.domains.steering.layout import (
     BY_NAME,
     SPLITS,
@@ -34,9 +37,13 @@ from penstock.domains.steering.tables import (
     open_tables,
     read_split,
 )
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PlanError
 from penstock.keyed import current_epoch
-from penstock.order import Indices
+from penstock.loaders.base import Loader
+from penstock.loaders.chunked import ChunkedDataLoader
+from penstock.loaders.pass_through import first_of, first_of_torch, preserve_random_state
+from penstock.loaders.torch_loader import RankSampler, TorchLoader
+from penstock.order import Cursor, Indices, Plan, PlannedBatch
 
 log = logging.getLogger("penstock")
 
@@ -97,7 +104,12 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self.embedding_dim, self.n_neg = self._config.embedding_dim, self._config.n_neg
         wanted = self._config.seed if seed is None else seed
         self.seed = whole_number("seed", wanted, minimum=0, maximum=LARGEST_SEED)
-        self.use_mmap = self._maps(use_mmap)
+        on_cpu, pairs = self.device.type == "cpu", self._config.counts.get("n_pairs", 0)
+        if use_mmap is None:
+            use_mmap = on_cpu and self.embedding_dim * pairs * MAP_PAIR_BYTES > MAP_ABOVE
+        elif flag("use_mmap", use_mmap) and not on_cpu:
+            raise ConfigError(f"use_mmap=True needs tables on the CPU, not on {self.device}")
+        self.use_mmap = use_mmap
         self._switches = SharedIntegers(0, _UNFORCED, 0, 0)
         self.set_epoch(epoch)
         self._version = 0  # of the negatives held in this process
@@ -110,14 +122,6 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             *(self.split, self.dataset_dir.name, len(self), self.storage_format, self.use_mmap),
             sum(tensor.nbytes for tensor in self._tables.tensors.values()) / 1e6,
         )
-
-    def _maps(self, asked: bool | None) -> bool:
-        if asked is not None:
-            if flag("use_mmap", asked) and self.device.type != "cpu":
-                raise ConfigError(f"use_mmap=True needs tables on the CPU, not on {self.device}")
-            return asked
-        pairs = self._config.counts.get("n_pairs", 0)
-        return self.device.type == "cpu" and self.embedding_dim * pairs * MAP_PAIR_BYTES > MAP_ABOVE
 
     def _open(self) -> SteeringTables:
         where = {"mapped": self.use_mmap, "device": str(self.device)}
@@ -293,3 +297,202 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
     def convert_pt_to_hdf5(dataset_dir: Any, compression: str | None = "gzip") -> Path:
         """Write dataset.h5 next to the .pt files; see `convert_to_hdf5`."""
         return convert_to_hdf5(dataset_dir, compression=compression)
+
+
+class SteeringLoader(ChunkedDataLoader):
+    """A `ChunkedDataLoader` over a steering dataset, made by `create_loader`, with its arguments.
+
+    ``force_steering`` and ``reload_negatives`` of its dataset take effect at the next batch, with
+    any number of workers: batches that workers prepared before are discarded.
+    """
+
+    dataset_obj: JASPERSteeringDataset
+    sampler_obj: SteeringSampler | None = None
+
+    def __init__(self, dataset: JASPERSteeringDataset, batch_size: int, **options: Any) -> None:
+        super().__init__(dataset, batch_size, **options)
+        self.dataset_obj = dataset
+        self._served = dataset.served
+
+    def _next(self, plan: Plan, iteration: int) -> tuple[Cursor, Any]:
+        position = self.position
+        if position.iteration == iteration:
+            if not position.evaluation and position.cursor.epoch != self.dataset_obj.current_epoch:
+                self.dataset_obj.set_epoch(position.cursor.epoch)  # as users read it from there
+            forced, version, epoch = self.dataset_obj.served
+            served = (forced, version, epoch if position.evaluation else 0)
+            if served != self._served:  # what was read ahead is out of date
+                self._drop_stream()
+                self._served = served
+        return super()._next(plan, iteration)
+
+    def _batches(self, plan: Plan, cursor: Cursor) -> Iterator[PlannedBatch]:
+        # evaluation uses epoch 0 of the order, but the dataset's own epoch of the curriculum
+        batches = super()._batches(plan, cursor)
+        if not self.position.evaluation:
+            return batches
+        epoch = self.dataset_obj.current_epoch
+        return (replace(batch, epoch=epoch) for batch in batches)
+
+
+class SteeringSampler(RankSampler):
+    """The indices of this rank in a distributed loader; its `set_epoch` moves the loader."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; inside that epoch, do nothing."""
+        self.position.set_epoch(epoch)
+
+
+def create_loader(
+    dataset_dir: str | PathLike[str],
+    split: str,
+    batch_size: int,
+    num_workers: int = 0,
+    distributed: bool = False,
+    epoch: int = 0,
+    drop_last: bool | None = None,
+    pin_memory: bool = True,
+    *,
+    dataset: JASPERSteeringDataset | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> SteeringLoader:
+    """Return a loader of one split: shuffled for train; complete and in fixed order otherwise.
+
+    A directory that is loaded already, and unchanged on disk, is not read again.
+
+    Args:
+        dataset_dir: Directory of the dataset.
+        split: "train", "val" or "test".
+        batch_size: Samples per batch, on each rank.
+        num_workers: Worker processes; 0 reads in the calling process.
+        distributed: Divide the batches between the ranks of ``torch.distributed``, without
+            padding, and map the tables, so that the ranks of a machine share their memory. All
+            ranks must call it, with the same data, seed and batch size. By default every process
+            gets all batches.
+        epoch: The epoch to start with.
+        drop_last: Drop the incomplete last step of an epoch; None drops it for train only.
+        pin_memory: Copy batches into pinned memory, where there is an accelerator.
+        dataset: The dataset to use, so that no file is read.
+        seed: Seed of shuffle and variants; None uses the directory's own.
+        **options: Further arguments of `ChunkedDataLoader`.
+
+    Raises:
+        PlanError: An argument is invalid, or ``distributed`` is set without a process group.
+    """
+    batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
+    epoch = whole_number("epoch", epoch, minimum=0)
+    flag("distributed", distributed)
+    flag("pin_memory", pin_memory)
+    if drop_last is not None:
+        flag("drop_last", drop_last)
+    if distributed and not (dist.is_available() and dist.is_initialized()):
+        raise PlanError(
+            "distributed=True needs a process group: start the script with torchrun, and call "
+            "torch.distributed.init_process_group() before create_loader"
+        )
+
+    def make() -> SteeringLoader:
+        if dataset is None:
+            mapped = True if distributed else None
+            data = JASPERSteeringDataset(dataset_dir, split, epoch, use_mmap=mapped, seed=seed)
+        else:
+            data = _checked(dataset, dataset_dir, split)
+            data.set_epoch(epoch)
+        if num_workers and data.device.type != "cpu":
+            raise PlanError(f"tables on {data.device} need num_workers=0, got {num_workers!r}")
+        train = split == "train"
+        drop = train if drop_last is None else drop_last
+        defaults: dict[str, Any] = {"shuffle": train, "evaluation": not train}
+        if not distributed:
+            defaults |= {"rank": 0, "world_size": 1}
+        if drop and not train:  # evaluation delivers all samples, so the last step is cut off here
+            step = batch_size * (dist.get_world_size() if distributed else 1)
+            defaults["limit_batches"] = len(data) // step
+            if len(data) < step:
+                raise PlanError(f"{len(data)} samples make no whole step of {step}")
+        loader = SteeringLoader(
+            data,
+            batch_size,
+            seed=data.seed if seed is None else seed,
+            drop_last=drop,
+            num_workers=num_workers,
+            pin_memory=pin_memory and data.device.type == "cpu",
+            **defaults | options,
+        )
+        if distributed:
+            loader.sampler_obj = SteeringSampler(data, loader.position)
+        loader.seek(epoch)
+        return loader
+
+    return agreed(make) if distributed else make()
+
+
+def _checked(given: Any, dataset_dir: Any, split: str) -> JASPERSteeringDataset:
+    instance("dataset", given, JASPERSteeringDataset)
+    found: JASPERSteeringDataset = given
+    if found.split != split or found.dataset_dir.resolve() != Path(dataset_dir).resolve():
+        raise PlanError(
+            f"the dataset given is the {found.split} split of {found.dataset_dir}, "
+            f"not the {split} split of {dataset_dir}"
+        )
+    return found
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Set the epoch of a loader's shuffle and of its dataset's curriculum, also in workers.
+
+    A loader that was resumed inside that epoch keeps its position.
+
+    Args:
+        loader: A Penstock loader, or one of torch's with a sampler that has a ``set_epoch``.
+        epoch: The epoch, counted from 0.
+    """
+    epoch = whole_number("epoch", epoch, minimum=0)
+    if not hasattr(loader, "__iter__"):
+        raise PlanError(f"loader must be a loader, got {loader!r}")
+    moved = loader if isinstance(loader, Loader) else getattr(loader, "sampler", None)
+    getattr(moved, "set_epoch", lambda _: None)(epoch)
+    dataset = _steering_of(loader)
+    if dataset is not None:
+        dataset.set_epoch(epoch)
+
+
+def validate_first_batch(loader: Iterable[Any], schema: BatchSchema | None = None) -> bool:
+    """Return True if the first batch is valid; raise `BatchError` otherwise.
+
+    The batch is read separately, in this process: the loader's position does not change, no random
+    number is drawn and no worker starts.
+
+    Args:
+        loader: Any loader.
+        schema: What to check; by default the schema of the loader's steering dataset.
+    """
+    if not hasattr(loader, "__iter__"):
+        raise PlanError(f"loader must be a loader, got {loader!r}")
+    if schema is None:
+        dataset = _steering_of(loader)
+        schema = batch_schema() if dataset is None else dataset.schema()
+    schema.check(first_batch(loader))
+    return True
+
+
+def first_batch(loader: Iterable[Any]) -> Any:
+    """Return the first batch of a loader without changing its position or random state.
+
+    Args:
+        loader: A loader of Penstock or of torch, or any iterable of batches.
+    """
+    if isinstance(loader, TorchLoader):
+        return loader.peek()
+    if isinstance(loader, DataLoader):
+        return first_of_torch(loader)
+    with preserve_random_state():
+        return first_of(loader)
+
+
+def _steering_of(loader: Any) -> JASPERSteeringDataset | None:
+    dataset = getattr(loader, "dataset", None)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset if isinstance(dataset, JASPERSteeringDataset) else None
