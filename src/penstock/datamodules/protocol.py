@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 T = TypeVar("T")
@@ -33,13 +34,14 @@ class DataModuleProtocol(Protocol):
 
 
 class ClosableModule:
-    """A data module that releases its loaders at the end of a ``with`` block or of a fit.
+    """A data module that releases its loaders at the end of a ``with`` block or of a fit."""
 
-    Subclasses implement `close`.
-    """
+    _loaders: Any  # by name
 
     def close(self) -> None:
         """Stop all threads and processes of the loaders; they can be iterated again."""
+        for loader in flat_loaders(self._loaders):
+            getattr(loader, "close", lambda: None)()
 
     def teardown(self, stage: str | None = None) -> None:
         """Close the loaders; Lightning calls this at the end of a stage."""
@@ -54,6 +56,19 @@ class ClosableModule:
     def _for_trainer(self, loader: T | None) -> T | list[Any] | None:
         """Return ``loader``; an empty list instead of None if Lightning asks, as it requires."""
         return [] if loader is None and getattr(self, "trainer", None) is not None else loader
+
+
+def flat_loaders(loaders: Any) -> list[Any]:
+    """Return all loaders of a nested structure as a list; none for None.
+
+    >>> flat_loaders({"a": 1, "b": [2, (3,)]}), flat_loaders(None)
+    ([1, 2, 3], [])
+    """
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, list | tuple):
+        return [each for value in loaders for each in flat_loaders(value)]
+    return [] if loaders is None else [loaders]
 
 
 def lightning_class(cls: type[T]) -> type[T]:

@@ -10,18 +10,22 @@ import torch
 
 from penstock.arguments import whole_number
 from penstock.datamodules.sequence import SequenceDataset
-from penstock.datamodules.sequence_loaders import SequenceCollation
 from penstock.errors import ConfigError
 from penstock.extras import optional
 
 
-class ResolutionCollation(SequenceCollation):
-    """Reduces x to every r-th step along each of its lengths; the batch contains the rate.
+class ResolutionSequenceDataset(SequenceDataset):
+    """A sequence dataset with one training resolution and one or more evaluation resolutions.
 
-    >>> ResolutionCollation._collate_fn([(torch.arange(6), 1)], resolution=2)
+    Loaders take ``train_resolution`` (1) and ``eval_resolutions`` ([1]). At a resolution r, x is
+    every r-th step along each of its lengths. Evaluation loaders are returned as a dict,
+    ``{None: at resolution 1, "2": at 2, ...}``, and batches contain their ``rate``.
+
+    >>> ResolutionSequenceDataset._collate_fn([(torch.arange(6), 1)], resolution=2)
     (tensor([[0, 2, 4]]), tensor([1]), {'rate': 2})
     """
 
+    loader_args: ClassVar[tuple[str, ...]] = ("train_resolution", "eval_resolutions")
     collate_args: ClassVar[Sequence[str]] = ("resolution",)
 
     @classmethod
@@ -36,37 +40,6 @@ class ResolutionCollation(SequenceCollation):
         """Return the batch with the rate among the extras."""
         x, y, extras = super()._return_callback(batch)
         return x, y, {**extras, "rate": resolution}
-
-
-class ImageResolutionCollation(ResolutionCollation):
-    """Resizes images to ``round(img_size / resolution)`` pixels; strides everything else."""
-
-    collate_args: ClassVar[Sequence[str]] = ("resolution", "img_size", "channels_last")
-
-    @classmethod
-    def _collate_callback(
-        cls,
-        x: Any,
-        resolution: Any = None,
-        img_size: int | None = None,
-        channels_last: bool = True,
-        **collate_args: Any,
-    ) -> Any:
-        """Return images resized, bilinear and antialiased; sequences strided."""
-        if img_size is None or x.ndim < 4:
-            return strided(x, resolution)
-        return resize_images(x, round(img_size / (resolution or 1)), channels_last=channels_last)
-
-
-class ResolutionSequenceDataset(SequenceDataset, ResolutionCollation):
-    """A sequence dataset with one training resolution and one or more evaluation resolutions.
-
-    Loaders take ``train_resolution`` (1) and ``eval_resolutions`` ([1]). Evaluation loaders are
-    returned as a dict, ``{None: at resolution 1, "2": at 2, ...}``, and batches contain their
-    ``rate``.
-    """
-
-    loader_args: ClassVar[tuple[str, ...]] = ("train_resolution", "eval_resolutions")
 
     def _train_dataloader(
         self,
@@ -98,8 +71,27 @@ class ResolutionSequenceDataset(SequenceDataset, ResolutionCollation):
         }
 
 
-class ImageResolutionSequenceDataset(ResolutionSequenceDataset, ImageResolutionCollation):
-    """The same for images: loaders also take ``img_size`` and ``channels_last`` (True)."""
+class ImageResolutionSequenceDataset(ResolutionSequenceDataset):
+    """The same for images: loaders also take ``img_size`` and ``channels_last`` (True).
+
+    Images are resized to ``round(img_size / resolution)`` pixels; everything else is strided.
+    """
+
+    collate_args: ClassVar[Sequence[str]] = ("resolution", "img_size", "channels_last")
+
+    @classmethod
+    def _collate_callback(
+        cls,
+        x: Any,
+        resolution: Any = None,
+        img_size: int | None = None,
+        channels_last: bool = True,
+        **collate_args: Any,
+    ) -> Any:
+        """Return images resized, bilinear and antialiased; sequences strided."""
+        if img_size is None or x.ndim < 4:
+            return strided(x, resolution)
+        return resize_images(x, round(img_size / (resolution or 1)), channels_last=channels_last)
 
 
 # -- arithmetic

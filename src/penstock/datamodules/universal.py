@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch
@@ -256,11 +257,6 @@ class UniversalDataModule(ClosableModule):
         self._seed.restore(seed)
         self._split()
 
-    def close(self) -> None:
-        """Stop all threads and processes of the loaders; they can be iterated again."""
-        for loader in self._loaders.values():
-            loader.close()
-
 
 def _make_loader(
     data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
@@ -274,7 +270,7 @@ def _make_loader(
             drop_last=config.drop_last,
             shuffle=not evaluation,
             evaluation=evaluation,
-            collate_fn=None if collate is None else BySample(collate),
+            collate_fn=None if collate is None else partial(collate_by_sample, collate),
         )
     if inputs.is_stream(data):
         return ReplayLoader(
@@ -292,25 +288,16 @@ def _make_loader(
     return build_loader(data, options, reason="for evaluation" if evaluation else "as configured")
 
 
-class BySample:
-    """A collator of batches that were read as a whole, made of a collator of samples.
+def collate_by_sample(collate: Callable[[list[Any]], Any], batch: Any) -> Any:
+    """Return what a collator of samples makes of a batch that was read as a whole.
 
-    Args:
-        collate: Collates a list of samples.
-
-    >>> BySample(len)({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    >>> collate_by_sample(len, {"x": torch.zeros(3, 2), "y": torch.zeros(3)})
     3
     """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, batch: torch.Tensor | dict[str, torch.Tensor]) -> Any:
-        """Return the collated samples of ``batch``."""
-        if isinstance(batch, torch.Tensor):
-            return self._collate(list(batch))
-        rows = zip(*batch.values(), strict=True)
-        return self._collate([dict(zip(batch, row, strict=True)) for row in rows])
+    if isinstance(batch, torch.Tensor):
+        return collate(list(batch))
+    rows = zip(*batch.values(), strict=True)
+    return collate([dict(zip(batch, row, strict=True)) for row in rows])
 
 
 if TYPE_CHECKING:

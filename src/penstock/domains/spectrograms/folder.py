@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,24 +52,17 @@ def read_metadata(directory: Path, metadata: Path | None) -> Metadata:
         metadata: The table. None is ``metadata.csv``, or the only ``.csv`` file of the folder.
     """
     path = _find_table(directory) if metadata is None else metadata
-    with _open_table(path) as file:
-        table = csv.DictReader(file)
-        _check_columns(path, table.fieldnames or (), ("filename", "class_id", "author"))
-        rows = list(table)
-    if not rows:
-        raise SourceError(f"{path.name!r} has no rows: write one for each file")
-    labels = []
-    for line, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise SourceError(f"{path.name!r} line {line} has other columns than the header")
-        _check_file(directory, path, line, row["filename"])
-        labels.append(_parse_class(path, line, row["class_id"]))
-    has_recordings = "original_audio" in rows[0]
+    header, *rows = _rows(path, ("filename", "class_id", "author"))
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    for line, filename in enumerate(columns["filename"], start=2):
+        _check_file(directory, path, line, filename)
+    classes = enumerate(columns["class_id"], start=2)
+    recordings = columns.get("original_audio")
     return Metadata(
-        filenames=[row["filename"] for row in rows],
-        labels=np.array(labels),
-        authors=np.array([row["author"] for row in rows]),
-        recordings=np.array([r["original_audio"] for r in rows]) if has_recordings else None,
+        filenames=columns["filename"],
+        labels=np.array([_parse_class(path, line, value) for line, value in classes]),
+        authors=np.array(columns["author"]),
+        recordings=None if recordings is None else np.array(recordings),
     )
 
 
@@ -86,28 +78,20 @@ def read_pixel_table(path: str | Path, shape: tuple[int, int] = (224, 313)) -> P
         SourceError: The file cannot be read, or does not have the expected columns or values.
     """
     path, shape = a_path("path", path), image_shape("shape", shape)
+    rows = _rows(path, ("label", "author"))
+    header = next(rows)
+    if len(header) - 2 != shape[0] * shape[1]:
+        raise SourceError(
+            f"{path.name!r} has {len(header) - 2:,} pixels per row, a spectrogram of "
+            f"{shape[0]} x {shape[1]} has {shape[0] * shape[1]:,}: pass features= instead"
+        )
     images, labels, authors = [], [], []
-    with _open_table(path) as file:
-        table = csv.reader(file)
-        header = next(table, [])
-        _check_columns(path, header, ("label", "author"))
-        if len(header) - 2 != shape[0] * shape[1]:
-            raise SourceError(
-                f"{path.name!r} has {len(header) - 2:,} pixels per row, a spectrogram of "
-                f"{shape[0]} x {shape[1]} has {shape[0] * shape[1]:,}: pass features= instead"
-            )
-        label, author = header.index("label"), header.index("author")
-        for line, row in enumerate(table, start=2):
-            if len(row) != len(header):
-                raise SourceError(
-                    f"{path.name!r} line {line} has {len(row)}, not {len(header)} columns"
-                )
-            labels.append(_parse_class(path, line, row[label]))
-            authors.append(row[author])
-            pixels = [value for column, value in enumerate(row) if column not in (label, author)]
-            images.append(_parse_pixels(path, line, pixels).reshape(1, *shape) / np.float32(255))
-    if not images:
-        raise SourceError(f"{path.name!r} has no rows")
+    label, author = header.index("label"), header.index("author")
+    for line, row in enumerate(rows, start=2):
+        labels.append(_parse_class(path, line, row[label]))
+        authors.append(row[author])
+        pixels = [value for column, value in enumerate(row) if column not in (label, author)]
+        images.append(_parse_pixels(path, line, pixels).reshape(1, *shape) / np.float32(255))
     return PixelTable(np.stack(images), np.array(labels), np.array(authors))
 
 
@@ -132,12 +116,24 @@ def _parse_class(path: Path, line: int, value: str | None) -> int:
     return int(number)
 
 
-@contextmanager
-def _open_table(path: Path) -> Iterator[TextIO]:
-    """A block that reads a CSV file; an error is raised again with the name of the file."""
+def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the header of a CSV file, then its rows, one at least and all of the same length."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            yield file
+            table, line = csv.reader(file), 1
+            header = next(table, [])
+            for name in needed:
+                if name not in header:
+                    has = f"{path.name!r} has no column {name!r} of {', '.join(needed)}"
+                    raise SourceError(has)
+            yield header
+            for line, row in enumerate(filter(None, table), start=2):
+                if len(row) != len(header):
+                    count = f"{len(row)}, not {len(header)} columns"
+                    raise SourceError(f"{path.name!r} line {line} has {count}")
+                yield row
+            if line == 1:
+                raise SourceError(f"{path.name!r} has no rows: write one for each file")
     except SourceError:
         raise
     except (OSError, ValueError, csv.Error) as error:
@@ -152,12 +148,6 @@ def _find_table(directory: Path) -> Path:
         found = f"{len(tables)} .csv files"
         raise SourceError(f"{directory.name!r} has {found}: rename one to metadata.csv")
     return tables[0]
-
-
-def _check_columns(path: Path, found: Any, needed: tuple[str, ...]) -> None:
-    missing = [name for name in needed if name not in found]
-    if missing:
-        raise SourceError(f"{path.name!r} has no column {missing[0]!r} of {', '.join(needed)}")
 
 
 def _check_file(directory: Path, table: Path, line: int, filename: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.arguments import LARGEST_SEED, a_path, mapping, real_number, shown, whole_number
+from penstock.arguments import LARGEST_SEED, a_path, mapping, whole_number
 from penstock.atomic_files import replace_file, replace_text
 from penstock.domains.steering.layout import CONFIG, COUNTS, SPLITS, VARIANTS, parse_config
 from penstock.errors import PlanError
@@ -35,7 +35,6 @@ def build_steering_directory(
     n_neg: int = 4,
     clusters: int = 5,
     keywords: int = 30,
-    shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
     seed: int = 42,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -53,7 +52,6 @@ def build_steering_directory(
         n_neg: Negatives per pair.
         clusters: Clusters of sources.
         keywords: Number of keywords, spread over the clusters.
-        shares: Shares of the questions in train, val and test; each gets at least one.
         seed: Seed of all random draws.
         config: Further entries of config.json, such as "curriculum".
     """
@@ -63,10 +61,6 @@ def build_steering_directory(
     for name, count in (counts | {"clusters": clusters, "keywords": keywords}).items():
         whole_number(name, count, minimum=1, maximum=MAX_COUNT)
     whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
-    if not isinstance(shares, tuple | list) or len(shares) != len(SPLITS):
-        raise PlanError(f"shares must be three numbers of sum 1 at most, got {shown(shares)}")
-    if sum(real_number("shares", each, minimum=0, maximum=1) for each in shares) > 1 + 1e-6:
-        raise PlanError(f"shares must be three numbers of sum 1 at most, got {shown(shares)}")
     further_config = {} if config is None else mapping("config", config)
 
     rng = np.random.default_rng(derive_key(seed, "directory"))
@@ -104,13 +98,13 @@ def build_steering_directory(
         question_embs[asked], centroids[pair_clusters], keyword_embs, keyword_ids
     )
     tables: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    tables |= {"pair_keyword_ids": keyword_ids} | split_by_question(asked, shares, seed)
+    tables |= {"pair_keyword_ids": keyword_ids} | split_by_question(asked, seed)
     settings = {
         **counts,
         "steering_probabilities": dict.fromkeys(VARIANTS, 0.25),
         "storage_format": "pt",
         **{key: len(tables[table.name]) for key, (_, table) in COUNTS.items()},
-        "split_ratios": list(shares),
+        "split_ratios": [0.8, 0.1, 0.1],
         "random_seed": seed,
         **further_config,
     }
@@ -150,25 +144,23 @@ def steering_vectors(
     }
 
 
-def split_by_question(
-    questions: Indices, shares: tuple[float, float, float], seed: int
-) -> dict[str, torch.Tensor]:
+def split_by_question(questions: Indices, seed: int) -> dict[str, torch.Tensor]:
     """Return the pair rows of each split; all pairs of a question are in the same split.
+
+    A tenth of the questions is in val and in test, one at least.
 
     Args:
         questions: The question of each pair; at least three.
-        shares: Shares of the questions in train, val and test; each gets at least one.
         seed: Of the assignment.
 
-    >>> split_by_question(np.array([0, 0, 1, 2]), (0.8, 0.1, 0.1), seed=1)
+    >>> split_by_question(np.array([0, 0, 1, 2]), seed=1)
     {'train_idx': tensor([3]), 'val_idx': tensor([2]), 'test_idx': tensor([0, 1])}
     """
     names, of_pair = np.unique(questions, return_inverse=True)
     count = len(names)
-    val = min(max(1, int(count * shares[1])), count - 2)
-    test = min(max(1, int(count * shares[2])), count - 1 - val)
+    part = max(1, count // 10)
     position = Permutation(count, derive_key(seed, "splits"))(np.arange(count))[of_pair]
-    split = np.searchsorted([count - val - test, count - test], position, side="right")
+    split = np.searchsorted([count - 2 * part, count - part], position, side="right")
     rows = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
     return {f"{name}_idx": torch.from_numpy(each) for name, each in zip(SPLITS, rows, strict=True)}
 

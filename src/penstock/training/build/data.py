@@ -269,25 +269,6 @@ class JobData(ClosableModule, lightning.LightningDataModule):  # type: ignore[mi
         """Return whether there is such a part."""
         return part in self._makers
 
-    def close(self) -> None:
-        """Stop every thread and process of the loaders."""
-        for loader in self._loaders.values():
-            for each in flat_loaders(loader):
-                getattr(each, "close", lambda: None)()
-
-
-def flat_loaders(loaders: Any) -> list[Any]:
-    """Return all loaders of a nested structure as a list; none for None.
-
-    >>> flat_loaders({"a": 1, "b": [2, (3,)]}), flat_loaders(None)
-    ([1, 2, 3], [])
-    """
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if isinstance(loaders, list | tuple):
-        return [each for value in loaders for each in flat_loaders(value)]
-    return [] if loaders is None else [loaders]
-
 
 @dataclass(frozen=True, slots=True)
 class PartLoaders:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.arguments import whole_number
+from penstock.datamodules.protocol import flat_loaders
 from penstock.datasets.mixture import Mixture
 from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
@@ -35,7 +36,6 @@ from penstock.order import Cursor, Occurrence, Steps, Topology
 from penstock.sizes import format_bytes
 from penstock.sources import Source
 from penstock.training.build import build
-from penstock.training.build.data import flat_loaders
 from penstock.training.build.objects import as_list
 from penstock.training.config import Settings
 from penstock.training.run.callbacks import AtomicCheckpointIO
