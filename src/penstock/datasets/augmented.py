@@ -21,7 +21,7 @@ from penstock.order.keys import Keys
 from penstock.registry import unknown_name
 from penstock.sources.contract import Indexed
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation
-from penstock.transforms.standardize import refuse_clamp
+from penstock.transforms.augmentation import refuse_clamp
 
 CLASSES: Final = 31  # if a dataset has no num_classes
 _PARTS: Final = {"spec_augment_params": SpecAugment, "gaussian_noise_params": GaussianNoise}

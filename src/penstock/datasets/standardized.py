@@ -17,7 +17,7 @@ from penstock.fingerprints import short_digest
 from penstock.order import Indices
 from penstock.sources.contract import Indexed, checked_indices
 from penstock.sources.statistics import Moments
-from penstock.transforms.standardize import Standardize, Statistic
+from penstock.transforms.augmentation import Standardize, Statistic
 
 
 class StandardizedDataset(TransformedDataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -18,6 +19,12 @@ from penstock.errors import ConfigError, PlanError, SourceError
 
 COUNTS: Final = ("bits", "sample_len", "target_sr", "n_mixtures")
 OUTPUT_HEADS: Final = ("categorical", "dml")
+OWN_DEFAULTS: Final = {  # of a folder of files
+    "path": None,
+    "train_percentage": 0.88,
+    "output_head": "categorical",
+    "n_mixtures": 10,
+}
 
 CLASSES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LISTS: Final = ("validation_list.txt", "testing_list.txt")
@@ -95,25 +102,11 @@ class QuantizedAutoregressiveAudio(AudioSequences):
 
     @property
     def init_defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """All settings and their defaults."""
-        return {
-            "path": None,
-            "bits": 8,
-            "sample_len": None,
-            "train_percentage": 0.88,
-            "quantization": "linear",
-            "drop_last": False,
-            "context_len": None,
-            "pad_len": None,
-            "target_sr": None,
-            "is_stereo": False,
-            "interleaving_strategy": "temporal",
-            "output_head": "categorical",
-            "n_mixtures": 10,
-            "keep_channel": False,
-            "keep_silence_low": False,
-            "on_error": "raise",
-        }
+        """All settings and their defaults: those of `QuantizedAudioDataset`, and four more."""
+        of_dataset = defaults_of(AudioDataset) | defaults_of(QuantizedAudioDataset)
+        for name in ("return_type", "ratio_min", "ratio_max", "files"):
+            del of_dataset[name]
+        return of_dataset | OWN_DEFAULTS
 
     def init(self) -> None:
         """Check the settings."""
@@ -135,7 +128,7 @@ class QuantizedAutoregressiveAudio(AudioSequences):
         files = index_files(folder, on_error=self.on_error)
         middle = self.train_percentage + (1 - self.train_percentage) / 2
         shares = (0, self.train_percentage), (self.train_percentage, middle), (middle, 1)
-        ours = ("path", "train_percentage", "output_head", "n_mixtures", "on_error")
+        ours = {*OWN_DEFAULTS, "on_error"}
         settings = {key: getattr(self, key) for key in self.init_defaults if key not in ours}
         self.dataset_train, self.dataset_val, self.dataset_test = (
             QuantizedAudioDataset(folder, ratio_min=low, ratio_max=high, files=files, **settings)
@@ -208,6 +201,12 @@ class SpeechCommands09Autoregressive(AudioSequences):
             AudioDataset(root, part, drop_last=False, **settings) for part in parts.values()
         )
         self._pad_batches(self.dataset_train.zero)
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """Return the defaults of the parameters of a class."""
+    found = inspect.signature(kind).parameters.values()
+    return {each.name: each.default for each in found if each.default is not each.empty}
 
 
 def _listed(path: Path) -> frozenset[str]:

@@ -107,7 +107,7 @@ class Files:
         place = self.locate(table)
         with self._hdf5() as file:
             found = file.get(table.hdf5)
-            if found is None or not hasattr(found, "dtype"):
+            if not hasattr(found, "shape"):  # missing, or a group
                 raise InvalidDataError(f"{place} not found: write the file again")
             if found.dtype.kind not in "iufb":
                 raise InvalidDataError(f"{place} must hold numbers, found {found.dtype}")
@@ -132,7 +132,7 @@ class Files:
             return id_lists(load_pt(self.directory / place, mapped=False), place)
         with self._hdf5() as file:
             group = file.get(layout.KEYWORDS.hdf5)
-            if group is None or hasattr(group, "dtype"):
+            if not hasattr(group, "keys"):  # missing, or an array
                 raise InvalidDataError(f"{place} not found: write the file again")
             try:
                 lists = [group[str(i)][:].tolist() for i in range(len(group))]
