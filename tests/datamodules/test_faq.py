@@ -24,7 +24,7 @@ from penstock import (
     TextCollator,
 )
 from penstock.datamodules import UniversalDataModule
-from penstock.datamodules.protocol import LIGHTNING_PACKAGES
+from penstock.datamodules.inputs import LIGHTNING_PACKAGES
 from penstock.domains.steering import (
     JASPERSteeringDataset,
     build_steering_directory,

@@ -1,4 +1,4 @@
-from penstock.datamodules.protocol import DataModuleProtocol as DataModuleProtocol
+from penstock.datamodules.inputs import DataModuleProtocol as DataModuleProtocol
 from penstock.datamodules.resolution import (
     ImageResolutionSequenceDataset as ImageResolutionSequenceDataset,
 )

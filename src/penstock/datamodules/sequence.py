@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import random_split
 
 from penstock.arguments import real_number, whole_number
-from penstock.datamodules.protocol import ClosableModule, lightning_class
+from penstock.datamodules.inputs import ClosableModule, lightning_class
 from penstock.datamodules.sequence_loaders import (
     LoaderCache,
     SequenceCollation,

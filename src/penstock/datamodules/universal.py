@@ -11,7 +11,7 @@ import torch
 from penstock.arguments import flag, function, instance
 from penstock.collate import Collator, CollatorRegistry, DefaultCollator, TaskSpec
 from penstock.datamodules import inputs
-from penstock.datamodules.protocol import ClosableModule, DataModuleProtocol, lightning_class
+from penstock.datamodules.inputs import ClosableModule, DataModuleProtocol, lightning_class
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader, StreamLoader

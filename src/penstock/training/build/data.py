@@ -14,8 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.arguments import array_of
-from penstock.datamodules.inputs import check_share, is_source, split
-from penstock.datamodules.protocol import ClosableModule
+from penstock.datamodules.inputs import ClosableModule, check_share, is_source, split
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datasets.mixture import Mixture, prioritized
 from penstock.datasets.packed import PackedTokens, pack

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.arguments import whole_number
-from penstock.datamodules.protocol import flat_loaders
+from penstock.datamodules.inputs import flat_loaders
 from penstock.datasets.mixture import Mixture
 from penstock.errors import ConfigError, PlanError
 from penstock.extras import optional
