@@ -26,19 +26,14 @@ from penstock.collate.tokens import (
     Side,
     TokenRows,
     Tokens,
-    Vocabulary,
     are_token_rows,
-    custom_pad,
     encode,
     fill_mask,
     is_text,
-    pad_with,
-    padding_id,
-    start_id,
     strings_of,
+    token_mask,
     token_rows,
     tokenize_columns,
-    vocabulary_of,
 )
 from penstock.errors import ConfigError
 from penstock.keyed import current_reading, sample_keys
@@ -49,6 +44,7 @@ IGNORED = -100  # the label that torch's losses and Hugging Face's models leave 
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # of the chosen tokens; the rest is not changed
 SIDES: Final[tuple[Side, ...]] = ("right", "left")
 CLASSIFYING = ("classification", "text_classification")
+_STANDARD_PAD = ("PreTrainedTokenizerBase.pad", "PreTrainedTokenizerBase._pad")
 FILLS = {"special_tokens_mask": 1}  # at padding; 0 for every other field with a value per token
 
 
@@ -333,3 +329,96 @@ def batch_keys(count: int, purpose: str, *, seed: int | None) -> Keys:
     if len(reading.samples) != count:
         return sample_keys(np.arange(count), purpose, int(reading.samples[0]), seed=seed)
     return sample_keys(reading.samples, purpose, seed=seed)
+
+
+# -- tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The parts of a vocabulary that masked LM uses."""
+
+    size: int
+    mask_id: int
+    special_ids: tuple[int, ...]
+
+
+def padding_id(tokenizer: Any, special_tokens: dict[str, int]) -> int:
+    """Return the id used as padding: pad, or else end of sequence, the task's pad, or 0.
+
+    Any id is correct, because masks and labels are computed from lengths.
+    """
+    candidates = (
+        getattr(tokenizer, "pad_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+        special_tokens.get("pad_token_id"),
+    )
+    return next((int(each) for each in candidates if each is not None), 0)
+
+
+def start_id(tokenizer: Any, special_tokens: dict[str, int], pad_id: int) -> int:
+    """Return the first id of a decoder: its own, or else begin of sequence, or pad (as in T5)."""
+    candidates = (
+        special_tokens.get("decoder_start_token_id"),
+        getattr(tokenizer, "decoder_start_token_id", None),
+        getattr(tokenizer, "bos_token_id", None),
+    )
+    return next((int(each) for each in candidates if each is not None), pad_id)
+
+
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    """Return what masked LM uses of a tokenizer; the error names what the tokenizer lacks."""
+    needed = ("mask_token_id", "vocab_size", "all_special_ids")
+    lacking = [name for name in needed if getattr(tokenizer, name, None) is None]
+    if lacking:
+        raise ConfigError(
+            f"masked language modelling needs a tokenizer with {' and '.join(lacking)}, "
+            f"{type(tokenizer).__name__} has none: add a mask token, or use mlm=False"
+        )
+    special = tuple(int(each) for each in tokenizer.all_special_ids)
+    return Vocabulary(int(tokenizer.vocab_size), int(tokenizer.mask_token_id), special)
+
+
+def custom_pad(tokenizer: Any) -> Any:
+    """Return the tokenizer's ``pad`` method if it differs from Hugging Face's; None otherwise.
+
+    The standard ``pad`` gives the same result as Penstock's padding, one Python list at a time, so
+    it is not needed. Tokenizers that override it (or are not Hugging Face's) are called.
+    """
+    pad = getattr(tokenizer, "pad", None)
+    if not callable(pad):
+        return None
+    inner = getattr(tokenizer, "_pad", None)
+    names = (getattr(pad, "__qualname__", ""), getattr(inner, "__qualname__", ""))
+    return None if names == _STANDARD_PAD else pad
+
+
+def pad_with(tokenizer: Any, pad: Any, tokens: TokenRows, side: Side) -> tuple[Tokens, Mask]:
+    """Return what the tokenizer's own ``pad`` makes of the rows, and the mask of real tokens."""
+    rows = np.split(tokens.flat, np.cumsum(tokens.lengths)[:-1])
+    before = getattr(tokenizer, "padding_side", None)
+    if before is not None:
+        tokenizer.padding_side = side
+    try:
+        padded = pad([{"input_ids": row.tolist()} for row in rows], padding=True)
+    finally:
+        if before is not None:
+            tokenizer.padding_side = before
+    ids = _rectangle(padded["input_ids"], "input_ids")
+    given = padded.get("attention_mask")
+    if given is not None:
+        mask = _rectangle(given, "attention_mask").astype(bool)
+        # a mask with the right number of tokens per row is trusted for their positions
+        if mask.shape == ids.shape and (mask.sum(1) == tokens.lengths).all():
+            return ids, mask
+    return ids, token_mask(tokens.lengths, ids.shape[1], side)
+
+
+def _rectangle(rows: Any, path: str) -> Tokens:
+    lengths = [len(row) for row in rows]
+    if len(set(lengths)) > 1:
+        raise CollateError(
+            f"the tokenizer's pad returned {path!r} with lengths {lengths}: all rows of a batch "
+            "must have the same length"
+        )
+    return np.asarray([np.asarray(row) for row in rows], np.int64)

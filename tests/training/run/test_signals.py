@@ -5,7 +5,12 @@ import signal
 from pathlib import Path
 
 from penstock.training.run import Outcome
-from penstock.training.run.train import SIGNALS, SignalListener, StopOnSignal, StoppedBySignal
+from penstock.training.run.callbacks import (
+    SIGNALS,
+    SignalListener,
+    StopOnSignal,
+    StoppedBySignal,
+)
 from tests.training.run.forking import forked
 
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
-
-import torch
-import torch.distributed as dist
 
 from penstock.errors import ConfigError, PenstockError, RunFailedError, StateError, one_line
 from penstock.extras import optional
@@ -29,6 +24,9 @@ from penstock.training.run.callbacks import (
     CheckpointWriter,
     RunEvents,
     Score,
+    SignalListener,
+    StopOnSignal,
+    StoppedBySignal,
     first_mismatch,
     mismatch_error,
     raised_while_restoring,
@@ -50,117 +48,8 @@ log = logging.getLogger("penstock")
 
 callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-ONE_KEY_PRESS_SECONDS: Final = 1.0  # launchers forward a terminal's Ctrl-C a second time
 
 ENDS: Final = ("max_epochs", "max_steps", "max_time")
-
-
-class StoppedBySignal(BaseException):
-    """Training ended because of a signal; everything is saved.
-
-    Not an `Exception`, so that user code does not catch it and continue.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
-class SignalListener:
-    """Remembers the signal that requested this process to stop.
-
-    It is active only while there is training to save. Before and after, a signal ends the process
-    directly: the process may wait in native code for another rank, where no handler runs.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.received = 0
-        self._clock, self._at = clock, 0.0
-        self._before = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; a second Ctrl-C exits at once."""
-        now = self._clock()
-        if self.received and number == signal.SIGINT and now - self._at > ONE_KEY_PRESS_SECONDS:
-            os._exit(128 + number)  # safe: the last checkpoint is intact
-        if not self.received:
-            self.received, self._at = number, now
-            name = signal.Signals(number).name
-            log.warning("%s: saving after this batch, then exiting", name)
-
-    def listen(self) -> None:
-        """Install the handlers."""
-        for number in SIGNALS:
-            signal.signal(number, self.handle)
-
-    def restore_handlers(self) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __enter__(self) -> SignalListener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.restore_handlers()
-
-
-class StopOnSignal(callbacks.Callback):  # type: ignore[misc, name-defined]
-    """Ends training between two batches after a signal, on all ranks at the same batch.
-
-    Args:
-        listener: The signals of this process.
-        save: Writes the checkpoint, on all ranks together.
-    """
-
-    def __init__(self, listener: SignalListener, save: Callable[[Any], object]) -> None:
-        self._listener, self._save = listener, save
-        self._listening = False
-        self._group: Any = None  # of several ranks
-        self._in_step = True  # validation has the same number of batches on every rank
-
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remove the handler that Lightning just installed: it waits for a training step."""
-        self._listener.restore_handlers()
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Install our handlers instead of Lightning's."""
-        self._listener.listen()
-        self._listening = True
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")  # no rank waits for its device
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Stop before this batch, when the one before is completely logged."""
-        self._stop_if_requested(trainer)
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop before a validation; a resume runs it."""
-        if self._listening and not trainer.sanity_checking:
-            batches = sum(trainer.num_val_batches)
-            number = -1 if batches == float("inf") else int(batches)
-            self._in_step = self._largest(number, -number) == [number, -number]
-            self._stop_if_requested(trainer)
-
-    def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Stop inside a validation; a resume runs it again from its start."""
-        if not trainer.sanity_checking and self._in_step:
-            self._stop_if_requested(trainer)
-
-    def _stop_if_requested(self, trainer: Any) -> None:
-        # a signal may reach one rank only, and all must leave at the same batch
-        (number,) = self._largest(self._listener.received if self._listening else 0)
-        if number:
-            self._save(trainer)
-            raise StoppedBySignal(number)
-
-    def _largest(self, *numbers: int) -> list[int]:
-        """Return the largest numbers of all ranks; every rank must call at the same step."""
-        found = torch.tensor(numbers, dtype=torch.int64)
-        if self._group is not None:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
-        return found.tolist()
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
