@@ -37,21 +37,16 @@ def run_doctor(target: str, *, as_json: bool) -> None:
 
 def as_text(found: list[Finding], examined: list[Examination]) -> str:
     """Return what was read, and a line for each finding."""
-    lines = [f"{_title(each)}: {each.samples:,} samples, read {read_of(each)}" for each in examined]
+    lines = []
+    for each in examined:
+        read = len(each.read.indices)
+        shown = "all" if read == each.samples else f"{read:,}"
+        title = each.subject.name or type(each.subject.data).__name__
+        lines.append(f"{title}: {each.samples:,} samples, read {shown}")
     if not found:
         return "\n".join([*lines, f"nothing found by {len(CHECKS) + 2} checks"])
     count = f"{len(found)} finding{'s' * (len(found) > 1)}"
     return "\n".join([*lines, *map(str, found), count])
-
-
-def read_of(one: Examination) -> str:
-    """Return how many samples the findings are based on."""
-    read = len(one.read.indices)
-    return "all" if read == one.samples else f"{read:,}"
-
-
-def _title(one: Examination) -> str:
-    return one.subject.name or type(one.subject.data).__name__
 
 
 def to_json(found: list[Finding], examined: list[Examination]) -> str:

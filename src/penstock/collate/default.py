@@ -166,21 +166,26 @@ def _check_not_empty(samples: Sequence[Any]) -> None:
         raise CollateError("empty batch: collating needs at least one sample")
 
 
-def take_field(columns: Columns, names: Sequence[str], what: str) -> list[Any]:
-    """Remove the first of the fields ``names`` that exists from the columns and return it.
+def take_inputs(
+    samples: Sequence[Any], names: Sequence[str], what: str, task_spec: TaskSpec | None
+) -> tuple[Columns, list[Any], list[Any] | None]:
+    """Return the columns that are left, the inputs of a task, and its targets if there are any.
 
     Args:
-        columns: Changed in place.
-        names: Fields to look for.
-        what: What the field holds, for the error if there is none.
+        samples: As of `columns_of`.
+        names: Fields that hold the inputs where the task names none.
+        what: What they hold, for the error if there is none.
+        task_spec: Names the fields.
     """
-    for name in names:
-        if name in columns:
-            return columns.pop(name)
-    raise CollateError(
-        f"no {what} in samples with the fields {sorted(map(str, columns))}: give it under one of "
-        f"{', '.join(dict.fromkeys(names))}"
-    )
+    columns = columns_of(samples, (names[0], "labels"))
+    wanted = [*([] if task_spec is None else task_spec.input_fields), *names]
+    found = next((name for name in wanted if name in columns), None)
+    if found is None:
+        raise CollateError(
+            f"no {what} in samples with the fields {sorted(map(str, columns))}: give it under one "
+            f"of {', '.join(dict.fromkeys(wanted))}"
+        )
+    return columns, columns.pop(found), take_target(columns, task_spec)
 
 
 def take_target(columns: Columns, task_spec: TaskSpec | None) -> list[Any] | None:

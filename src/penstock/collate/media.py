@@ -15,11 +15,9 @@ from penstock.collate.default import (
     at,
     batch_memory,
     collate_values,
-    columns_of,
     describe,
     label_tensor,
-    take_field,
-    take_target,
+    take_inputs,
     tensor_of,
 )
 from penstock.collate.task_spec import TaskSpec, check_task_spec
@@ -95,13 +93,9 @@ class VisionCollator:
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of ``samples``."""
         spec = self.task_spec
-        columns = columns_of(samples, ("pixel_values", "labels"))
-        named = () if spec is None else tuple(spec.input_fields)
-        images = image_tensors(
-            take_field(columns, (*named, *IMAGE_FIELDS), "image"),
-            channels_first=None if spec is None else spec.input_schema.get("channels_first"),
-        )
-        target = take_target(columns, spec)
+        columns, values, target = take_inputs(samples, IMAGE_FIELDS, "image", spec)
+        first = None if spec is None else spec.input_schema.get("channels_first")
+        images = image_tensors(values, channels_first=first)
         batch: dict[str, Any] = {"pixel_values": self._pixels(images)}
         if target is not None:
             multilabel = spec is not None and spec.task_type == "vision_multilabel"
@@ -265,9 +259,8 @@ class AudioCollator:
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of ``samples``."""
-        columns = columns_of(samples, ("waveform", "labels"))
-        waveforms = self._waveforms(columns)
-        target = take_target(columns, self.task_spec)
+        columns, values, target = take_inputs(samples, WAVE_FIELDS, "waveform", self.task_spec)
+        waveforms = self._waveforms(values, columns)
         batch: dict[str, Any] = {"waveforms": pad_last(waveforms, "waveform")}
         batch["lengths"] = torch.tensor([each.shape[-1] for each in waveforms])
         if self.spectrogram is not None:
@@ -281,9 +274,7 @@ class AudioCollator:
             batch["labels"] = label_tensor(target)
         return batch | {name: collate_values(each, name) for name, each in columns.items()}
 
-    def _waveforms(self, columns: Columns) -> list[torch.Tensor]:
-        named = () if self.task_spec is None else tuple(self.task_spec.input_fields)
-        values = take_field(columns, (*named, *WAVE_FIELDS), "waveform")
+    def _waveforms(self, values: list[Any], columns: Columns) -> list[torch.Tensor]:
         rates = [v.get("sampling_rate") if isinstance(v, Mapping) else None for v in values]
         if "sampling_rate" in columns:
             rates = [int(each) for each in columns["sampling_rate"]]
