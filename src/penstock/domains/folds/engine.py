@@ -264,11 +264,12 @@ class TrainingEngine:
             return result | {"confusion_matrix": result["confusion_matrix"].numpy()}
         save: Save = (lambda _: None) if directory is None else partial(directory.save, number)
         train_part, val_part, statistics = self._create_data_subsets(dataset, *parts)
-        on_device = self.device.type != "cpu"
-        devices = {"devices": [torch.accelerator.current_device_index()] if on_device else []}
-        devices |= {"device_type": self.device.type} if on_device else {}  # type: ignore[dict-item]
+        seeded: dict[str, Any] = {"devices": []}
+        if self.device.type != "cpu":
+            index = torch.accelerator.current_device_index()
+            seeded = {"devices": [index], "device_type": self.device.type}
         # the caller's random state is as before, however many folds were trained
-        with ExitStack() as stack, torch.random.fork_rng(**devices):  # type: ignore[arg-type]
+        with ExitStack() as stack, torch.random.fork_rng(**seeded):
             loaders = self._create_data_loaders(train_part, val_part)
             for loader in loaders:
                 if isinstance(loader, Loader):
