@@ -988,7 +988,6 @@ def datasets(folder: Path) -> Iterator[Call]:
             "n_neg": count(),
             "clusters": count(),
             "keywords": count(),
-            "shares": (3, (1,), ("a", "b", "c"), None, (-1.0, 1.0, 1.0)),
             "seed": seed(optional=False),
             "config": OPTIONAL_MAPPING,
         },

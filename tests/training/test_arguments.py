@@ -119,7 +119,7 @@ def table(tmp_path):
         penstock.read_pixel_table: {"path": f"{folder}/pixels.csv", "shape": (1, 2)},
         penstock.build_steering_directory: {
             "directory": f"{folder}/built", "pairs": 8, "embedding_dim": 4, "n_neg": 2,
-            "clusters": 2, "keywords": 4, "shares": (0.6, 0.2, 0.2), "seed": 1, "config": {},
+            "clusters": 2, "keywords": 4, "seed": 1, "config": {},
         },
         penstock.JASPERSteeringDataset: {
             "dataset_dir": f"{folder}/steering", "split": "train", "epoch": 0, "device": "cpu",

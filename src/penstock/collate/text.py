@@ -112,10 +112,10 @@ class TextCollator:
             "mlm_probability", mlm_probability, minimum=0, maximum=1, error=ConfigError
         )
         self.padding_side: Side = choice("padding_side", padding_side, SIDES, error=ConfigError)
-        if isinstance(label_padding, str):
-            choice("label_padding", label_padding, ("token",), error=ConfigError)
-        else:
+        if not isinstance(label_padding, str):
             whole_number("label_padding", label_padding, error=ConfigError)
+        elif label_padding != "token":
+            raise ConfigError(f"label_padding must be an integer or 'token': {label_padding!r}")
         self.label_padding = label_padding
         for name, size in (("max_length", max_length), ("pad_to_multiple_of", pad_to_multiple_of)):
             if size is not None:

@@ -381,6 +381,7 @@ def create_loader(
         PlanError: An argument is invalid, or ``distributed`` is set without a process group.
     """
     batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
+    num_workers = whole_number("num_workers", num_workers, minimum=0)
     epoch = whole_number("epoch", epoch, minimum=0)
     flag("distributed", distributed)
     flag("pin_memory", pin_memory)

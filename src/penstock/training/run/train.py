@@ -325,12 +325,25 @@ def opened_run(paths: RunPaths, *, resume: bool, first_rank: bool) -> Iterator[S
         yield saved
 
 
+@contextmanager
+def without_empty_logs(fit: Fit, paths: RunPaths) -> Iterator[None]:
+    """Remove TensorBoard's new file after a block in which training did not begin."""
+    before = set(paths.board.glob("events.*"))
+    try:
+        yield
+    finally:
+        if fit.trainer.is_global_zero and not fit.saving.began:
+            for empty in set(paths.board.glob("events.*")) - before:
+                empty.unlink(missing_ok=True)
+
+
 def run(fit: Fit, paths: RunPaths, saved: Saved | None) -> int:
     """Train; return the signal that ended it early, or 0."""
     try:
         path = str(saved.path) if saved else None
         data = {"datamodule": fit.job.data, "ckpt_path": path}
-        fit.trainer.fit(fit.job.module, **data, weights_only=True)
+        with without_empty_logs(fit, paths):
+            fit.trainer.fit(fit.job.module, **data, weights_only=True)
     except StoppedBySignal as stopped:
         return stopped.number
     except SystemExit as end:  # Lightning's, for a Ctrl-C before training began
