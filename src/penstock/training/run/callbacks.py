@@ -9,6 +9,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -372,11 +373,8 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
             return
         loader.metrics.note_memory(tree_bytes())
         coverage = None
-        if trainer.global_rank == 0:
-            try:
-                coverage = self._chunked.coverage()
-            except StateError:  # nothing was trained on yet
-                coverage = None
+        with suppress(StateError):  # nothing was trained on yet
+            coverage = self._chunked.coverage() if trainer.global_rank == 0 else None
         Session(
             self._number,
             state,
@@ -392,8 +390,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
 
 def finite(value: Any) -> float | None:
     """Return a number; None for one that JSON has no name for."""
-    number = None if value is None else float(value)
-    return number if number is not None and abs(number) < float("inf") else None
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 class StoppedBySignal(BaseException):
