@@ -30,9 +30,9 @@ from penstock.arguments import (
 )
 from penstock.domains.spectrograms import SpectrogramFolder, read_pixel_table
 from penstock.errors import BatchError, ConfigError, PlanError
+from penstock.extras import progress_bar
 from penstock.loaders import Loader
 from penstock.order import derive_key
-from penstock.progress import progress_bar
 from penstock.registry import unknown_name
 
 log = logging.getLogger("penstock")
