@@ -241,7 +241,7 @@ class LocalFile(StoredFile):
         with reading(self.name):
             found = self.path.stat()
         self.size, self.version = found.st_size, f"{found.st_size} {found.st_mtime_ns}"
-        self._number = found.st_ino
+        self._identity = found.st_size, found.st_mtime_ns, found.st_ino
         self._pages: mmap.mmap | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -259,8 +259,9 @@ class LocalFile(StoredFile):
         Its size, number and time of modification are compared: a file that is written again
         within the resolution of that time, usually some milliseconds, looks the same.
         """
-        now = LocalFile(self.path)
-        if (now.version, now._number) != (self.version, self._number):
+        with reading(self.name):
+            now = self.path.stat()
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != self._identity:
             raise SourceError(
                 f"{self.name} has changed while it was read: do not write to a file that is being "
                 "read; open it again"
