@@ -140,7 +140,9 @@ def subsets() -> Drawing:
         16, 24, f"storage: {size} samples; {len(chosen)} are selected, a colour for each chunk"
     )
     drawing.cells(16, 34, colour, w=7)
-    drawing.text(16, 76, "an epoch of the selection: each chunk is read once, windows of 2 of them")
+    drawing.text(
+        16, 76, "an epoch of the selection: each chunk is read once, 24 samples or more are mixed"
+    )
     drawing.cells(16, 86, [colour[chosen[n]] for n in order.tolist()], w=14)
     return drawing
 

@@ -94,3 +94,9 @@ def test_a_stream_chooses_blocks_and_windows_for_a_quality_within_its_budget():
     for wrong in (0, 1, 2.0, "0.9", True):
         with pytest.raises(PlanError, match="mixing must be"):
             StreamLoader(data, 32, mixing=wrong)
+
+
+@pytest.mark.parametrize(("size", "block"), [(20_000, 16_384), (1000, 999), (50, 100), (640, 64)])
+def test_one_window_of_everything_is_a_shuffle_of_everything(size, block):
+    quality = shuffle_quality(BlockOrder(size, 1, block, window=100), batch=8)
+    assert quality.mixing == 1 and quality.distance == quality.full_distance

@@ -49,11 +49,11 @@ def shuffle_quality(order: BlockOrder, batch: int, world: int = 1) -> ShuffleQua
     (50, 0.49)
     """
     lanes_of_rank = max(1, order.lanes // world)
-    if order.rows:
+    if order.rounds > 1:
         window = order.rows // order.rounds * order.block  # samples of a lane's window
         blocks = order.rows // order.rounds * lanes_of_rank
-    else:  # everything is leftover: contiguous slices of a few blocks
-        window = max(1, order.left // order.lanes)
+    else:  # everything there is, with what makes no whole row of blocks
+        window = max(1, order.size // order.lanes)
         blocks = max(1, -(-window * lanes_of_rank // order.block))
     same = _same_block(order.block, window, order.lanes, batch * world)
     return ShuffleQuality(
