@@ -82,6 +82,7 @@ def end_all(pids, seconds=20.0):
 def become(job):
     """Be the command from here on, in a session of its own, as a terminal would start it."""
     os.setsid()
+    signal.alarm(1800)  # else one that hangs would stay when the test that waits for it is killed
     os.chdir(job["cwd"])
     os.environ.update(job["env"])
     for stream, name in ((1, "out"), (2, "err")):

@@ -47,6 +47,12 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")
 torch.set_num_threads(1)
 diary = open(f"diary-{os.environ['RANK']}.jsonl", "w")
 
+kept, init = [], torch.nn.parallel.DistributedDataParallel.__init__
+def keep(self, *args, **options):  # freed after its process group, it can wait for gloo for ever
+    kept.append(self)
+    init(self, *args, **options)
+torch.nn.parallel.DistributedDataParallel.__init__ = keep
+
 class MyModel(torch.nn.Module):
     made = []
     def __init__(self):
