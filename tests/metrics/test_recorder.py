@@ -125,6 +125,17 @@ def test_a_pause_is_no_step_and_a_long_wait_is_a_stall(clock):
     assert (stall["seconds"], stall["rank"], stall["epoch"]) == (5.0, 7, 2)
 
 
+def test_the_last_step_is_known_for_quick_and_for_slow_batches(clock):
+    made, found = Recorder(), []
+    for seconds in (0.001, 0.002, 1.0, 2.0):
+        made.request()
+        clock.now += seconds
+        made.receive(1)
+        found.append(made.last_step)
+        clock.now += seconds
+    assert found == [None, *map(pytest.approx, (0.001, 0.002, 1.0))]
+
+
 def test_a_million_batches_take_constant_memory(clock):
     made = Recorder()
     sizes = []

@@ -298,7 +298,7 @@ class Recorder:
     def _note(self, asked: float, now: float, samples: int) -> None:
         """Note the batch that was added last on its own."""
         sums, before, step = self._times.total()
-        self._times = Times(sums, before, samples)
+        self._times = Times(sums, before, samples, step)
         probed = asked >= self.next_probe
         self._noted.append(Noted(asked, now - asked, step, samples, self.cursor, probed, sums))
         if probed:

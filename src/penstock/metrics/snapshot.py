@@ -162,19 +162,20 @@ class Times:
         sums: The sums up to here.
         before: When the batch before arrived; 0 if what follows it is no step.
         samples: Samples of each batch.
+        step: Seconds of the last step; None if there was none.
     """
 
-    __slots__ = ("before", "moments", "samples", "sums")
+    __slots__ = ("before", "moments", "samples", "step", "sums")
 
-    def __init__(self, sums: Sums, before: float, samples: int) -> None:
-        self.sums, self.before, self.samples = sums, before, samples
+    def __init__(self, sums: Sums, before: float, samples: int, step: float | None = None) -> None:
+        self.sums, self.before, self.samples, self.step = sums, before, samples, step
         self.moments: list[float] = []  # asked, arrived, asked, ...; a pause is two zeros
 
     def total(self) -> tuple[Sums, float, float | None]:
         """Return the sums with these batches, when the last one arrived, and the step before it."""
         moments = list(self.moments)
         if len(moments) < 2:
-            return self.sums, self.before, None
+            return self.sums, self.before, self.step
         asked, arrived = moments[::2], moments[1::2]
         del asked[len(arrived) :]  # read by another thread, between the two
         before = [self.before, *arrived[:-1]]
