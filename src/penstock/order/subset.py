@@ -203,7 +203,7 @@ class SelectedBlocks:
     >>> kept = Bitmap(np.arange(40) % 3 == 0)
     >>> order = SelectedBlocks(kept, seed=42, block=10, window=1)
     >>> order.size, order.at(0, np.arange(5)).tolist(), order.rounds
-    (14, [3, 0, 2, 1, 7], 2)
+    (14, [9, 12, 11, 8, 13], 2)
     """
 
     kind = "selected blocks"
