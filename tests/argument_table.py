@@ -234,6 +234,7 @@ def loaders() -> Iterator[Call]:
             "length": count(),
             "lengths": ARRAY_OF_NUMBERS,
             "split": FLAG,
+            "seed": (-1, 1.5, "x", True, 2**64),
         },
     )
     yield Call(

@@ -45,10 +45,20 @@ def test_flat_tokens_come_once_in_the_same_number_of_sequences(lengths, length, 
     assert flat.size == -(-sum(lengths) // length)
 
 
-@given(st.lists(st.integers(0, LENGTH), min_size=1, max_size=90).filter(any), st.integers(1, 40))
-def test_whole_documents_come_once_and_fit(lengths, window):
-    packed = WholeDocuments(lengths, LENGTH, window)
-    found = pieces_of(packed)
+@given(
+    st.lists(st.integers(0, LENGTH), min_size=1, max_size=90).filter(any),
+    st.integers(1, 40),
+    st.none() | seeds,
+    st.integers(0, 5),
+)
+def test_whole_documents_come_once_and_fit(lengths, window, seed, epoch):
+    packed, plain = (
+        WholeDocuments(lengths, LENGTH, window, seed),
+        WholeDocuments(lengths, LENGTH, window),
+    )
+    found = pieces_of(packed, epoch)
+    # in any pass the same lengths come together: as many sequences, each as full
+    assert [[n for _, _, n in s] for s in found] == [[n for _, _, n in s] for s in pieces_of(plain)]
     assert sorted(p for s in found for p in s) == [(d, 0, n) for d, n in enumerate(lengths) if n]
     assert all(0 < sum(b for _, _, b in pieces) <= LENGTH for pieces in found)
 
@@ -57,12 +67,16 @@ def test_whole_documents_come_once_and_fit(lengths, window):
     st.lists(st.integers(0, LENGTH), min_size=1, max_size=40).filter(any), st.booleans(), st.data()
 )
 def test_random_access_gives_the_same_pieces_and_ids(lengths, split, data):
-    packed = FlatTokens(lengths, LENGTH, 7) if split else WholeDocuments(lengths, LENGTH)
+    packed = (FlatTokens if split else WholeDocuments)(lengths, LENGTH, seed=7)
     chosen = data.draw(st.lists(st.integers(0, packed.size - 1), min_size=1, max_size=9))
-    pieces, every = packed.pieces(2, np.array(chosen)), pieces_of(packed, 2)
+    epochs = data.draw(st.lists(st.integers(0, 4), min_size=len(chosen), max_size=len(chosen)))
+    every = [pieces_of(packed, epoch) for epoch in range(5)]
+    pieces = packed.pieces(np.array(epochs), np.array(chosen))
     segment, position = pieces.ids(len(chosen), LENGTH)
-    for row, s in enumerate(chosen):
-        sizes = [b - a for _, a, b in every[s]]
+    for row, (epoch, s) in enumerate(zip(epochs, chosen, strict=True)):
+        here = pieces.sequence == row
+        assert list(zip(*(c[here].tolist() for c in pieces[2:]), strict=True)) == every[epoch][s]
+        sizes = [b - a for _, a, b in every[epoch][s]]
         pad = [0] * (LENGTH - sum(sizes))
         expected = [k + 1 for k, n in enumerate(sizes) for _ in range(n)]
         assert segment[row].tolist() == expected + pad

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.arguments import array_of, flag, map_style, shown, whole_number
+from penstock.arguments import LARGEST_SEED, array_of, flag, map_style, shown, whole_number
 from penstock.datasets.gather import Reader, SourceDataset, fingerprint_of
 from penstock.errors import PlanError
 from penstock.fingerprints import digest
+from penstock.keyed import current_reading
 from penstock.order import Indices
 from penstock.order.length_batches import checked_lengths
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments
@@ -31,15 +32,21 @@ Read = Callable[[Pieces], npt.NDArray[np.generic]]
 
 
 def pack(
-    data: DatasetLike, length: int, *, lengths: npt.ArrayLike | None = None, split: bool = True
+    data: DatasetLike,
+    length: int,
+    *,
+    lengths: npt.ArrayLike | None = None,
+    split: bool = True,
+    seed: int | None = None,
 ) -> PackedTokens:
     """Return documents as sequences of one length, for any loader and as members of a `Mixture`.
 
     A sequence is a dict: ``tokens`` (0 where nothing is), ``position_ids`` (from 0 in each piece of
     a document) and ``segment_ids`` (1, 2, ... by piece; 0 is padding), each int64 of ``length``.
-    Which tokens a sequence has depends on nothing but its index, so every token comes once an
-    epoch, and a resume needs no buffer. The shares of a mixture are shares of sequences: with
-    ``split=True`` these are shares of tokens, with ``split=False`` see `PackedTokens.filled`.
+    Which tokens a sequence has depends on nothing but its index and, with a seed, on the pass of
+    it; so every token comes once in a pass, and a resume needs no buffer. The shares of a mixture
+    are shares of sequences: with ``split=True`` these are shares of tokens, with ``split=False``
+    see `PackedTokens.filled`.
 
     Args:
         data: Documents: a map-style dataset or a source whose samples are rows of tokens (alone,
@@ -50,6 +57,9 @@ def pack(
             document, and every document of a dataset is read once to find its length.
         split: True: documents end to end, cut every ``length`` tokens; only the last sequence has
             padding. False: documents stay whole, by best fit; longer ones are refused.
+        seed: Packs differently in every pass: cuts are elsewhere, or documents of equal length
+            change places; there are as many sequences as before. The pass is the epoch, and that
+            of the member in a `Mixture`. Without a Penstock loader it is 0. None packs once.
 
     >>> packed = pack([[1, 2, 3], [4, 5, 6, 7], [8]], length=4)
     >>> len(packed), packed[1]["tokens"].tolist(), packed[1]["segment_ids"].tolist()
@@ -63,7 +73,10 @@ def pack(
         lengths = array_of("lengths", lengths)
         lengths = checked_lengths(lengths, lengths.size)
     found, read = _tokens_of(data, lengths)
-    packed = FlatTokens(found, length) if split else WholeDocuments(found, length)
+    if seed is not None:
+        seed = whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
+    kind = FlatTokens if split else WholeDocuments
+    packed = kind(found, length, seed=seed)
     return PackedTokens(data, packed, read)
 
 
@@ -80,6 +93,7 @@ class PackedTokens(BaseSource, SourceDataset):
         field = Field((packed.length,), np.dtype(np.int64))
         super().__init__(packed.size, dict.fromkeys(NAMES, field))
         self.packed, self._data, self._tokens = packed, data, read
+        self.varies = packed.seed is not None
 
     @property
     def source(self) -> Source:  # type: ignore[override]
@@ -99,7 +113,8 @@ class PackedTokens(BaseSource, SourceDataset):
         self._take(np.arange(start, stop), out)
 
     def _take(self, indices: Indices, out: Arrays) -> None:
-        pieces, length = self.packed.pieces(0, indices), self.packed.length
+        epoch = self._passes(indices) if self.varies else 0
+        pieces, length = self.packed.pieces(epoch, indices), self.packed.length
         segment, position = pieces.ids(len(indices), length)
         filled = {"position_ids": position, "segment_ids": segment}
         if "tokens" in out:
@@ -108,6 +123,21 @@ class PackedTokens(BaseSource, SourceDataset):
             filled["tokens"][segment > 0] = self._tokens(pieces)
         for name, rows in out.items():
             np.copyto(rows, filled[name])
+
+    def _passes(self, indices: Indices) -> int | Indices:
+        """Return the pass of each sequence that is read."""
+        reading = current_reading()
+        if reading is None or reading.passes is None:
+            return 0 if reading is None else reading.epoch
+        if reading.row is not None and len(indices) == 1:
+            return int(reading.passes[reading.row])
+        if np.array_equal(indices, reading.samples):
+            return reading.passes
+        raise PlanError(
+            "sequences that are packed differently in every pass are read inside of another "
+            "source, which does not say their passes: pass what pack returns to the loader or "
+            "the Mixture itself, or leave out its seed"
+        )
 
 
 # -- where tokens are read from

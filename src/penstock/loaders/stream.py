@@ -26,6 +26,7 @@ from penstock.loaders.stream_settings import (
     check_composed,
     check_fields,
     check_transform,
+    check_varying,
     checked_mixing,
     one_of,
     opened,
@@ -42,7 +43,7 @@ from penstock.order.state import check_format
 from penstock.ranks import current_topology
 from penstock.seeds import Seed
 from penstock.sizes import format_bytes, parse_bytes, size_text
-from penstock.sources.contract import SourceLike
+from penstock.sources.contract import SourceLike, varies
 from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
@@ -51,7 +52,7 @@ from penstock.streaming.pipeline import BatchStream, BatchTransform
 from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, WindowedOrder, plan_parts
 from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
-from penstock.streaming.readers import BatchMemory, BlockReader, ReaderPool
+from penstock.streaming.readers import AnnouncedReader, BatchMemory, BlockReader, ReaderPool
 from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
@@ -173,6 +174,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
         check_fields(samples.fields)
         check_transform(transform, samples.fields)
         composed = chosen.stored(source, self.samples, self.shuffle)
+        check_varying(samples, composes=composed is not None)
         plain = composed is None and self._bad_blocks is None
         stored, selected = stored_selection(samples, plain=plain)
         self.stream_input = stream_input(stored, self.memory_budget)
@@ -346,6 +348,8 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
             assert isinstance(order, BlockOrder | StoredOrder)
             replacement = BlockReplacement(order, bad)
         memory, reader = self._memory(plan, block, replacement, pin=transfer is not None)
+        if varies(source.source):
+            reader = partial(AnnouncedReader, reader, order.seed)
         readers = ReaderPool(
             plan_parts(plan, order, segments()),
             memory,

@@ -25,6 +25,7 @@ from penstock.registry import did_you_mean
 from penstock.sizes import format_bytes
 from penstock.sources import open_source
 from penstock.sources.base import ComposedSource, Field, Source, composed, seams_of
+from penstock.sources.contract import varies
 from penstock.sources.verbs import Selected, Stored
 from penstock.streaming.budget import (
     LENT_BATCHES,
@@ -148,6 +149,15 @@ def check_composed(source: Any, options: OrderOptions, *, steps: int, on_error: 
         raise PlanError(
             f"on_error={on_error!r} with a Mixture, weights= or epoch_samples=: only 'raise' is "
             "possible, because blocks come in parts"
+        )
+
+
+def check_varying(source: Source, *, composes: bool) -> None:
+    """Refuse samples that differ from pass to pass where a block is read for several passes."""
+    if composes and varies(source):
+        raise PlanError(
+            "pack(seed=) in a stream with a Mixture, weights= or epoch_samples=: a block is read "
+            "for several passes, so leave out the seed, or use ChunkedDataLoader"
         )
 
 

@@ -441,6 +441,12 @@ def seams_of(source: Source) -> list[int]:
     return list(getattr(source, "seams", ()))
 
 
+def varies(source: Any) -> bool:
+    """Return whether samples differ from pass to pass, so that none may be kept for the next."""
+    stored = (getattr(leaf, "source", None) for leaf in getattr(source, "leaves", ()))
+    return any(getattr(each, "varies", False) for each in (source, *stored))
+
+
 def most_in_flight(sources: Iterable[Source]) -> int | None:
     """Return the largest ``in_flight`` of the sources, or None if all of them are local."""
     found = [getattr(source, "in_flight", None) for source in sources]

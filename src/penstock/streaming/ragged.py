@@ -19,7 +19,7 @@ from penstock.order import Indices
 from penstock.ragged import Ragged, csr_tensor, dense_tensor
 from penstock.sizes import format_bytes, size_text
 from penstock.sources.base import Field, Rows, Source
-from penstock.sources.contract import view_of
+from penstock.sources.contract import varies, view_of
 from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields
 from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
@@ -139,7 +139,8 @@ class RaggedInput(StreamInput):
             rows = 0 if in_place else chunks.get(name, (source.block_samples,))[0]
             paces[name] = Pace(len(source), mean, rows, rows * mean)
         ragged = ragged_fields(source, source.fields)
-        names = [name for name in resident_fields(paces, budget) if name not in ragged]
+        found = [] if varies(source) else resident_fields(paces, budget)
+        names = [name for name in found if name not in ragged]
         kept = ResidentSource(source, names) if names else None
         self.resident = {} if kept is None else {id(source): kept}
         self.resident_bytes = resident_bytes([paces[name] for name in names])

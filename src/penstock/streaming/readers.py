@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.errors import WorkerError
+from penstock.keyed import Reading, announce
 from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.streaming.planner import BlockRead, Part, Planner
 from penstock.streaming.threads import (
@@ -40,7 +41,24 @@ AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has alrea
 # `open_part` and `has_room` are called under the lock of the queue, the rest by the consumer
 BatchMemory: TypeAlias = "SlotTable | HeldTable"
 # reads a block to the destination that `open_part` returned for it; each thread has its own
-BlockReader: TypeAlias = "SlotReader | HeldReader | ComposedReader"
+BlockReader: TypeAlias = "SlotReader | HeldReader | ComposedReader | AnnouncedReader"
+
+
+class AnnouncedReader:
+    """Announces the epoch of each block to sources whose samples differ from pass to pass.
+
+    Args:
+        make: Makes the reader of a thread.
+        seed: Of the loader.
+    """
+
+    def __init__(self, make: Callable[[], BlockReader], seed: int) -> None:
+        self._reader, self._seed = make(), seed
+
+    def read(self, read: BlockRead, target: Any) -> None:
+        """Read a block."""
+        announce(Reading(self._seed, read.epoch, read.start + read.index))
+        self._reader.read(read, target)
 
 
 class ReaderPool:

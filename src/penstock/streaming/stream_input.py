@@ -19,6 +19,7 @@ from penstock.sources.base import (
     composed,
 )
 from penstock.sources.boxes import Leaf
+from penstock.sources.contract import varies
 from penstock.sources.ragged_rows import offsets_of
 from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
@@ -38,7 +39,7 @@ class StreamInput:
     def __init__(self, source: Source, budget: int) -> None:
         self._given, self._budget, stored = source, budget, composed(source)
         paces = {number: _pace(leaf, number) for number, leaf in enumerate(stored.leaves)}
-        names = resident_fields(paces, budget)
+        names = [] if varies(stored) else resident_fields(paces, budget)
         kept = {id(each): each for each in (stored.leaves[number].source for number in names)}
         fields = {
             key: [stored.leaves[n].field for n in names if id(stored.leaves[n].source) == key]

@@ -1,0 +1,203 @@
+"""Documents that are packed differently in every pass: each token once in a pass, also resumed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from penstock import ChunkedDataLoader, Mixture, StreamLoader, concatenate, pack
+from penstock.errors import PlanError, StateError
+
+LENGTH, SEED = 16, 10  # the cuts of its first passes differ
+LENGTHS = np.random.default_rng(0).integers(1, LENGTH + 1, 90)
+TOKENS = np.arange(LENGTHS.sum()) + 1
+
+
+def packed(split, first=0, seed=SEED):
+    return pack(TOKENS + first, LENGTH, lengths=LENGTHS, split=split, seed=seed)
+
+
+def expected(data, epoch):
+    """The sequences of a pass, by their definition."""
+    pieces, rows = data.packed.pieces(epoch, np.arange(len(data))), np.zeros((len(data), LENGTH))
+    begins = np.cumsum(LENGTHS) - LENGTHS
+    for s, offset, d, start, stop in zip(*(column.tolist() for column in pieces), strict=True):
+        rows[s, offset : offset + stop - start] = TOKENS[begins[d] + start : begins[d] + stop]
+    return rows.astype(int).tolist()
+
+
+def chunked(data, **options):
+    return ChunkedDataLoader(data, shuffle=True, drop_last=False, **options)
+
+
+def stream(data, **options):
+    sizes = {"block_samples": 5, "window_blocks": 2, "lanes": 2, "memory_budget": "64MB"}
+    return StreamLoader(data, drop_last=False, **sizes, **options)
+
+
+def numbered(loader, epoch):
+    """(sequence, tokens) of each row of an epoch."""
+    found = []
+    for step, batch in enumerate(loader):
+        rows = batch["tokens"].tolist()
+        found += zip(loader.samples_at(step, epoch).tolist(), rows, strict=True)
+    return found
+
+
+WAYS = {
+    "in turn": chunked,
+    "threads": lambda data, **o: chunked(data, executor="threads", threads=2, **o),
+    "processes": lambda data, **o: chunked(data, num_workers=1, **o),
+    "stream": stream,
+}
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_epoch_has_every_token_once_in_other_sequences(way, split):
+    data, before = packed(split), None
+    with WAYS[way](data, batch_size=4) as loader:
+        for epoch in range(3):
+            found = sorted(numbered(loader, epoch))
+            rows = expected(data, epoch)
+            assert found == list(enumerate(rows))
+            assert sorted(t for row in rows for t in row if t) == TOKENS.tolist()
+            assert rows != before
+            before = rows
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("make", [chunked, stream])
+def test_a_run_that_is_resumed_on_other_ranks_packs_alike(make, split):
+    data, state, epoch = packed(split), None, 0
+    got, worlds = {}, cycle([1, 2, 3, 4, 3, 2])
+    while epoch < 3:
+        world, after = next(worlds), None
+        for rank in range(world):
+            ranks = {"batch_size": 12 // world, "rank": rank, "world_size": world}
+            with make(packed(split), **ranks) as loader:  # nothing but the state is known
+                if state is not None:
+                    loader.load_state_dict(state)
+                rows = next(iter(loader))["tokens"].tolist()
+                after = json.loads(json.dumps(loader.state_dict()))
+                # where an epoch has fewer sequences left than ranks, the step is of the next one
+                epoch = after["epoch"] - (after["position"] == 0)
+                got.setdefault(epoch, []).extend(rows)
+        state, epoch = after, after["epoch"]
+    assert sorted(got) == [0, 1, 2]
+    for each, rows in got.items():
+        wanted = expected(data, each)
+        lost = len(wanted) - len(rows)  # fewer than the ranks of a last step
+        assert 0 <= lost < 4 and len(set(map(tuple, rows))) == len(rows)
+        assert set(map(tuple, rows)) <= set(map(tuple, wanted))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("split", [True, False])
+def test_a_member_of_a_mixture_is_packed_by_its_own_pass(split, workers):
+    members = {"a": packed(split), "b": packed(split, first=10_000)}
+    mixture = Mixture(members, weights=[3, 1], until=40)
+    got = {name: [] for name in members}
+    with ChunkedDataLoader(mixture, 8, drop_last=False, num_workers=workers) as loader:
+        for epoch in range(9):
+            for index, row in numbered(loader, epoch):
+                name, sequence = mixture.locate([index])[0]
+                got[name].append((sequence, [t - 10_000 * (name == "b") if t else 0 for t in row]))
+    size, passes = len(members["a"]), 0
+    for found in got.values():
+        for each in range(len(found) // size):  # each pass of the member has every token once
+            mine = sorted(found[each * size : (each + 1) * size])
+            assert mine == list(enumerate(expected(members["a"], each)))
+            passes += 1
+    assert passes >= 5 and len(got["a"]) == 3 * len(got["b"])
+
+
+def test_whole_documents_that_come_together_in_one_pass_do_not_in_the_next():
+    lengths = np.random.default_rng(1).integers(10, 60, 5000)
+    data = pack(np.zeros(lengths.sum(), int), 128, lengths=lengths, split=False, seed=3)
+
+    def pairs(epoch):
+        pieces = data.packed.pieces(epoch, np.arange(len(data)))
+        same = pieces.sequence[1:] == pieces.sequence[:-1]
+        return set(zip(pieces.document[:-1][same], pieces.document[1:][same], strict=True))
+
+    assert len(pairs(0) & pairs(1)) < 0.05 * len(pairs(0))
+    filled = [np.bincount(data.packed.pieces(e, np.arange(len(data))).sequence) for e in (0, 1)]
+    assert np.array_equal(*filled) and data.filled > 0.97
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_without_a_loader_the_pass_is_the_first_one(split):
+    data = packed(split)
+    rows = [data[i]["tokens"].tolist() for i in range(len(data))]
+    assert rows == expected(data, 0)
+    assert [row for b in DataLoader(data, 7) for row in b["tokens"].tolist()] == rows
+    again = pickle.loads(pickle.dumps(data))
+    assert torch.equal(again[3]["tokens"], data[3]["tokens"])
+
+
+def test_parts_of_packed_documents_follow_the_pass():
+    data, kept = packed(True), [9, 2, 30]
+    with chunked(Subset(data, kept), batch_size=2) as loader:
+        for epoch in range(2):
+            wanted = [expected(data, epoch)[i] for i in kept]
+            found = numbered(loader, epoch)
+            assert all(row == wanted[index] for index, row in found) and len(found) == 3
+    for make in (chunked, stream):
+        with make(data.select(kept), batch_size=2) as loader:
+            for epoch in range(2):
+                wanted = [expected(data, epoch)[i] for i in sorted(kept)]
+                assert sorted(numbered(loader, epoch)) == list(enumerate(wanted))
+    joined = concatenate([data, packed(True, first=10_000)])
+    with stream(joined, batch_size=4) as loader:
+        for epoch in range(2):
+            rows = [row for _, row in sorted(numbered(loader, epoch))]
+            assert rows[: len(data)] == expected(data, epoch)
+
+
+def test_weights_pack_each_copy_by_its_own_pass():
+    data = packed(True)
+    weights = np.arange(len(data)) % 3
+    with ChunkedDataLoader(data, 8, weights=weights, drop_last=False) as loader:
+        order = loader.position.plan.order
+        for step, batch in enumerate(loader):
+            samples, positions = loader.samples_at(step), loader.positions_at(step)
+            passes = order.passes(0, positions)
+            for sample, own, row in zip(samples, passes, batch["tokens"].tolist(), strict=True):
+                assert row == expected(data, int(own))[sample]
+
+
+def test_where_no_pass_is_known_it_is_refused():
+    data = packed(True)
+    for source, options in (
+        (Mixture({"a": data, "b": packed(True)}), {}),
+        (data, {"weights": np.ones(len(data))}),
+        (data, {"epoch_samples": 9}),
+    ):
+        with pytest.raises(PlanError, match="leave out the seed"):
+            stream(source, batch_size=4, **options)
+    part = Mixture({"a": data.select(range(20)), "b": data.select(range(20, 40))})
+    with (
+        ChunkedDataLoader(part, 4) as loader,
+        pytest.raises(PlanError, match="to the loader or the Mixture itself"),
+    ):
+        list(loader)
+    for seed in (-1, 1.5, "7"):
+        with pytest.raises(PlanError, match="seed"):
+            packed(True, seed=seed)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_state_of_another_packing_is_refused(split):
+    with chunked(packed(split), batch_size=4) as loader:
+        state = loader.state_dict()
+    for other in (None, SEED + 1):
+        with chunked(packed(split, seed=other), batch_size=4) as loader:
+            with pytest.raises(StateError):
+                loader.load_state_dict(state)
