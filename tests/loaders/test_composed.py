@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from penstock import (
+    BlockOrder,
     CheckpointManager,
     ChunkedDataLoader,
     GaussianNoise,
@@ -595,6 +596,28 @@ def test_arguments_that_do_not_go_together_are_refused():
     loader = ChunkedDataLoader(rows(), lengths=LENGTHS, max_tokens=60, group=4)
     with pytest.raises(PlanError, match="no weights"):
         loader.set_weights(WEIGHTS)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_batches_of_lanes_are_read_from_a_ranks_own_blocks(world):
+    size, lengths = 240, np.random.default_rng(0).integers(1, 30, 240)
+    blocks, got = BlockOrder(size, 42, 10, 2, lanes=4), []
+    for rank in range(world):
+        given = {"lengths": lengths, "max_tokens": 90, "window": 80, "drop_last": False}
+        with ChunkedDataLoader(
+            rows(size), order=blocks, rank=rank, world_size=world, **given
+        ) as own:
+            mine = [batch.numpy() for batch in own]
+        assert all(len(batch) * lengths[batch].max() <= 90 for batch in mine)
+        lanes = set((blocks.position_of(0, np.concatenate(mine)) % 4).tolist())
+        assert {lane % world for lane in lanes} == {rank}
+        got.append(mine)
+    assert len({len(mine) for mine in got}) == 1  # equal steps
+    assert sorted(np.concatenate([b for mine in got for b in mine])) == list(range(size))
+    for other in ({"group": 4}, {"max_tokens": None}, {"weights": [1] * size}):
+        given = {"lengths": lengths, "max_tokens": 90} | other
+        with pytest.raises(PlanError, match="goes with order="):
+            ChunkedDataLoader(rows(size), order=blocks, **given)
 
 
 # -- packing

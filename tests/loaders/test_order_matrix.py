@@ -62,6 +62,9 @@ CHUNKED = {
     "tokens": lambda **o: ChunkedDataLoader(
         rows(), lengths=LENGTHS, max_tokens=60, window=50, group=4, **o
     ),
+    "tokens in lanes": lambda **o: ChunkedDataLoader(
+        rows(), order=BlockOrder(N, 42, 5, 3, 4), lengths=LENGTHS, max_tokens=60, window=50, **o
+    ),
     "lengths": lambda **o: ChunkedDataLoader(rows(), lengths=LENGTHS, window=50, group=4, **o),
     "packed": lambda **o: ChunkedDataLoader(documents(), shuffle=True, **o),
     "packed whole": lambda **o: ChunkedDataLoader(documents(split=False), shuffle=True, **o),

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order import Plan, ShuffledOrder, Skips
-from penstock.order.length_batches import LengthBatches, LengthSteps, split_to
+from penstock.order import BlockOrder, Plan, ShuffledOrder, Skips
+from penstock.order.length_batches import LaneBatches, LengthBatches, LengthSteps, split_to
 from tests.order.composed import one, seeds
 
 few = settings(max_examples=15)
@@ -201,3 +201,32 @@ def test_lengths_that_make_no_batches_are_refused():
         LengthBatches(order, [1, 2, 3, 4], 4, budget=9, group=8)
     with pytest.raises(PlanError, match="fewer ranks"):
         LengthSteps(4, 1, 5, batches=LengthBatches(order, [1, 2, 3, 4], 4, budget=9))
+
+
+@given(
+    *(st.integers(2, 25), st.integers(1, 6), seeds, st.integers(1, 4), st.integers(1, 2)),
+    *(st.integers(4, 50), st.integers(0, 3), st.integers(0, 7)),
+)
+def test_batches_of_a_lane_keep_ranks_to_their_own_blocks_and_steps_equal(
+    each, block, seed, world, per_rank, window, epoch, more
+):
+    lanes = world * per_rank
+    size = each * lanes + more % lanes  # the law of ranks holds but for what makes no whole row
+    blocks = BlockOrder(size, seed, block, 2, lanes)
+    lengths = np.random.default_rng(block).integers(1, 30, size)
+    order = LaneBatches(blocks, lengths, window, budget=60)
+    samples, steps, p = one(order, epoch), LengthSteps(size, 1, world, batches=order).of(epoch), 0
+    assert np.array_equal(np.sort(samples), np.arange(size))
+    assert np.array_equal(order.position_of(epoch, samples), np.arange(size))
+    batches, last = 0, order.windows.start(order.windows.count - 1)
+    while step := steps.batches_at(p):
+        assert len(step) == world
+        for rank, (a, b) in enumerate(step):
+            assert (b - a) * int(lengths[samples[a:b]].max()) <= 60 and b > a
+            if size % lanes and p >= last:
+                continue
+            own = set((blocks.position_of(epoch, samples[a:b]) % lanes).tolist())
+            assert len(own) == 1 and own.pop() % world == rank
+            assert order.windows.of(a) == order.windows.of(step[0][0])
+        p, batches = step[-1][1], batches + world
+    assert size - p < world and (size % lanes or (p == size and batches == order.total(epoch)))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.order import BlockOrder, Cursor, Plan, ShuffledOrder, Skips, Steps
 from penstock.order.block_rounds import BlockLines
-from penstock.order.length_batches import LengthBatches, LengthSteps
+from penstock.order.length_batches import LaneBatches, LengthBatches, LengthSteps
 from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments, best_fit
 from penstock.order.subset import Bitmap, SelectedBlocks
@@ -205,6 +205,18 @@ def test_length_batches(lengths, seed, epoch, group, window, budget, world):
             ] == step
             p = step[-1][1]
         assert steps.stop(p) == p
+
+
+@few
+@given(lengths_, seeds, epochs, small, st.integers(4, 60), small, small)
+def test_batches_of_lanes(lengths, seed, epoch, block, window, lanes, world):
+    lengths = lengths[: len(lengths) // lanes * lanes]
+    order = BlockOrder(len(lengths), seed, block, 2, lanes)
+    ours = LaneBatches(order, lengths, window, budget=60)
+    theirs = ref.LaneBatches(order, lengths, window, seed, budget=60)
+    same(one(ours, epoch), one(theirs, epoch))
+    assert ours.batches(epoch, 0, ours.size) == theirs.batches(epoch, 0, theirs.size)
+    same(np.diff(ours.first_batches(epoch)), theirs.batch_counts(epoch))
 
 
 def rows_of(pieces, sequence):

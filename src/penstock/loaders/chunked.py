@@ -79,7 +79,8 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         seed: Of the shuffle and of what is keyed by sample; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
         order: An `Order` in place of the shuffle: a ``BlockOrder`` for data that is slow to read
-            at random. Or a factory of orders, see `penstock.loaders.position`.
+            at random, also with ``lengths`` and ``max_tokens``: then each batch is of one lane, so
+            that ranks read their own blocks. Or a factory, see `penstock.loaders.position`.
         evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
         weights: One number per sample: in every epoch a sample comes floor or ceil of
             ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
@@ -166,10 +167,11 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
             return
         size = size_of(data)
         if composes:
-            if order is not None:
-                raise PlanError("pass order=, or weights, lengths or a Mixture, not both")
-            order = chosen.factory(data, size, shuffle)
-            self._remember(data, order)
+            if order is None:
+                order = chosen.factory(data, size, shuffle)
+                self._remember(data, order)
+            else:
+                order = check_order(chosen.in_lanes(data, order), size)
         elif order is None:
             order = order_factory(partial(make_order, shuffle=shuffle))
         elif isinstance(order, Order | type) or not callable(order):

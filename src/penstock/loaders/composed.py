@@ -19,7 +19,7 @@ from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Batch, Loader
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
-from penstock.order import Indices, Order
+from penstock.order import BlockOrder, Indices, Order
 from penstock.order.block_rounds import OrderInRounds
 from penstock.order.keys import digest_of
 from penstock.order.mixed_blocks import MixedBlocks
@@ -153,6 +153,20 @@ class OrderOptions:
         if mixture is not None:
             return partial(_mixed, mixture, shuffle, self.epoch_samples)
         return order_factory(partial(_repeated, shuffle, self.epoch_samples or samples))
+
+    def in_lanes(self, dataset: Any, order: Any) -> Order:
+        """Return batches by length of a block order, of each lane by itself."""
+        others = (self.weights, self.epoch_samples, self.group, mixture_of(dataset))
+        cut = self.max_tokens is not None and all(each is None for each in others)
+        if self.lengths is None or not cut or not isinstance(order, BlockOrder):
+            raise PlanError(
+                "pass order=, or weights, lengths or a Mixture, not both; only lengths= with "
+                "max_tokens= and without group= goes with order=BlockOrder(...)"
+            )
+        from penstock.order.length_batches import LaneBatches  # here: few loaders have them
+
+        window = WINDOW if self.window is None else self.window
+        return LaneBatches(order, self.lengths, window, budget=self.max_tokens or 0)
 
     def stored(self, source: Any, samples: int, shuffle: bool) -> InRounds | None:
         """Return how `StreamLoader` makes the order; None for a plain shuffle or sequence."""

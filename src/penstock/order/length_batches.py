@@ -258,6 +258,45 @@ class LengthBatches:
         return min(-(-batches // self.group) * self.group, len(positions))
 
 
+class LaneBatches(LengthBatches):
+    """Batches of similar length, each of one lane of a block order: ranks read their own blocks.
+
+    Every lane's part of a window is cut by itself, and halved to as many batches as the lane with
+    most has. Batches deal the lanes one by one: rank r of a number of ranks that divides the lanes
+    has those that are r modulo it, and equally many steps in every window. At the end of an epoch,
+    samples that make no whole row of lanes can be any rank's.
+
+    Args:
+        order: An order with lanes, such as `BlockOrder`.
+        lengths: Tokens of each sample.
+        window: Samples of all lanes that are sorted together.
+        budget: Tokens of a batch, including padding.
+    """
+
+    kind = "length and lane"
+
+    def __init__(self, order: Order, lengths: npt.ArrayLike, window: int, *, budget: int) -> None:
+        super().__init__(order, lengths, window, budget=budget, group=order.lanes)
+
+    def _plan(self, epoch: int, w: int) -> tuple[Indices, Indices]:
+        positions = self.windows.positions(w)
+        lanes = [self._sorted(epoch, positions[each :: self.group]) for each in range(self.group)]
+        cuts = [budget_cuts(lengths, self.budget or 0) for _, lengths in lanes]
+        dealt: list[tuple[int, int, Indices]] = []
+        for lane, ((samples, _), ends) in enumerate(zip(lanes, cuts, strict=True)):
+            ends = split_to(ends, max(map(len, cuts)))
+            key = derive_key(self.seed, "batches", epoch, w, lane)
+            shuffled = Permutation(len(ends), key)(np.arange(len(ends))).tolist()
+            batches = np.split(samples, ends[:-1])
+            dealt += [(row, lane, batches[i]) for row, i in enumerate(shuffled)]
+        dealt.sort(key=lambda each: each[:2])
+        sizes = [len(samples) for _, _, samples in dealt]
+        return np.concatenate([samples for _, _, samples in dealt]), np.cumsum(sizes)
+
+    def _count(self, epoch: int, w: int) -> int:
+        return len(self._plans(epoch, w)[1])
+
+
 def checked_lengths(lengths: npt.ArrayLike, samples: int) -> npt.NDArray[Any]:
     """Return lengths as an array of one whole number per sample, not negative."""
     found = array_of("lengths", lengths)

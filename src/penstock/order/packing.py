@@ -12,7 +12,7 @@ from penstock.arguments import whole_number
 from penstock.errors import PlanError
 from penstock.order.keys import derive_key, digest_of
 from penstock.order.length_batches import checked_lengths
-from penstock.order.orders import EqualWindows
+from penstock.order.orders import EqualWindows, Recent
 from penstock.order.permutation import Indices
 
 WINDOW: Final = 10_000  # documents that are packed together: less than 0.1 % of tokens is padding
@@ -200,7 +200,7 @@ class WholeDocuments:
             of_window = np.repeat(np.arange(windows.count), [len(each) for each in documents])
             self._class = of_window * (self.length + 1) + self.lengths[self._documents]
             self._by_class = np.argsort(self._class, kind="stable")
-            self._recent: dict[int, Indices] = {}  # the last epochs; not a cache, to be pickled
+            self._placed = Recent(self._place, keep=2)  # a member's pass ends within a batch
 
     def pieces(self, epoch: int | Indices, sequences: Indices) -> Pieces:
         """Return the pieces of these sequences, in one epoch or each in its own."""
@@ -220,17 +220,11 @@ class WholeDocuments:
         firsts = np.searchsorted(sequence, sequence)
         return Pieces(sequence, offset - offset[firsts], document, np.zeros_like(sizes), sizes)
 
-    def _placed(self, epoch: int) -> Indices:
+    def _place(self, epoch: int) -> Indices:
         """Return the documents of all sequences in an epoch, one after the other."""
-        assert self.seed is not None
-        placed = self._recent.get(epoch)
-        if placed is None:
-            base, places = derive_key(self.seed, "documents", epoch), np.arange(len(self._by_class))
-            keys = np.asarray(derive_key(base, places))
-            placed = np.empty_like(self._documents)
-            placed[self._by_class] = self._documents[np.lexsort((keys, self._class))]
-            before = list(self._recent.items())[-1:]  # a member's pass ends within a batch
-            self._recent = {**dict(before), epoch: placed}
+        base, places = derive_key(self.seed or 0, "documents", epoch), np.arange(len(self._class))
+        keys, placed = np.asarray(derive_key(base, places)), np.empty_like(self._documents)
+        placed[self._by_class] = self._documents[np.lexsort((keys, self._class))]
         return placed
 
     def identity(self) -> dict[str, Any]:
