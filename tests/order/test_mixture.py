@@ -60,6 +60,15 @@ def places_again(mixture, places):
     return found
 
 
+@given(some_weights)
+def test_counts_are_within_one_place_of_the_weights(weights):
+    counts, total = shortest_counts(weights), sum(map(Fraction, weights))
+    cycle = sum(counts)
+    exact = [Fraction(weight) / total for weight in weights]
+    pairs = zip(counts, exact, strict=True)
+    assert all(abs(Fraction(count, cycle) - share) < Fraction(1, cycle) for count, share in pairs)
+
+
 @few
 @given(some_weights)
 def test_the_shortest_cycle_is_within_the_tolerance_and_has_no_common_divisor(weights):

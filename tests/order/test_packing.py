@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order import SequentialOrder, ShuffledOrder
+from penstock.order import SequentialOrder, ShuffledOrder, Steps
 from penstock.order.mixture import MixtureOrder
 from penstock.order.packing import FlatTokens, WholeDocuments
-from tests.order.composed import one, seeds
+from tests.order.composed import changes, deliver_on_changing_ranks, one, seeds
 
 LENGTH = 32
 
@@ -81,6 +81,76 @@ def test_random_access_gives_the_same_pieces_and_ids(lengths, split, data):
         expected = [k + 1 for k, n in enumerate(sizes) for _ in range(n)]
         assert segment[row].tolist() == expected + pad
         assert position[row].tolist() == [i for n in sizes for i in range(n)] + pad
+
+
+documents = st.lists(st.integers(0, LENGTH), min_size=1, max_size=90).filter(any)
+packings = st.builds(
+    lambda lengths, split, seed: (FlatTokens if split else WholeDocuments)(
+        lengths, LENGTH, seed=seed
+    ),
+    *(documents, st.booleans(), st.none() | seeds),
+)
+
+
+@given(packings, seeds, changes, st.integers(0, 3))
+def test_packing_goes_on_exactly_on_any_sequence_of_worlds(packed, seed, changes, epoch):
+    order, every = ShuffledOrder(packed.size, seed), pieces_of(packed, epoch)
+    got, left = deliver_on_changing_ranks(order, changes, epoch)
+    assert got.tolist() == one(order, epoch)[: len(got)].tolist()
+    assert len(got) + left == packed.size
+    tokens = Counter((d, i) for s in got.tolist() for d, a, b in every[s] for i in range(a, b))
+    lost = sum(b - a for s in one(order, epoch)[len(got) :] for _, a, b in every[s])
+    assert max(tokens.values(), default=1) == 1 and len(tokens) + lost == packed.total
+
+
+@given(packings, seeds)
+def test_packing_loses_nothing_on_a_world_that_stays(packed, seed):
+    order = ShuffledOrder(packed.size, seed)
+    for batch, world in ((2, 1), (2, 2), (3, 2), (2, 3), (2, 4), (3, 5), (4, 7)):
+        if packed.size < world:
+            continue
+        steps, p, got = Steps(packed.size, batch, world, drop_last=False), 0, []
+        while (stop := steps.stop(p)) > p:
+            ranks = [steps.rank_positions(p, rank) for rank in range(world)]
+            assert all(1 <= len(rank) <= batch for rank in ranks)
+            got += [s for rank in ranks for s in order.at(0, rank).tolist()]
+            p = stop
+        assert got == one(order).tolist()
+
+
+@given(documents, st.booleans(), seeds, st.integers(0, 3))
+def test_the_number_of_sequences_is_known_without_packing_them(lengths, split, seed, epoch):
+    make, found = FlatTokens if split else WholeDocuments, []
+    for dtype in (np.uint8, np.int32, np.float64):
+        packed = make(np.array(lengths, dtype), LENGTH, seed=seed)
+        found.append(pieces_of(packed, epoch))
+        assert all(found[-1]) and len(found[-1]) == packed.size  # none is empty, in any pass
+    assert found[0] == found[1] == found[2]
+
+
+@given(packings, packings, st.integers(1, 5), st.integers(1, 5), seeds, st.data())
+def test_packed_members_go_on_exactly_and_are_passed_through_once(a, b, few, many, seed, data):
+    def mixture():
+        members = [ShuffledOrder(a.size, seed), ShuffledOrder(b.size, seed ^ 1)]
+        return MixtureOrder(members, [(0, [few, many]), (20, [many, few])], seed, until=80)
+
+    whole, passes = mixture().at_with_passes(0, np.arange(80))
+    place, got = 0, []
+    while place < 80:  # nothing but the place is known
+        count = min(data.draw(st.integers(1, 40)), 80 - place)
+        got += mixture().at(0, np.arange(place, place + count)).tolist()
+        place += count
+    assert got == whole.tolist()
+    for packed, mine, first in ((a, whole < a.size, 0), (b, whole >= a.size, a.size)):
+        for own in np.unique(passes[mine]).tolist():
+            sequences = whole[mine & (passes == own)] - first
+            every = pieces_of(packed, own)
+            tokens = Counter(
+                (d, i) for s in sequences.tolist() for d, u, v in every[s] for i in range(u, v)
+            )
+            assert max(tokens.values()) == 1
+            if own < passes[mine].max():  # the pass is complete
+                assert len(tokens) == packed.total
 
 
 def test_best_fit_fills_sequences():

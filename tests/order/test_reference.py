@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 
 from penstock.order import BlockOrder, Cursor, Plan, ShuffledOrder, Skips, Steps
 from penstock.order.block_rounds import BlockLines
+from penstock.order.keys import derive_key
 from penstock.order.length_batches import LaneBatches, LengthBatches, LengthSteps
 from penstock.order.mixture import MixtureOrder, shortest_counts
+from penstock.order.orders import EqualWindows
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments, best_fit
+from penstock.order.permutation import Permutation
 from penstock.order.subset import Bitmap, SelectedBlocks
 from penstock.order.weighted import COPY, Reweighted, WeightedBlocks, WeightedOrder, fixed_point
 from tests.order.composed import feasible, one, seeds
@@ -266,6 +269,32 @@ def test_whole_documents(lengths, window):
         assert [[d for d, _, _ in s] for s in expected] == [documents[s].tolist() for s in found]
         begin += len(expected)
     assert begin == ours.size
+
+
+@few
+@given(
+    st.lists(st.integers(1, 32), min_size=1, max_size=90),
+    st.integers(3, 40),
+    seeds,
+    epochs,
+    st.booleans(),
+)
+def test_windows_of_a_shuffle_of_documents(lengths, window, seed, epoch, split):
+    """The parts of the library make up `Packed`, window by window."""
+    lengths, order = np.array(lengths), ShuffledOrder(len(lengths), seed)
+    theirs = ref.Packed(order, lengths, 32, window, seed, split=split)
+    windows = EqualWindows(len(lengths), window)
+    assert windows.count == theirs.spans.count
+    for w in range(windows.count):
+        documents = order.at(epoch, windows.positions(w))
+        ours = (FlatTokens if split else WholeDocuments)(lengths[documents], 32)
+        key = derive_key(seed, "sequences", epoch, w)
+        pieces = ours.pieces(epoch, Permutation(ours.size, key)(np.arange(ours.size)))
+        pieces = pieces._replace(document=documents[pieces.document])
+        plan = theirs.plan(epoch, w)
+        assert [rows_of(pieces, s) for s in range(ours.size)] == [
+            plan.of(s) for s in range(len(plan.ends))
+        ]
 
 
 @pytest.mark.proof
