@@ -135,3 +135,10 @@ class Recorder(pl.LightningModule):
         decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         chunkwise = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         return [optimizer], [{"scheduler": decay, "interval": "step"}, {"scheduler": chunkwise}]
+
+
+class PackedRecorder(Recorder):
+    """Keeps the tokens of packed sequences."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch["tokens"][batch["segment_ids"] > 0], batch_idx)
