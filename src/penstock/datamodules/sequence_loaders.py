@@ -173,13 +173,16 @@ class TBPTTDataLoader(ChunkedDataLoader):
         for name, value in (("chunk_len", chunk_len), ("overlap_len", overlap_len)):
             whole_number(name, value, minimum=1, unit="step")
         super().__init__(dataset, batch_size, chunk_size, **options)
-        if self.pass_through is not None:
-            raise ConfigError("tbptt cuts batches of a map-style dataset, in an order of Penstock")
         self.chunk_len, self.overlap_len = chunk_len, overlap_len
         self.zero = getattr(dataset, "zero", 0)
         self._steps: int | None = None  # of every batch, if the dataset has no lengths()
 
     # -- iterating
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Yield the pieces of the rest of the current chunk (or epoch)."""
+        batches = super().__iter__()
+        return batches if self.pass_through is None else _Pieces(batches, self._cut)
 
     def _iterate(self) -> Iterator[Any]:
         return _CutIterator(self)
@@ -223,6 +226,8 @@ class TBPTTDataLoader(ChunkedDataLoader):
 
     def __len__(self) -> int:
         """Return the pieces of the current chunk (epoch) on this rank; constant throughout it."""
+        if self.pass_through is not None:
+            return super().__len__() * self._pieces(self._steps_of_first())
         position, steps = self.position, self.plan.steps
         here = Cursor() if position.evaluation else position.cursor.normal(steps)
         # a schedule of chunk sizes gives each epoch steps of its own
@@ -235,6 +240,8 @@ class TBPTTDataLoader(ChunkedDataLoader):
     @property
     def remaining(self) -> int:
         """Pieces that the next ``iter()`` yields."""
+        if self.pass_through is not None:
+            return len(self)
         return self._count(self.position.start, self.position.remaining)
 
     def _count(self, begin: Cursor, batches: int) -> int:
@@ -253,6 +260,19 @@ class TBPTTDataLoader(ChunkedDataLoader):
         if self._steps is None:
             self._steps = int(super().peek()[0].shape[1])
         return self._steps
+
+
+class _Pieces(Iterator[Any]):
+    """The pieces of the batches of torch's own loader; continues after an error."""
+
+    def __init__(self, batches: Iterator[Any], cut: Callable[[Any], list[Any]]) -> None:
+        self._batches, self._cut = batches, cut
+        self._waiting: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        if not self._waiting:
+            self._waiting.extend(self._cut(next(self._batches)))
+        return self._waiting.popleft()
 
 
 class _CutIterator(LoaderIterator[Any]):

@@ -123,8 +123,10 @@ class PlanSettings:
         self.limit: int | float | None = None
         self._set_chunks(None)
         self._cached: tuple[Topology, int, Plan] | None = None
+        self.evaluation = flag("evaluation", evaluation)
+        self.drop_last = flag("drop_last", drop_last)
         # invalid settings are refused here, not at the first batch
-        self.use(order=order, limit=limit, chunk=chunk, evaluation=evaluation, drop_last=drop_last)
+        self.use(order=order, limit=limit, chunk=chunk)
 
     @property
     def chunk(self) -> int | None:
