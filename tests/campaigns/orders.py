@@ -16,6 +16,7 @@ STAGES = [0, 250, ROWS + 130]  # places; the last stage is added while training
 HOLES = [(0, 50, 171), (1, 24, 96), (1, 90, 130)]  # epoch, start, stop
 LENGTHS = np.random.default_rng(0).integers(1, 60, ROWS)
 WEIGHTS = [np.random.default_rng(seed).gamma(0.7, size=ROWS) for seed in (1, 2)]
+KEPT = np.random.default_rng(3).random(ROWS) < 0.6
 DOCUMENTS = [np.random.default_rng(seed).integers(1, 90, 90 * seed) for seed in (1, 2)]
 SEQUENCE, SEQUENCES = 16, 360  # tokens of a sequence, sequences of an epoch
 PACKED_SHARES = [[3, 1], [1, 1], [1, 4]]  # of two corpora, by stage
@@ -97,9 +98,10 @@ def mixture_of(storages: Storages, storage: str) -> Mixture:
 
 
 def packed_of(number: int) -> Any:
-    """Documents packed into sequences; every token is another number."""
+    """Documents packed into other sequences in every pass; every token is another number."""
     lengths, first = DOCUMENTS[number], 100_000 * number
-    return pack(np.arange(first, first + lengths.sum()), SEQUENCE, lengths=lengths)
+    tokens = np.arange(first, first + lengths.sum())
+    return pack(tokens, SEQUENCE, lengths=lengths, seed=number)
 
 
 def tokens(batch: dict[str, Any]) -> list[int]:
@@ -182,6 +184,13 @@ def packing_stream(storages: Storages, storage: str, options: Any) -> Any:
     return StreamLoader(packed_of(1), options.batch, **_options(options), **geometry)
 
 
+def select_stream(storages: Storages, storage: str, options: Any) -> Any:
+    """A part of the rows, in blocks of the storage."""
+    geometry = {"block_samples": 7, "window_blocks": 6, "lanes": 12}
+    part = storages.source(storage).select(KEPT)
+    return StreamLoader(part, options.batch, **_options(options), **geometry)
+
+
 ORDERS: dict[str, Callable[[Storages, str, Any], Any]] = {
     "mixture": mixture,
     "mixture, stream": mixture_stream,
@@ -192,4 +201,5 @@ ORDERS: dict[str, Callable[[Storages, str, Any], Any]] = {
     "lengths": lengths,
     "packing": packing,
     "packing, stream": packing_stream,
+    "select, stream": select_stream,
 }

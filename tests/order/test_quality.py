@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from penstock import PlanError, StreamLoader
 from penstock.order import BlockOrder, Steps
 from penstock.order.quality import blocks_for, shuffle_quality, window_for
+from penstock.order.subset import Bitmap, SelectedBlocks
+from penstock.sources import MemorySource
 from penstock.testing import WatchedSource
 
 
@@ -100,3 +102,45 @@ def test_a_stream_chooses_blocks_and_windows_for_a_quality_within_its_budget():
 def test_one_window_of_everything_is_a_shuffle_of_everything(size, block):
     quality = shuffle_quality(BlockOrder(size, 1, block, window=100), batch=8)
     assert quality.mixing == 1 and quality.distance == quality.full_distance
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    *(st.integers(4, 16), st.integers(2, 8), st.sampled_from([1, 2]), st.integers(0, 99)),
+    st.sampled_from(["even", "clustered"]),
+)
+def test_the_figures_of_selected_blocks_are_those_of_a_count(block, window, lanes, seed, kind):
+    rng, size, batch = np.random.default_rng(seed), 60 * block * window * lanes, 8
+    share = 0.5 if kind == "even" else rng.random(size // block).repeat(block) ** 3
+    kept = Bitmap(rng.random(size) < share)
+    order = SelectedBlocks(kept, seed, block, window, lanes)
+    quality, steps = shuffle_quality(order, batch), Steps(order.size, batch, 1, lanes)
+    pairs = same = 0
+    for epoch in range(3):
+        found = kept.select(order.at(epoch, np.arange(order.size))) // block
+        for p in range(0, order.size - batch, batch):
+            blocks = np.bincount(found[steps.rank_positions(p, 0, p + batch)])
+            same += int((blocks * (blocks - 1)).sum())
+            pairs += batch * (batch - 1)
+    # steps over the border of two rounds have fewer pairs of one block
+    over = batch / (block * window * lanes)
+    assert same / pairs == pytest.approx(quality.same_block, rel=0.2 + over)
+    assert 0 < quality.mixing <= 1 and quality.distance <= quality.full_distance * 1.01
+    everything = shuffle_quality(SelectedBlocks(kept, seed, block, size), batch)
+    assert everything.mixing == 1 and everything.distance == everything.full_distance
+    assert everything.blocks == round(1 / everything.full_share)
+
+
+def test_a_stream_of_selected_samples_says_how_well_it_mixes():
+    data = MemorySource(np.zeros((20_000, 25), np.float32))
+    part = data.select(np.random.default_rng(0).random(20_000) < 0.3)
+    given = {"block_samples": 100, "memory_budget": "8MB"}
+    found = []
+    for window in (2, 20, 200):
+        with StreamLoader(part, 32, window_blocks=window, **given) as loader:
+            quality = shuffle_quality(loader.plan.order, 32)
+            assert f"mixing    {quality.mixing:.2f} of a shuffle" in loader.describe()
+            found.append(quality.mixing)
+    assert found == sorted(found) and found[0] < 0.3 and found[-1] > 0.95
+    with StreamLoader(part, 32, shuffle=False, **given) as loader:
+        assert "none: samples come in storage order" in loader.describe()

@@ -274,6 +274,15 @@ def test_a_layout_is_compared_with_how_it_is_read(stored, chunks, options, check
         assert checks_of(subject) == check
 
 
+def test_a_part_that_is_mixed_poorly_is_found(stored):
+    whole = open_source(stored((8, 64)))
+    part = whole.select(np.arange(len(whole)) % 3 > 0)
+    for window, check in ((1, {"shuffle"}), (len(whole), set())):
+        loader, subject = streamed(part, block_samples=8, window_blocks=window)
+        with loader:
+            assert checks_of(subject) == check
+
+
 def test_a_storage_chunk_that_holds_everything_is_found(tmp_path):
     path = tmp_path / "one.zarr"
     array = zarr.create_array(path, shape=(20_000, 1024), chunks=(20_000, 1024), dtype="f4")

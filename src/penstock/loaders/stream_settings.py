@@ -415,21 +415,20 @@ def page(loader: StreamLoader) -> str:
 
 def _shuffle(loader: StreamLoader) -> str:
     order, steps = loader.plan.order, loader.plan.steps
-    if isinstance(order, BlockRounds | SelectedBlocks):
+    if isinstance(order, BlockRounds):
         shares = loader.mixture.shares if loader.mixture is not None else {}
         text = "".join(f", {name} {share:.1%}" for name, share in shares.items())
         if not loader.shuffle:
             return f"none: samples come in storage order{text}"
         return f"within {order.window_samples:,} samples of each lane{text}"
-    if not isinstance(order, BlockOrder):
+    if not loader.shuffle or not isinstance(order, BlockOrder | SelectedBlocks):
         return "none: samples come in storage order"
     from penstock.order.quality import shuffle_quality  # here: only for this page
 
     found = shuffle_quality(order, steps.batch, steps.world)
-    full = min(1.0, order.block / order.size)
     return (
         f"a batch is drawn from {found.blocks:,} blocks: {found.share:.2%} of it from any one of "
-        f"them, on average ({full:.2%} in a shuffle of everything)\n"
+        f"them, on average ({found.full_share:.2%} in a shuffle of everything)\n"
         f"  mixing    {found.mixing:.2f} of a shuffle of everything; neighbours come "
         f"{found.distance:,.0f} positions apart ({found.full_distance:,.0f})"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.order.blocks import BlockOrder
+from penstock.order.subset import SelectedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class ShuffleQuality:
     Args:
         blocks: Blocks that a rank's batch is drawn from.
         share: Expected share of a batch that is from any one of them.
+        full_share: The same in a shuffle of everything.
         distance: Mean positions between two samples that are neighbours in a block.
         full_distance: The same in a shuffle of everything.
         same_block: Probability that two samples of a step are of one block.
@@ -30,14 +32,20 @@ class ShuffleQuality:
 
     blocks: int
     share: float
+    full_share: float
     distance: float
     full_distance: float
     same_block: float
     mixing: float
 
 
-def shuffle_quality(order: BlockOrder, batch: int, world: int = 1) -> ShuffleQuality:
+def shuffle_quality(
+    order: BlockOrder | SelectedBlocks, batch: int, world: int = 1
+) -> ShuffleQuality:
     """Return how well a block order mixes.
+
+    Blocks of which samples are selected hold different numbers of them; what counts is how many
+    the block of a sample holds on average.
 
     Args:
         order: The order.
@@ -48,25 +56,33 @@ def shuffle_quality(order: BlockOrder, batch: int, world: int = 1) -> ShuffleQua
     >>> quality.blocks, round(quality.mixing, 2)
     (50, 0.49)
     """
-    lanes_of_rank = max(1, order.lanes // world)
-    if order.rounds > 1:
-        window = order.rows // order.rounds * order.block  # samples of a lane's window
-        blocks = order.rows // order.rounds * lanes_of_rank
-    else:  # everything there is, with what makes no whole row of blocks
-        window = max(1, order.size // order.lanes)
-        blocks = max(1, -(-window * lanes_of_rank // order.block))
-    same = _same_block(order.block, window, order.lanes, batch * world)
+    lanes_of_rank, block = max(1, order.lanes // world), float(order.block)
+    if isinstance(order, SelectedBlocks):
+        held = order.held
+        window = order.usual_rows
+        blocks = max(1, round(window * lanes_of_rank / held.mean()))
+        block, full_share = float((held**2).sum() / order.size), 1 / len(held)
+    else:
+        full_share = min(1.0, block / order.size)
+        if order.rounds > 1:
+            window = order.rows // order.rounds * order.block  # samples of a lane's window
+            blocks = order.rows // order.rounds * lanes_of_rank
+        else:  # everything there is, with what makes no whole row of blocks
+            window = max(1, order.size // order.lanes)
+            blocks = max(1, -(-window * lanes_of_rank // order.block))
+    same = _same_block(block, window, order.lanes, batch * world)
     return ShuffleQuality(
         blocks=blocks,
         share=1 / blocks,
+        full_share=full_share,
         distance=order.lanes * (window + 1) / 3,
         full_distance=(order.size + 1) / 3,
         same_block=same,
-        mixing=_mixing(same, order.block, order.size, batch * world),
+        mixing=_mixing(same, block, order.size, batch * world),
     )
 
 
-def _same_block(block: int, window: int, lanes: int, whole: int) -> float:
+def _same_block(block: float, window: int, lanes: int, whole: int) -> float:
     """Return the probability that two of ``whole`` samples of a step are of one block."""
     if whole < 2 or window < 2:
         return 0.0
@@ -74,7 +90,7 @@ def _same_block(block: int, window: int, lanes: int, whole: int) -> float:
     return same_lane * min(1.0, (block - 1) / (window - 1))
 
 
-def _mixing(same_block: float, block: int, size: int, whole: int) -> float:
+def _mixing(same_block: float, block: float, size: int, whole: int) -> float:
     full = (min(block, size) - 1) / max(1, size - 1)
     return min(1.0, (1 + (whole - 1) * full) / (1 + (whole - 1) * same_block))
 

@@ -225,6 +225,16 @@ class SelectedBlocks:
         geometry = {"block": self.block, "window": self.window, "lanes": self.lanes}
         return self._lines.identity() | {"order": self.kind} | geometry
 
+    @property
+    def held(self) -> Indices:
+        """Selected samples of each block that has some."""
+        return self._lines.counts[self._lines.counts > 0]
+
+    @property
+    def usual_rows(self) -> int:
+        """Rows of a lane in a usual round."""
+        return min(self._rows, max(1, self.size // self.lanes))
+
     # -- the order itself
 
     def at(self, epoch: int, positions: Indices) -> Indices:

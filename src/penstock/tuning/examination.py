@@ -24,6 +24,7 @@ from penstock.loaders.stream import StreamLoader
 from penstock.loaders.worker_errors import Culprit, twin, unpicklable_part
 from penstock.order import BlockOrder
 from penstock.order.quality import ShuffleQuality, shuffle_quality
+from penstock.order.subset import SelectedBlocks
 from penstock.ragged import Ragged
 from penstock.sources import Source
 from penstock.sources.base import seams_of
@@ -238,7 +239,7 @@ def stream_of(subject: Subject, source: Source) -> Stream:
         cost = reading.cost(min(loader.block_samples, len(reading.source)))
         order, steps = loader.plan.order, loader.plan.steps
         quality = None
-        if isinstance(order, BlockOrder):
+        if loader.shuffle and isinstance(order, BlockOrder | SelectedBlocks):
             quality = shuffle_quality(order, steps.batch, steps.world)
         seams = [0, *seams_of(loader.source), len(loader.source)]
         return Stream(
