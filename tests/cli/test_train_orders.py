@@ -50,7 +50,7 @@ PACKED = {
     "cut": "{pack: tokens.npy, length: 10, lengths: lengths.npy, seed: 5}",
     "whole": "{pack: tokens.npy, length: 10, lengths: lengths.npy, split: false, seed: 5}",
     "once": "{pack: tokens.npy, length: 10, lengths: lengths.npy}",
-    "mixture": "{mixture: {a: {pack: tokens.npy, length: 10, lengths: lengths.npy},"
+    "mixture": "{mixture: {a: {pack: tokens.npy, length: 10, lengths: lengths.npy, seed: 5},"
     " b: {pack: others.npy, length: 10, lengths: lengths.npy}}, weights: {a: 3, b: 1}, until: 24}",
 }
 

@@ -20,7 +20,7 @@ from penstock.loaders.base import Batch, Loader
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
 from penstock.order import BlockOrder, Indices, Order
-from penstock.order.block_rounds import OrderInRounds
+from penstock.order.block_rounds import BlockRounds, OrderInRounds
 from penstock.order.keys import digest_of
 from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder
@@ -63,7 +63,7 @@ class InRounds:
         # one where it ends, and one that is left of a stage before
         return min(rows, -(-rows // block) + 5 * len(self._starts))
 
-    def make(self, request: OrderRequest, block: int, window: int, lanes: int) -> Order:
+    def make(self, request: OrderRequest, block: int, window: int, lanes: int) -> BlockRounds:
         """Return the order with these samples per block, blocks per window, and lanes."""
         seed, places, mixture = request.seed, self.places or self.samples, self.mixture
         if self.weights is not None:

@@ -26,7 +26,6 @@ from penstock.loaders.stream_settings import (
     check_composed,
     check_fields,
     check_transform,
-    check_varying,
     checked_mixing,
     one_of,
     opened,
@@ -174,7 +173,6 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
         check_fields(samples.fields)
         check_transform(transform, samples.fields)
         composed = chosen.stored(source, self.samples, self.shuffle)
-        check_varying(samples, composes=composed is not None)
         plain = composed is None and self._bad_blocks is None
         stored, selected = stored_selection(samples, plain=plain)
         self.stream_input = stream_input(stored, self.memory_budget)

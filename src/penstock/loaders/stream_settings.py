@@ -152,15 +152,6 @@ def check_composed(source: Any, options: OrderOptions, *, steps: int, on_error: 
         )
 
 
-def check_varying(source: Source, *, composes: bool) -> None:
-    """Refuse samples that differ from pass to pass where a block is read for several passes."""
-    if composes and varies(source):
-        raise PlanError(
-            "pack(seed=) in a stream with a Mixture, weights= or epoch_samples=: a block is read "
-            "for several passes, so leave out the seed, or use ChunkedDataLoader"
-        )
-
-
 def with_steps(source: Source, steps: int) -> Source:
     """Return the samples: windows of ``steps`` rows, or the rows themselves."""
     samples = source if steps == 1 else composed(source).windows(steps)
@@ -291,7 +282,9 @@ class StreamOrders:
         resolved = resolver.check(asked, self.adopted, ranks=request.world_size)
         block, window, lanes = (choice.value for choice in resolved)
         if self.composed is not None:
-            return self.composed.make(request, block, window, lanes)
+            order = self.composed.make(request, block, window, lanes)
+            order.by_pass = varies(self.source.source)
+            return order
         if self.selected is not None:
             if not self.shuffle:
                 return SelectedInOrder(self.selected, request.seed, block, window)

@@ -129,9 +129,13 @@ class BlockRounds(Repeating):
         window: Blocks whose number of samples a lane holds.
         lanes: Independent readers.
         starts: The first sample of each stored part; its blocks are counted from there.
+
+    Attributes:
+        by_pass: Whether samples of different passes are read apart, because they differ.
     """
 
     samples: int
+    by_pass = False
 
     def __init__(
         self, size: int, block: int, window: int, lanes: int, starts: npt.ArrayLike
@@ -186,15 +190,22 @@ class BlockRounds(Repeating):
         part = np.searchsorted(self._starts, samples, side="right") - 1
         block = (samples - self._starts[part]) // self.block
         new = (np.diff(block) != 0) | (np.diff(part) != 0)
+        passes = window.passes if self.by_pass else None
+        if passes is not None:
+            passes = passes[window.by_sample]
+            new |= np.diff(passes) != 0
         begins = np.concatenate([[0], np.flatnonzero(new) + 1])
         ends = np.append(begins[1:], len(samples))
         starts, counts = samples[begins], samples[ends - 1] - samples[begins] + 1
         gaps = np.concatenate([[0], np.cumsum(np.diff(samples) != 1)])  # and samples that repeat
         runs = gaps[ends - 1] == gaps[begins]
+        turns = [None] * len(begins) if passes is None else passes[begins].tolist()
         return [
-            Span(start, count, None if run else samples[begin:end] - start)
-            for start, count, run, begin, end in zip(
-                *(each.tolist() for each in (starts, counts, runs, begins, ends)), strict=True
+            Span(start, count, None if run else samples[begin:end] - start, turn)
+            for start, count, run, begin, end, turn in zip(
+                *(each.tolist() for each in (starts, counts, runs, begins, ends)),
+                turns,
+                strict=True,
             )
         ]
 
@@ -207,6 +218,8 @@ class BlockRounds(Repeating):
 
     def _window(self, epoch: int, k: int, lane: int) -> _Window:
         samples, passes = self._rows(epoch, k, lane)
+        if self.by_pass and passes is not None:
+            return _Window(samples, passes, np.lexsort((samples, passes)))
         return _Window(samples, passes, np.argsort(samples, kind="stable"))
 
 

@@ -24,11 +24,13 @@ class Span:
         count: Number of samples.
         take: Those that are delivered, counted from ``start``, ascending, some several times; None
             for each of them once.
+        turn: The pass of all of them, if it matters and is not the epoch.
     """
 
     start: int
     count: int
     take: Indices | None = None
+    turn: int | None = None
 
     @property
     def items(self) -> int:

@@ -130,6 +130,7 @@ class BlockRead:
     first: int  # index into the part's rows: the destination of the first selected sample
     keep: npt.NDArray[np.bool_] | Indices | None  # None selects all samples
     selected: int  # number of selected samples
+    turn: int | None = None  # the pass of the samples, if it is not the epoch
 
     @property
     def repeats(self) -> bool:
@@ -337,7 +338,7 @@ def _reads(
         if span.take is not None:
             keep = span.take if keep is None else span.take[keep]
         if count:
-            yield BlockRead(epoch, span.start, span.count, wanted, keep, count)
+            yield BlockRead(epoch, span.start, span.count, wanted, keep, count, span.turn)
         wanted += count
 
 

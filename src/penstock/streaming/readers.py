@@ -45,7 +45,7 @@ BlockReader: TypeAlias = "SlotReader | HeldReader | ComposedReader | AnnouncedRe
 
 
 class AnnouncedReader:
-    """Announces the epoch of each block to sources whose samples differ from pass to pass.
+    """Announces the pass of each block to sources whose samples differ from pass to pass.
 
     Args:
         make: Makes the reader of a thread.
@@ -57,7 +57,8 @@ class AnnouncedReader:
 
     def read(self, read: BlockRead, target: Any) -> None:
         """Read a block."""
-        announce(Reading(self._seed, read.epoch, read.start + read.index))
+        turn = read.epoch if read.turn is None else read.turn
+        announce(Reading(self._seed, turn, read.start + read.index))
         self._reader.read(read, target)
 
 
