@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ class Span:
     start: int
     count: int
     take: Indices | None = None
-    turn: int | None = None
+    turn: int | None = field(default=None, repr=False)
 
     @property
     def items(self) -> int:
