@@ -12,6 +12,7 @@ ome_zarr = pytest.importorskip("ome_zarr", reason="ome-zarr is installed by make
 IMAGE = np.random.default_rng(0).integers(0, 4096, (3, 2, 4, 64, 48), np.uint16)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what ome-zarr itself calls
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_levels_are_those_of_its_reader(tmp_path, version):
     from ome_zarr.format import format_from_version
