@@ -223,3 +223,10 @@ def test_a_state_of_another_packing_is_refused(split):
         with chunked(packed(split, seed=other), batch_size=4) as loader:
             with pytest.raises(StateError):
                 loader.load_state_dict(state)
+
+
+def test_patches_of_what_changes_are_refused_and_the_advice_works():
+    for data in (packed(True), packed(True).select(np.arange(4)), concatenate([packed(True)])):
+        with pytest.raises(PlanError, match="pack without seed"):
+            data.patches((4,))
+    assert len(packed(True, seed=None).patches((4,))) == 4 * len(packed(True))

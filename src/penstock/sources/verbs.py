@@ -28,7 +28,7 @@ from penstock.sources.boxes import (
     Located,
     Output,
 )
-from penstock.sources.contract import Indices, Source
+from penstock.sources.contract import Indices, Source, varies
 
 Offsets: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 Sizes: TypeAlias = Mapping[str, int] | Sequence[int]
@@ -96,6 +96,10 @@ class Layout(ABC):
         """Return the layout of patches of this one."""
         if self.tiled:
             raise PlanError("patches cannot be made of patches: pass the smaller sizes at once")
+        if varies(self):  # a part may be read when no pass is known any more
+            raise PlanError(
+                "patches of what is packed differently in every pass: pack without seed"
+            )
         return Patches(self, sizes, stride, random)
 
 
