@@ -240,10 +240,11 @@ from penstock.testing import WatchedSource
 from torch.utils.data import Dataset
 
 threads.STOP_SECONDS = 0.5
-entered = threading.Event()
+entered, delivered = threading.Event(), threading.Event()
 
 def hang(start=0, stop=0):
-    if len(reads) >= {"stream": 2, "threads": 8, "chunks": 1}[sys.argv[1]]:
+    few = {"stream": 2, "threads": 8, "chunks": 1}[sys.argv[1]]
+    if len(reads) >= few and delivered.wait(20):  # no longer: the first batch may need this read
         entered.set()
         threading.Event().wait()
     reads.append(start)
@@ -274,7 +275,7 @@ kinds = {
 }
 loader = kinds[sys.argv[1]]()
 """
-BEGIN = "it = iter(loader); next(it); entered.wait(90)"
+BEGIN = "it = iter(loader); next(it); delivered.set(); entered.wait(90)"
 ENDINGS = {
     "the user's own error": f"{BEGIN}; raise ZeroDivisionError",
     "the end of the program": BEGIN,
@@ -294,7 +295,7 @@ class Interrupt(logging.Handler):
 
 logging.getLogger("penstock").addHandler(Interrupt())
 logging.getLogger("penstock").addHandler(logging.StreamHandler())
-for _ in loader: pass
+for _ in loader: delivered.set()
 """,
 }
 

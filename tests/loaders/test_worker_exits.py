@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def test_a_program_that_closes_nothing_ends_soon(run, how, method, behaviours):
 
 GUARD = 'if __name__ == "__main__":\n    '
 WORKERS = {"options": "num_workers=2", "first": "pass", "guard": ""}
+FORK = ", multiprocessing_context='fork'" if sys.version_info >= (3, 14) else ""
 
 
 def write(folder: Path, **parts):
@@ -155,7 +157,7 @@ def test_a_script_without_a_guard_is_told_so_in_one_sentence(run, tmp_path, meth
     "followed",
     [
         {"guard": GUARD},
-        {"first": "train.close()"},
+        {"first": "train.close()", "options": f"num_workers=2{FORK}"},
         {"options": "num_workers=0"},
         {"options": "num_workers=0, executor='threads'"},
     ],

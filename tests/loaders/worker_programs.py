@@ -111,6 +111,7 @@ class Killer(IterableDataset):
 
 def replay(method):
     """Be killed by a worker."""
+    multiprocessing.set_start_method(method)
     print(json.dumps([]), flush=True)
     next(iter(ReplayLoader(Killer(), batch_size=2, num_workers=1, collate_fn=None, seed=0)))
 

@@ -220,7 +220,11 @@ def explain_worker_death(context: WorkerContext | None) -> Iterator[None]:
         if context is None or RAISED_THERE in str(error):
             raise
         dead = _dead(context.started)
-        if any(worker.exitcode == UNGUARDED for worker in dead):
+        # since Python 3.14 the forkserver itself imports the main script, and ends with it
+        no_server = isinstance(error, ConnectionError | EOFError) and not context.has_begun(0)
+        if any(worker.exitcode == UNGUARDED for worker in dead) or (
+            not dead and no_server and context.get_start_method() == "forkserver"
+        ):
             raise WorkerError(_unguarded(context.get_start_method())) from None
         if not dead:
             raise
@@ -252,14 +256,15 @@ def describe_exit(worker: BaseProcess, context: WorkerContext) -> str:
 def _unguarded(method: str) -> str:
     closing = ""
     if reader_threads():
-        closing = (
-            "close the loaders that read in threads before workers start "
-            "and leave out multiprocessing_context, or "
-        )
+        fork = "leave out multiprocessing_context"
+        if start_context(None).get_start_method() != "fork":  # the default since Python 3.14
+            fork = "pass multiprocessing_context='fork'"
+        closing = f"close the loaders that read in threads before workers start and {fork}, or "
     return (
         f"worker processes start by {method} here, which imports the main script again, and the "
-        'script starts workers as it is imported: put what it runs under `if __name__ == "__main__"'
-        f":`, or {closing}use num_workers=0 (with executor='threads' to read in parallel)"
+        "script starts workers, or ends, as it is imported: put what it runs under "
+        f'`if __name__ == "__main__":`, or {closing}use num_workers=0 '
+        "(with executor='threads' to read in parallel)"
     )
 
 
