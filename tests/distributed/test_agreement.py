@@ -7,6 +7,7 @@ from penstock import ChunkedDataLoader, PlanError
 from penstock.distributed import agree, topology_from_environment, topology_from_process_group
 
 PROGRAM = """
+import os, socket
 from datetime import timedelta
 import numpy as np
 import torch, torch.distributed as dist
@@ -38,8 +39,19 @@ def without_rank_1():
     else:
         store.wait(["said"], timedelta(seconds=60))
 
+def use_another_port():
+    # a rank that begins again may meet the store that rank 0 has not closed yet
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            store.set("port", str(free.getsockname()[1]))
+    os.environ["MASTER_PORT"] = store.get("port").decode()
+    dist.barrier()
+
 dist.init_process_group("gloo")
 compare("gloo", (42, 7))
+use_another_port()
 dist.destroy_process_group()
 dist.init_process_group("cuda:gloo")  # needs a device, as nccl does
 compare("cuda", (42, 42, 42, 7))
