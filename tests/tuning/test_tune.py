@@ -235,6 +235,7 @@ def test_workers_that_could_not_start_before_the_deadline_are_not_started():
     assert start_seconds(trial(0, "threads"), [two]) == 0.0
 
 
+@attempts(3)
 def test_where_a_device_is_busy_what_reads_meanwhile_wins():
     """Readers gain nothing but that: samples wait one after the other, whoever reads them."""
     options = {"budget_seconds": 1.5, "cached": False, "verbose": False}
