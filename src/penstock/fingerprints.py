@@ -62,6 +62,15 @@ def short_digest(parts: Iterable[bytes]) -> str:
     return hashed.hexdigest()
 
 
+def digest_of(array: npt.NDArray[Any]) -> str:
+    """Return the name of an array in a state: `short_digest` of its bytes.
+
+    >>> digest_of(np.arange(3)) == digest_of(np.arange(4))
+    False
+    """
+    return short_digest([row_bytes(array)])
+
+
 def field_facts(fields: Mapping[str, Any]) -> dict[str, list[object]]:
     """Return shape and dtype of each field as JSON values.
 

@@ -25,8 +25,7 @@ import torch
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.keys import Keys, derive_key
-from penstock.order.permutation import LARGEST, Indices
+from penstock.order.permutation import LARGEST, Indices, Keys, derive_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from penstock.domains.steering import (
     validate_dataset,
 )
 from penstock.errors import ConfigError, SourceError
-from penstock.sources.base import Field
+from penstock.sources.contract import Field
 from penstock.testing import WatchedSource, same_batch
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError, StateError
 from penstock.loaders.stream import StreamLoader
 from penstock.order import Cursor
-from penstock.sources.base import Field
+from penstock.sources.contract import Field
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.testing import WatchedSource
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock import StreamLoader, open_source
 from penstock.errors import PlanError, SourceError, WorkerError
-from penstock.sources.base import Field, composed
+from penstock.sources.base import composed
+from penstock.sources.contract import Field
 from penstock.streaming import held_rows
 from penstock.testing import WatchedSource
 

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from penstock import StreamLoader
-from penstock.sizes import parse_bytes
+from penstock.arguments import parse_bytes
 
 TOLERANCE = 64e6  # what does not grow with the data: temporary arrays, stacks, the allocator's own
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock import StreamLoader, concatenate, open_source, zip_sources
 from penstock.datamodules.inputs import split
 from penstock.errors import PlanError
-from penstock.sources.base import composed, seams_of
+from penstock.sources.base import composed
+from penstock.sources.contract import seams_of
 from penstock.sources.memory import MemorySource
 from penstock.testing import WatchedSource
 

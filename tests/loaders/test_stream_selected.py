@@ -13,7 +13,8 @@ import torch
 
 from penstock import StreamLoader, concatenate
 from penstock.order import subset
-from penstock.sources.base import BaseSource, Field
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Field
 
 N, CHUNK = 2000, 50
 

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from penstock.order import BlockOrder, Cursor, Plan, ShuffledOrder, Skips, Steps
 from penstock.order.block_rounds import BlockLines
-from penstock.order.keys import derive_key
 from penstock.order.length_batches import LaneBatches, LengthBatches, LengthSteps
 from penstock.order.mixture import MixtureOrder, shortest_counts
 from penstock.order.orders import EqualWindows
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments, best_fit
-from penstock.order.permutation import Permutation
+from penstock.order.permutation import Permutation, derive_key
 from penstock.order.subset import Bitmap, SelectedBlocks
 from penstock.order.weighted import COPY, Reweighted, WeightedBlocks, WeightedOrder, fixed_point
 from tests.order.composed import feasible, one, seeds

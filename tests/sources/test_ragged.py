@@ -16,7 +16,8 @@ from penstock import ChunkedDataLoader, Mixture, PlanError, Ragged, StreamLoader
 from penstock.datasets.gather import SourceDataset
 from penstock.errors import BatchError, SourceError
 from penstock.ragged import dense_tensor
-from penstock.sources.base import BaseSource, Field
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Field
 from penstock.sources.ragged_rows import checked_offsets, take_by_blocks
 from tests.sources.ragged_contract import check, text
 

@@ -14,7 +14,8 @@ from penstock import concatenate, open_source, zip_sources
 from penstock.errors import PlanError, SourceError
 from penstock.sources import MemorySource
 from penstock.sources.assembly import gather_patches, read_span
-from penstock.sources.base import BaseSource, Field, composed
+from penstock.sources.base import BaseSource, composed
+from penstock.sources.contract import Field
 
 EXTENT = (5, 6)
 

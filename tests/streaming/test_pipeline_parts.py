@@ -15,11 +15,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.arguments import format_bytes, parse_bytes
 from penstock.errors import PlanError, WorkerError
 from penstock.order import BlockOrder, Cursor, Plan, Steps
 from penstock.order.weighted import Reweighted, WeightedBlocks, WeightedOrder
-from penstock.sizes import format_bytes, parse_bytes
-from penstock.sources.base import Field
+from penstock.sources.contract import Field
 from penstock.streaming import planner
 from penstock.streaming.budget import BlockCost, Demand, HeldDemand
 from penstock.streaming.buffers import BatchBuffers, allocate, with_lifetime_token

@@ -7,7 +7,7 @@ import torch
 from penstock.domains.recording import RandomChunkLoader
 from penstock.domains.recording.chunk_loader import ChunkPipeline
 from penstock.loaders.stream import StreamLoader
-from penstock.streaming.transfer import Transfer, transfer_to
+from penstock.streaming.pipeline import Transfer, transfer_to
 from penstock.testing import WatchedSource, assert_resumes_everywhere
 
 DATA = np.arange(6000, dtype="f4").reshape(1000, 6)

@@ -25,7 +25,7 @@ from penstock.sources.base import composed
 from penstock.sources.cf import DIMENSIONS_V2, encoded_mark, zarr_attributes
 from penstock.sources.sliceable import numpy_dtype
 from penstock.sources.storage import ByteStore, DirectoryStore
-from penstock.sources.zarr.hierarchy import Node, array_paths, is_zarr, read_node
+from penstock.sources.zarr.source import Node, array_paths, read_node
 from penstock.sources.zarr.stores import ZipByteStore
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".nc", ".nc4", ".cdf")
@@ -126,7 +126,7 @@ def _convert_with(converter: Any, source: Path, target: Path, progressed: Progre
 def _parts_of(source: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
     """Return the arrays to write, and the attributes of groups by their path."""
     store = DirectoryStore(source)
-    if source.is_dir() and is_zarr(store):
+    if source.is_dir() and read_node(store, "") is not None:
         return _zarr_parts(store)
     if source.is_file() and source.suffix.lower() in HDF5_SUFFIXES:
         return _hdf5_parts(source)

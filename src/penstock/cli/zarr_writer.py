@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, SourceError
 from penstock.extras import optional
 from penstock.fingerprints import digest
 from penstock.sources import Source, ZarrSource
-from penstock.sources.base import Field, Rows
+from penstock.sources.contract import Field, Rows
 
 CHUNK_BYTES = 1 << 20  # a random block is cheap to read, and a window mixes many of them
 SHARD_CHUNKS = 64  # per file, so that a terabyte is thousands of files, not millions

@@ -38,7 +38,7 @@ from penstock.collate.tokens import (
 from penstock.errors import ConfigError
 from penstock.keyed import current_reading, sample_keys
 from penstock.order import derive_key
-from penstock.order.keys import Keys
+from penstock.order.permutation import Keys
 
 IGNORED = -100  # the label that torch's losses and Hugging Face's models leave out
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # of the chosen tokens; the rest is not changed

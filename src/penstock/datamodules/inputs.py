@@ -18,7 +18,8 @@ from penstock.arguments import real_number
 from penstock.errors import ConfigError
 from penstock.order import Indices, Permutation, derive_key
 from penstock.sources import open_source
-from penstock.sources.base import Source, composed
+from penstock.sources.base import composed
+from penstock.sources.contract import Source
 
 T = TypeVar("T")
 

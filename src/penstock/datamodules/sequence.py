@@ -26,9 +26,8 @@ from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.replay import check_state_format
-from penstock.ranks import current_topology, ranks
+from penstock.ranks import Seed, current_topology, ranks
 from penstock.registry import Registry, close_name
-from penstock.seeds import Seed
 
 log = logging.getLogger("penstock")
 

@@ -20,8 +20,8 @@ from penstock.loaders import ChunkedDataLoader
 from penstock.loaders.base import LoaderIterator, stale_iterator
 from penstock.loaders.plan_settings import order_factory, order_named
 from penstock.order import Cursor
+from penstock.ranks import Seed
 from penstock.registry import Registry, unknown_name
-from penstock.seeds import Seed
 from penstock.sources.contract import DatasetLike
 
 IGNORED = -100  # the target that torch's cross-entropy ignores

@@ -16,8 +16,7 @@ from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.replay import ReplayLoader, check_state_format
-from penstock.ranks import ranks
-from penstock.seeds import Seed
+from penstock.ranks import Seed, ranks
 from penstock.sources.contract import SourceLike
 from penstock.tuning import DataLoaderConfig
 from penstock.tuning.factory import build_loader, stack_tensors

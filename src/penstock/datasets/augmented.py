@@ -17,7 +17,7 @@ from penstock.datasets.standardized import StandardizedDataset
 from penstock.errors import ConfigError
 from penstock.keyed import current_passes
 from penstock.order import Indices, derive_key
-from penstock.order.keys import Keys
+from penstock.order.permutation import Keys
 from penstock.registry import unknown_name
 from penstock.sources.contract import Indexed
 from penstock.transforms import Compose, GaussianNoise, SpecAugment, recommended_augmentation

@@ -17,7 +17,7 @@ from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.keyed import current_reading, one_by_one, renumbered
 from penstock.metrics import Probe
 from penstock.order import Indices
-from penstock.order.keys import Keys
+from penstock.order.permutation import Keys
 from penstock.sources import ComposedSource, Source
 from penstock.streaming.ragged import batch_of
 from penstock.transforms import Transform

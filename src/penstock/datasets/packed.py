@@ -21,8 +21,8 @@ from penstock.order import Indices
 from penstock.order.length_batches import checked_lengths
 from penstock.order.packing import FlatTokens, Pieces, WholeDocuments
 from penstock.sources import Source, open_source
-from penstock.sources.base import Arrays, BaseSource, Field
-from penstock.sources.contract import DatasetLike
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, DatasetLike, Field
 
 NAMES: Final = ("tokens", "position_ids", "segment_ids")
 DOCUMENT_FIELDS: Final = ("tokens", "input_ids")

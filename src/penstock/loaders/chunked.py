@@ -45,8 +45,7 @@ from penstock.loaders.worker_errors import safe_context
 from penstock.loaders.workers import end_workers
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Order, Plan, PlannedBatch
-from penstock.ranks import current_topology
-from penstock.seeds import Seed
+from penstock.ranks import Seed, current_topology
 from penstock.sources.contract import DatasetLike
 from penstock.streaming.budget import usable_cores
 

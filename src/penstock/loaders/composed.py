@@ -16,12 +16,12 @@ from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import replace_file
 from penstock.datasets.mixture import Mixture, mixture_of
 from penstock.errors import PlanError, StateError
+from penstock.fingerprints import digest_of
 from penstock.loaders.base import Batch, Loader
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, make_order, order_factory
 from penstock.loaders.position import Position
 from penstock.order import BlockOrder, Indices, Order
 from penstock.order.block_rounds import BlockRounds, OrderInRounds
-from penstock.order.keys import digest_of
 from penstock.order.mixed_blocks import MixedBlocks
 from penstock.order.mixture import MixtureOrder
 from penstock.order.permutation import LARGEST

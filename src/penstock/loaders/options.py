@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.arguments import choice, flag, function, real_number, whole_number
+from penstock.arguments import choice, flag, function, parse_bytes, real_number, whole_number
 from penstock.errors import PlanError
 from penstock.order import Cursor, Order
 from penstock.order.orders import samples_of
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
-from penstock.sizes import parse_bytes
 
 MOST_WORKERS: Final = 1024  # more would fill the process table before the first batch
 MOST_READERS: Final = 16  # threads that tune="online" tries

@@ -11,7 +11,7 @@ from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.options import check_chunk_size
 from penstock.loaders.plan_settings import OrderFactory, OrderRequest, order_factory
 from penstock.order import Indices, Order, Permutation, SequentialOrder, ShuffledOrder
-from penstock.seeds import Seed
+from penstock.ranks import Seed
 from penstock.sources.contract import DatasetLike
 
 

@@ -22,8 +22,8 @@ from penstock.order import (
     Steps,
     Topology,
 )
-from penstock.order.skips import NO_SKIPS
-from penstock.seeds import Seed
+from penstock.order.plan import NO_SKIPS
+from penstock.ranks import Seed
 
 ORDERS: Final = ("shuffled", "sequential", "block")
 BLOCK_SAMPLES, WINDOW_BLOCKS = 64, 16  # few enough seeks for files, enough mixing for training

@@ -14,7 +14,7 @@ from penstock.loaders.options import check_batch_size, check_chunk_size, check_e
 from penstock.loaders.plan_settings import OrderFactory, PlanSettings
 from penstock.order import LARGEST, Cursor, Indices, Order, Plan, PlannedBatch
 from penstock.order.orders import places_of, samples_of
-from penstock.order.skips import Occurrence, Skips
+from penstock.order.plan import Occurrence, Skips
 from penstock.order.state import (
     check_data,
     check_format,

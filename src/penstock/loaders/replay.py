@@ -28,8 +28,7 @@ from penstock.loaders.pass_through import (
 from penstock.loaders.torch_loader import OwnedSampler, TorchLoader
 from penstock.loaders.workers import WorkerContext, starting_workers
 from penstock.metrics import Probe
-from penstock.ranks import current_topology, ranks
-from penstock.seeds import Seed
+from penstock.ranks import Seed, current_topology, ranks
 
 log = logging.getLogger("penstock")
 

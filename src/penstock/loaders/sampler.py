@@ -14,8 +14,7 @@ from penstock.loaders.plan_settings import make_order
 from penstock.order import Cursor, Indices, Order
 from penstock.order.permutation import STRIDE
 from penstock.order.state import check_format, check_identity, cursor_of, refuse_skips, to_state
-from penstock.ranks import ranks
-from penstock.seeds import Seed
+from penstock.ranks import Seed, ranks
 
 
 class ChunkedSampler(Sampler[int]):

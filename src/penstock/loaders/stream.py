@@ -12,7 +12,15 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from penstock.arguments import flag, function, real_number, whole_number
+from penstock.arguments import (
+    flag,
+    format_bytes,
+    function,
+    parse_bytes,
+    real_number,
+    size_text,
+    whole_number,
+)
 from penstock.errors import PlanError, StateError
 from penstock.loaders.base import Batch, Stream
 from penstock.loaders.chunk_schedule import ChunkSize, chunk_schedule
@@ -33,26 +41,24 @@ from penstock.loaders.stream_settings import (
     page,
     refuse_arguments,
     stored_selection,
+    stream_input,
     warnings_of,
     with_steps,
 )
 from penstock.loaders.torch_loader import RankSampler, TorchLoader
 from penstock.order import BlockOrder, Cursor, Order, Plan, StoredOrder
 from penstock.order.state import check_format
-from penstock.ranks import current_topology
-from penstock.seeds import Seed
-from penstock.sizes import format_bytes, parse_bytes, size_text
+from penstock.ranks import Seed, current_topology
 from penstock.sources.contract import SourceLike, varies
 from penstock.streaming.budget import Demand, Geometry, HeldDemand, Resolved, Resolver
 from penstock.streaming.buffers import BatchBuffers, SlotTable
 from penstock.streaming.held import HeldBlocks, HeldReader, HeldTable
 from penstock.streaming.held_rows import ComposedReader, HeldRows
-from penstock.streaming.pipeline import BatchStream, BatchTransform
+from penstock.streaming.pipeline import BatchStream, BatchTransform, check_device, transfer_to
 from penstock.streaming.placement import BlockReplacement, SlotReader
 from penstock.streaming.planner import Segment, WindowedOrder, plan_parts
-from penstock.streaming.ragged import RaggedBlocks, RaggedDemand, stream_input
+from penstock.streaming.ragged import RaggedBlocks, RaggedDemand
 from penstock.streaming.readers import AnnouncedReader, BatchMemory, BlockReader, ReaderPool
-from penstock.streaming.transfer import check_device, transfer_to
 
 log = logging.getLogger("penstock")
 

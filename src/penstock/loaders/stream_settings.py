@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.arguments import a_path, choice, function, real_number, whole_number
+from penstock.arguments import a_path, choice, format_bytes, function, real_number, whole_number
 from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.composed import InRounds, OrderOptions, round_rows
@@ -22,10 +22,10 @@ from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
 from penstock.order.subset import Kept, Ranges, SelectedBlocks, SelectedInOrder
 from penstock.registry import did_you_mean
-from penstock.sizes import format_bytes
 from penstock.sources import open_source
-from penstock.sources.base import ComposedSource, Field, Source, composed, seams_of
-from penstock.sources.contract import varies
+from penstock.sources.base import ComposedSource, composed
+from penstock.sources.contract import Field, Source, seams_of, varies
+from penstock.sources.ragged_rows import ragged_fields
 from penstock.sources.verbs import Selected, Stored
 from penstock.streaming.budget import (
     LENT_BATCHES,
@@ -187,6 +187,17 @@ def stored_selection(samples: Source, *, plain: bool) -> tuple[Source, Kept | No
     if ragged or layout.shared or (isinstance(kept, Ranges) and len(kept.starts) == 1):
         return samples, None
     return parent.source if isinstance(parent, Stored) else ComposedSource(parent), kept
+
+
+def stream_input(source: Source, budget: int) -> StreamInput:
+    """Return a source as a stream reads it.
+
+    Args:
+        source: Any source.
+        budget: Bytes for all buffers together.
+    """
+    kind = RaggedInput if ragged_fields(source, source.fields) else StreamInput
+    return kind(source, budget)
 
 
 def check_transform(transform: object, fields: Mapping[str, Field]) -> None:

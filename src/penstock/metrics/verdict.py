@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from penstock.arguments import format_bytes
 from penstock.metrics.snapshot import COLUMNS, Snapshot, share_of
-from penstock.sizes import format_bytes
 
 WAITING: Final = 0.05  # less waiting than this is not worth a change
 APART: Final = 3.0  # times that one rank or worker differs from the others to be named

@@ -1,7 +1,6 @@
 from penstock.order.blocks import BlockOrder as BlockOrder
 from penstock.order.blocks import Span as Span
 from penstock.order.blocks import StoredOrder as StoredOrder
-from penstock.order.keys import derive_key as derive_key
 from penstock.order.orders import Order as Order
 from penstock.order.orders import SequentialOrder as SequentialOrder
 from penstock.order.orders import ShuffledOrder as ShuffledOrder
@@ -9,10 +8,11 @@ from penstock.order.orders import tiles as tiles
 from penstock.order.permutation import LARGEST as LARGEST
 from penstock.order.permutation import Indices as Indices
 from penstock.order.permutation import Permutation as Permutation
+from penstock.order.permutation import derive_key as derive_key
+from penstock.order.plan import Occurrence as Occurrence
 from penstock.order.plan import Plan as Plan
 from penstock.order.plan import PlannedBatch as PlannedBatch
-from penstock.order.skips import Occurrence as Occurrence
-from penstock.order.skips import Skips as Skips
+from penstock.order.plan import Skips as Skips
 from penstock.order.steps import Cursor as Cursor
 from penstock.order.steps import Steps as Steps
 from penstock.order.steps import Topology as Topology

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
+from penstock.fingerprints import digest_of
 from penstock.order.blocks import Span
-from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import (
     Order,
     Recent,
@@ -23,7 +23,7 @@ from penstock.order.orders import (
     positions_of,
     samples_of,
 )
-from penstock.order.permutation import Indices, Permutation, permutation
+from penstock.order.permutation import Indices, Permutation, derive_key, permutation
 
 ROUNDS_KEPT = 3  # the one that is delivered, and two that are planned
 

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.arguments import whole_number
-from penstock.order.keys import derive_key
 from penstock.order.orders import SequentialOrder, check_positions, check_seed, check_size
-from penstock.order.permutation import Indices, Permutation, permutation
+from penstock.order.permutation import Indices, Permutation, derive_key, permutation
 
 Number = TypeVar("Number", int, Indices)
 

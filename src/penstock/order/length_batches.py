@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
-from penstock.order.keys import derive_key, digest_of
+from penstock.fingerprints import digest_of
 from penstock.order.orders import EqualWindows, Order, Recent, check_positions
-from penstock.order.permutation import Indices, Permutation
-from penstock.order.skips import Skips
+from penstock.order.permutation import Indices, Permutation, derive_key
+from penstock.order.plan import Skips
 from penstock.order.steps import Steps
 
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.order.block_rounds import BlockLines, BlockRounds
-from penstock.order.keys import derive_key
 from penstock.order.mixture import MixtureOrder
 from penstock.order.orders import Recent, at_epochs
-from penstock.order.permutation import STRIDE, Indices, Permutation
+from penstock.order.permutation import STRIDE, Indices, Permutation, derive_key
 
 
 class _Pools(NamedTuple):

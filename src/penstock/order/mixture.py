@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from hashlib import blake2b
 from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, Final, TypeAlias
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.keys import Keys, derive_key
+from penstock.fingerprints import short_digest
 from penstock.order.orders import (
     Order,
     Repeating,
@@ -26,7 +25,14 @@ from penstock.order.orders import (
     positions_of,
     samples_of,
 )
-from penstock.order.permutation import LARGEST, SMALLEST_DOMAIN, Indices, all_values
+from penstock.order.permutation import (
+    LARGEST,
+    SMALLEST_DOMAIN,
+    Indices,
+    Keys,
+    all_values,
+    derive_key,
+)
 
 Stage: TypeAlias = tuple[int, tuple[int, ...]]  # first place, and rows of each member in a cycle
 
@@ -222,7 +228,7 @@ class MixtureOrder(Repeating):
             "lanes": self.lanes,
             "places": self.size,
             "stages": self.stages,
-            "members": blake2b(json.dumps(members).encode(), digest_size=8).hexdigest(),
+            "members": short_digest([json.dumps(members).encode()]),
         }
 
     def identity_for(self, state: Mapping[str, Any]) -> dict[str, Any]:

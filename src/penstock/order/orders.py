@@ -10,8 +10,7 @@ import numpy as np
 
 from penstock.arguments import LARGEST_SEED, whole_number
 from penstock.errors import PlanError
-from penstock.order.keys import derive_key
-from penstock.order.permutation import LARGEST, Indices, Permutation, permutation
+from penstock.order.permutation import LARGEST, Indices, Permutation, derive_key, permutation
 
 T = TypeVar("T")
 

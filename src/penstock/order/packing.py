@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.keys import derive_key, digest_of
+from penstock.fingerprints import digest_of
 from penstock.order.length_batches import checked_lengths
 from penstock.order.orders import EqualWindows, Recent
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices, derive_key
 
 WINDOW: Final = 10_000  # documents that are packed together: less than 0.1 % of tokens is padding
 

@@ -1,18 +1,151 @@
-"""The plan: everything that is decided before the first byte is read."""
+"""The plan: everything that is decided before the first byte is read; and skipped positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.arguments import whole_number
 from penstock.errors import PlanError
-from penstock.order.orders import Order, at_with_passes, positions_of
+from penstock.order.orders import Order, at_with_passes, places_of, positions_of
 from penstock.order.permutation import STRIDE, Indices
-from penstock.order.skips import NO_SKIPS, Occurrence, Skips
 from penstock.order.steps import Cursor, Steps
+
+Range = tuple[int, int, int]  # epoch, start, stop
+
+
+class Skips:
+    """Ranges of positions that are left out: ``(epoch, start, stop)``, sorted and merged.
+
+    Skips are in positions, never in steps: a step is another set of positions on another number of
+    ranks. A range that is added again changes nothing.
+
+    The positions that are left are *kept*; they are numbered from 0 in each epoch. `Steps` and a
+    `Cursor` count kept positions, states and users count positions of the order.
+
+    Args:
+        ranges: Each ``(epoch, start, stop)``.
+
+    >>> skips = Skips([(3, 20, 40), (3, 30, 50)])
+    >>> skips.ranges, skips.original(3, np.array([19, 20])), skips.kept(3, np.array([60]))
+    (((3, 20, 50),), array([19, 50]), array([30]))
+    """
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        merged: list[Range] = []
+        for epoch, start, stop in sorted(ranges):
+            if start >= stop:
+                continue
+            before = merged[-1] if merged else (-1, 0, 0)
+            if before[0] == epoch and start <= before[2]:
+                merged[-1] = (epoch, before[1], max(before[2], stop))
+            else:
+                merged.append((epoch, start, stop))
+        self.ranges = tuple(merged)
+        self._holes = {epoch: self._holes_of(epoch) for epoch, _, _ in merged}
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __contains__(self, epoch: object) -> bool:
+        """Return whether something of this epoch is left out."""
+        return epoch in self._holes
+
+    def union(self, ranges: Iterable[Range]) -> Skips:
+        """Return these skips and more."""
+        return Skips([*self.ranges, *ranges])
+
+    def ahead_of(self, cursor: Cursor) -> list[Range]:
+        """Return the ranges, without what comes before a cursor in positions of the order."""
+        return [
+            (epoch, max(start, cursor.position) if epoch == cursor.epoch else start, stop)
+            for epoch, start, stop in self.ranges
+            if epoch >= cursor.epoch
+        ]
+
+    def size(self, epoch: int, size: int) -> int:
+        """Return how many of the first ``size`` positions of an epoch are kept."""
+        return int(self.kept(epoch, np.array([size]))[0])
+
+    def sizes(self, order: Order) -> Callable[[int], int] | None:
+        """Return the function that `Steps` needs; None if all epochs of the order are equal."""
+        if not self and not hasattr(order, "places"):
+            return None
+        return lambda epoch: self.size(epoch, places_of(order, epoch))
+
+    def kept(self, epoch: int, positions: Indices) -> Indices:
+        """Return how many positions before each of these are kept."""
+        if epoch not in self._holes:
+            return positions
+        starts, stops, before = self._holes[epoch]
+        hole = np.searchsorted(starts, positions, side="right")  # the holes that begin before it
+        inside = np.minimum(positions, stops[hole - 1]) - starts[hole - 1]
+        return positions - np.where(hole > 0, before[hole - 1] + inside, 0)
+
+    def original(self, epoch: int, kept: Indices) -> Indices:
+        """Return the positions of the kept ones with these numbers: the inverse of `kept`."""
+        if epoch not in self._holes:
+            return kept
+        starts, _, before = self._holes[epoch]
+        shift: Indices = before[np.searchsorted(starts - before[:-1], kept, side="right")]
+        return kept + shift
+
+    def left_out(self, epoch: int, positions: Indices) -> npt.NDArray[np.bool_]:
+        """Return whether each position is left out."""
+        return np.not_equal(self.original(epoch, self.kept(epoch, positions)), positions)
+
+    def runs(self, epoch: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the kept positions ``begin`` to ``end`` as ranges of positions of the order."""
+        if begin >= end:
+            return []
+        starts, _, before = self._holes.get(epoch, _NO_HOLES)
+        seams = (starts - before[:-1]).tolist()  # the kept position after each hole
+        cuts = [begin, *(seam for seam in seams if begin < seam < end), end]
+        firsts = self.original(epoch, np.array(cuts[:-1])).tolist()
+        return [(first, first + b - a) for first, a, b in zip(firsts, cuts, cuts[1:], strict=False)]
+
+    def to_order(self, cursor: Cursor) -> Cursor:
+        """Return a cursor in positions of the order, for one in kept positions."""
+        return Cursor(
+            cursor.epoch, int(self.original(cursor.epoch, np.array([cursor.position]))[0])
+        )
+
+    def to_kept(self, cursor: Cursor) -> Cursor:
+        """Return a cursor in kept positions, for one in positions of the order."""
+        return Cursor(cursor.epoch, self.size(cursor.epoch, cursor.position))
+
+    def _holes_of(self, epoch: int) -> tuple[Indices, Indices, Indices]:
+        """Return starts and stops, and what is left out before each one, and in all."""
+        own = np.array([hole[1:] for hole in self.ranges if hole[0] == epoch], np.int64)
+        before: Indices = np.concatenate([[0], np.cumsum(own[:, 1] - own[:, 0])])
+        return own[:, 0], own[:, 1], before
+
+
+_NO_HOLES: Final = np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64)
+NO_SKIPS: Final = Skips()
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One time that a sample comes.
+
+    Args:
+        epoch: The epoch.
+        position: The position in the epoch's order.
+        step: The step of the epoch that delivers it; None if it is skipped or dropped.
+        rank: The rank that gets it; None without a step.
+        row: The row of that rank's batch; None without a step.
+    """
+
+    epoch: int
+    position: int
+    step: int | None = None
+    rank: int | None = None
+    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

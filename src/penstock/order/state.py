@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.arguments import LARGEST_INTEGER, LARGEST_SEED, whole_number
 from penstock.errors import StateError
 from penstock.order.orders import Order, places_of
-from penstock.order.skips import NO_SKIPS, Skips
+from penstock.order.plan import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"

@@ -15,7 +15,7 @@ from penstock.order.permutation import Indices
 
 if TYPE_CHECKING:
     from penstock.order.orders import Order
-    from penstock.order.skips import Skips
+    from penstock.order.plan import Skips
 
 MOST_EMPTY: Final = 10_000  # epochs in a row without a step: then something is wrong
 

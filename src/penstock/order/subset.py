@@ -11,9 +11,8 @@ import numpy.typing as npt
 from penstock.arguments import whole_number
 from penstock.order.block_rounds import BlockLines, LineLayout
 from penstock.order.blocks import Span
-from penstock.order.keys import derive_key
 from penstock.order.orders import SequentialOrder, check_positions
-from penstock.order.permutation import Indices, Permutation, permutation
+from penstock.order.permutation import Indices, Permutation, derive_key, permutation
 
 LINE = 512  # samples with one count before them: 1.125 bits a sample in all
 MANY_RANGES = 4096  # fewer are kept as ranges: they take no memory to speak of

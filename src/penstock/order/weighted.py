@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
+from penstock.fingerprints import digest_of
 from penstock.order.block_rounds import BlockLines, BlockRounds
-from penstock.order.keys import derive_key, digest_of
 from penstock.order.orders import Recent, Repeating, check_positions, check_seed
-from penstock.order.permutation import Indices, Permutation, permutation
+from penstock.order.permutation import Indices, Permutation, derive_key, permutation
 
 MOST_PLACES: Final = 1 << 31  # more would overflow 64 bits in `points`
 COPY: Final = 1 << 40  # a pass is its epoch plus this for each earlier copy in the same epoch

@@ -9,11 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from penstock.arguments import real_number
+from penstock.arguments import format_bytes, real_number
 from penstock.atomic_files import replace_text
 from penstock.errors import ConfigError
 from penstock.extras import optional
-from penstock.sizes import format_bytes
 
 SETTINGS = ("executor", "num_workers", "threads", "prefetch_factor", "pin_memory")
 COLUMNS = {

@@ -1,10 +1,10 @@
 from penstock.sources.arrow import ArrowSource as ArrowSource
-from penstock.sources.base import Arrays as Arrays
 from penstock.sources.base import ComposedSource as ComposedSource
-from penstock.sources.base import Field as Field
-from penstock.sources.base import MappedSource as MappedSource
-from penstock.sources.base import Source as Source
+from penstock.sources.contract import Arrays as Arrays
 from penstock.sources.contract import DatasetLike as DatasetLike
+from penstock.sources.contract import Field as Field
+from penstock.sources.contract import MappedSource as MappedSource
+from penstock.sources.contract import Source as Source
 from penstock.sources.contract import SourceLike as SourceLike
 from penstock.sources.detection import concatenate as concatenate
 from penstock.sources.detection import open_source as open_source

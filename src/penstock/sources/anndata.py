@@ -15,14 +15,13 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import ArrayReader
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows, checked_names
-from penstock.sources.contract import Sparse
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, Field, Indices, Rows, Sparse, checked_names
 from penstock.sources.hdf5 import LOCK, ArrayFile, arrays_of_hdf5, group_attributes
 from penstock.sources.ragged_rows import checked_offsets
 from penstock.sources.sliceable import library_lock
 from penstock.sources.storage import ByteStore, DirectoryStore
-from penstock.sources.zarr.hierarchy import read_node
-from penstock.sources.zarr.source import stored_arrays
+from penstock.sources.zarr.source import read_node, stored_arrays
 
 log = logging.getLogger(__name__)
 

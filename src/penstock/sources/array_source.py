@@ -13,8 +13,9 @@ from penstock.arguments import whole_number
 from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.base import BaseSource
 from penstock.sources.cf import Attributes, Decoding, decoding_of
+from penstock.sources.contract import Arrays, Field, Indices, Rows
 from penstock.sources.ragged_rows import block_runs
 from penstock.sources.thread_buffers import thread_array
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,24 @@ from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest, field_facts
 from penstock.sources.assembly import Reads, canvas_places, fill, row_places, store_spans
 from penstock.sources.boxes import Leaf, Located, Places, Span
-from penstock.sources.contract import Arrays as Arrays
-from penstock.sources.contract import Field as Field
-from penstock.sources.contract import Indices as Indices
-from penstock.sources.contract import MappedSource as MappedSource
-from penstock.sources.contract import Rows as Rows
-from penstock.sources.contract import Source as Source
-from penstock.sources.contract import check_range as check_range
-from penstock.sources.contract import checked_buffers as checked_buffers
-from penstock.sources.contract import checked_indices as checked_indices
-from penstock.sources.contract import checked_names as checked_names
 from penstock.sources.contract import (
+    Arrays,
+    Field,
+    Indices,
+    Rows,
+    Source,
+    check_range,
+    checked_buffers,
+    checked_indices,
     checked_offsets,
     checked_sizes,
     most_in_flight,
     sampled_rows,
     samples_per_block,
+    seams_of,
     selected,
     view_of,
 )
-from penstock.sources.contract import seams_of as seams_of
 from penstock.sources.ragged_rows import (
     items_of,
     lengths_of,
@@ -50,8 +48,10 @@ from penstock.sources.ragged_rows import (
     take_by_blocks,
     take_located,
 )
-from penstock.sources.statistics import Statistics, statistics_of
 from penstock.sources.verbs import Draw, Layout, Selected, Sizes, Stored
+
+if TYPE_CHECKING:
+    from penstock.sources.statistics import Statistics
 
 SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by one
 
@@ -281,6 +281,8 @@ class BaseSource(ABC):
         >>> found.mean, found.std, found.count, found.nans
         (2.0, 1.0, 2, 1)
         """
+        from penstock.sources.statistics import statistics_of  # here: few programs need them
+
         return statistics_of(self, self.dims, per, progress)
 
     # -- what subclasses implement
@@ -423,8 +425,7 @@ class ComposedSource(BaseSource):
         places = {}
         for name, found in (located or self.locate(samples)).items():
             output, held = self.outputs[name], spans[self.outputs[name].store]
-            cut = output.cut
-            index = canvas_places(found, output, held) if cut else row_places(found, held)
+            index = canvas_places(found, output, held) if output.cut else row_places(found, held)
             places[name] = Places(index, found.corner)
         return places
 
@@ -483,11 +484,6 @@ class ComposedSource(BaseSource):
 def composed(source: Source) -> ComposedSource:
     """Return any source as a `ComposedSource`, a plain one as the rows it stores."""
     return source if isinstance(source, ComposedSource) else ComposedSource(layout_of(source))
-
-
-def with_verbs(source: Source) -> BaseSource:
-    """Return a source that has the verbs: the same one, or a `ComposedSource` of its samples."""
-    return source if isinstance(source, BaseSource) else composed(source)
 
 
 def layout_of(source: Source) -> Layout:

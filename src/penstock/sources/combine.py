@@ -12,7 +12,7 @@ import numpy as np
 from penstock.arguments import real_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
-from penstock.order.keys import derive_key
+from penstock.order.permutation import derive_key
 from penstock.sources.boxes import Borders, Located, Output
 from penstock.sources.contract import Indices
 from penstock.sources.verbs import Draw, Layout, Offsets, Stored, refuse_ragged, zeros

@@ -19,16 +19,9 @@ from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import StoreSource, checked_along
-from penstock.sources.base import (
-    BaseSource,
-    ComposedSource,
-    Source,
-    checked_names,
-    layout_of,
-    with_verbs,
-)
+from penstock.sources.base import BaseSource, ComposedSource, composed, layout_of
 from penstock.sources.combine import Concatenated, Zipped, checked_rate
-from penstock.sources.contract import SourceLike
+from penstock.sources.contract import Source, SourceLike, checked_names
 from penstock.sources.memory import MemorySource, is_tensor
 from penstock.sources.storage import (
     DirectoryStore,
@@ -102,7 +95,8 @@ def open_source(
     axis = checked_along(options.pop("axis", None), along)
     named = {"fields": checked_names("fields", fields), "along": axis or None, "dtype": dtype}
     given = {name: value for name, value in named.items() if value is not None}
-    return with_verbs(_open(where, {**given, "decode": flag("decode", decode), **options}))
+    found = _open(where, {**given, "decode": flag("decode", decode), **options})
+    return found if isinstance(found, BaseSource) else composed(found)
 
 
 def concatenate(sources: Sequence[SourceLike]) -> ComposedSource:
@@ -220,7 +214,7 @@ _REFUSALS = {
     ),
     "dtype": "says its dtype itself: leave out dtype=",
 }
-is_anndata, is_zarr = imported("zarr.hierarchy:is_anndata"), imported("zarr.hierarchy:is_zarr")
+kind_of_store = imported("zarr.source:kind_of_store")
 ARRAYS, COLUMNS = ("fields", "along", "decode"), ("columns",)
 # options of a source at a URL; all others are for object storage
 OWN_OPTIONS = (*ARRAYS, "dtype", "direct", "missing", "columns", "dense")
@@ -232,7 +226,7 @@ ZARR = Opener(imported("zarr:ZarrSource"), ARRAYS)
 HDF5 = Opener(arrays("hdf5:arrays_of_hdf5"), ARRAYS)
 SLICEABLE = Opener(arrays("sliceable:arrays_of_object"), ARRAYS)
 
-# each kind of data is one line in one of these; the first match opens it
+# each kind of data is one line in one of these
 FILES: dict[str, Opener] = {
     ".npy": Opener(imported("npy:NpySource")),
     ".bin": Opener(imported("npy:BinarySource"), ("dtype",)),
@@ -243,10 +237,7 @@ FILES: dict[str, Opener] = {
     ".zip": ZARR,
     **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), TABLE),
 }
-STORES: list[tuple[Callable[[Path], bool], Opener]] = [
-    (lambda path: is_anndata(DirectoryStore(path)), ANNDATA),
-    (lambda path: is_zarr(DirectoryStore(path)), ZARR),
-]
+STORES = {"zarr": ZARR, "anndata": ANNDATA}
 FOLDERS: list[tuple[Callable[[Path], bool], Opener]] = [
     (lambda path: any(path.rglob("*.parquet")), TABLE),
     (imported("sample_files:has_samples"), FOLDER),
@@ -333,7 +324,7 @@ def _open_url(url: str, given: Given) -> Source:
             f"{redacted(url)} is of a kind that is read from a local disk only: download it, or "
             "write it as Zarr, .npy or Parquet"
         )
-    return (ANNDATA if is_anndata(found) else ZARR)(found, own)
+    return STORES[kind_of_store(found) or "zarr"](found, own)
 
 
 def _open_pattern(where: str, given: Given) -> Source:
@@ -350,11 +341,13 @@ def _opener_of(path: Path) -> Opener | None:
     """Return what opens the data at ``path``, or None if nothing does."""
     if path.is_file():
         return FILES.get(path.suffix.lower())
-    stores, folders = (STORES, FOLDERS) if path.is_dir() else ([], [])
-    extensions = load_extensions("penstock.sources").values()
-    others = [(each.accepts, Opener(each, COLUMNS)) for each in extensions]
-    # a Zarr store is never an extension's
-    return next((opener for accepts, opener in stores + others + folders if accepts(path)), None)
+    kind = kind_of_store(DirectoryStore(path)) if path.is_dir() else None
+    if kind is not None:  # a Zarr store is never an extension's
+        return STORES[kind]
+    for extension in load_extensions("penstock.sources").values():
+        if extension.accepts(path):
+            return Opener(extension, COLUMNS)
+    return next((opener for has, opener in FOLDERS if path.is_dir() and has(path)), None)
 
 
 # -- advice about data that no source reads

@@ -17,7 +17,8 @@ import numpy as np
 from penstock.arguments import image_shape, text
 from penstock.errors import SourceError
 from penstock.extras import optional
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, Field, Indices, Rows
 from penstock.sources.npy import parse_header
 from penstock.sources.storage import read_exactly, reading
 from penstock.sources.thread_buffers import Bytes, thread_buffer

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from penstock.arguments import a_path, shown
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, checked_names
+from penstock.sources.base import BaseSource
 from penstock.sources.cache import Index, remembered
+from penstock.sources.contract import Arrays, Field, Indices, checked_names
 from penstock.sources.storage import new_memory, read_exactly, reading
 
 MOST_LINE_BYTES = 1 << 28

@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.arguments import mapping
 from penstock.errors import SourceError
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
-from penstock.sources.contract import Indexed
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, Field, Indexed, Indices, Rows
 
 
 class MemorySource(BaseSource):

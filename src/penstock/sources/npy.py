@@ -15,8 +15,8 @@ from numpy.lib import format as npy_format
 from penstock.arguments import whole_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
-from penstock.sources.base import Arrays, BaseSource, Field, Indices, Rows
-from penstock.sources.contract import sampled_rows
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, Field, Indices, Rows, sampled_rows
 from penstock.sources.storage import StoredFile, read_exactly, reading, stored_file
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26

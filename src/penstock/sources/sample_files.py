@@ -20,8 +20,8 @@ import numpy as np
 from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
-from penstock.sources.base import Field, Indices, checked_names
 from penstock.sources.cache import Index, remembered, stamp
+from penstock.sources.contract import Field, Indices, checked_names
 from penstock.sources.encoded import (
     BYTES,
     IMAGES,

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.fingerprints import digest
-from penstock.order.keys import derive_key
+from penstock.order.permutation import derive_key
 from penstock.order.subset import Kept, Ranges
 from penstock.sources.boxes import (
     MOST_BORDERS,

@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from penstock.arguments import whole_number
+from penstock.arguments import format_bytes, parse_bytes, size_text, whole_number
 from penstock.errors import PlanError
 from penstock.order import BlockOrder
-from penstock.sizes import format_bytes, parse_bytes, size_text
 
 if TYPE_CHECKING:
     from penstock.streaming.stream_input import StreamInput

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.order import Indices
-from penstock.sources.base import Field
+from penstock.sources.contract import Field
 from penstock.streaming.planner import Part
 
 HUGE_PAGE = 2 << 20

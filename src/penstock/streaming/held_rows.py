@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.arguments import format_bytes
 from penstock.order import Indices
-from penstock.sizes import format_bytes
 from penstock.sources.assembly import read_span
-from penstock.sources.base import ComposedSource, Rows, Source
+from penstock.sources.base import ComposedSource
 from penstock.sources.boxes import Leaf, Places, Span
+from penstock.sources.contract import Rows, Source
 from penstock.streaming.budget import BlockCost
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import gather, gather_boxes

@@ -19,7 +19,7 @@ from penstock.errors import SourceError
 from penstock.metrics import Probe
 from penstock.order import BlockOrder, Indices, derive_key
 from penstock.order.blocks import StoredOrder
-from penstock.sources.base import Arrays, MappedSource, Source
+from penstock.sources.contract import Arrays, MappedSource, Source
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import PIECE_BYTES, as_items, scatter
 from penstock.streaming.planner import BlockRead

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.arguments import format_bytes, size_text
 from penstock.errors import PlanError, SourceError
 from penstock.order import Indices
 from penstock.ragged import Ragged, csr_tensor, dense_tensor
-from penstock.sizes import format_bytes, size_text
-from penstock.sources.base import Field, Rows, Source
-from penstock.sources.contract import varies, view_of
+from penstock.sources.contract import Field, Rows, Source, varies, view_of
 from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields
 from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
@@ -162,17 +161,6 @@ class RaggedInput(StreamInput):
         """Return what a block of this many samples takes."""
         decoded = sum(pace.decoded(block) for pace in self.paces)
         return BlockCost(self.sizes.largest(block, 1), block * self.sample_bytes, decoded)
-
-
-def stream_input(source: Source, budget: int) -> StreamInput:
-    """Return a source as a stream reads it.
-
-    Args:
-        source: Any source.
-        budget: Bytes for all buffers together.
-    """
-    kind = RaggedInput if ragged_fields(source, source.fields) else StreamInput
-    return kind(source, budget)
 
 
 # -- blocks

@@ -9,17 +9,9 @@ from math import prod
 
 import numpy as np
 
-from penstock.sources.base import (
-    Arrays,
-    BaseSource,
-    ComposedSource,
-    Indices,
-    Rows,
-    Source,
-    composed,
-)
+from penstock.sources.base import BaseSource, ComposedSource, composed
 from penstock.sources.boxes import Leaf
-from penstock.sources.contract import varies
+from penstock.sources.contract import Arrays, Indices, Rows, Source, varies
 from penstock.sources.ragged_rows import offsets_of
 from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields

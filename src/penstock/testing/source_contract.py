@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.sources import open_source
-from penstock.sources.base import Arrays, Field, MappedSource, Source, seams_of
+from penstock.sources.contract import Arrays, Field, MappedSource, Source, seams_of
 
 Expected = Mapping[str, npt.NDArray[Any]]
 RANGES = 40

@@ -11,7 +11,7 @@ import torch
 
 from penstock.arguments import flag, image_shape, real_number, shown, whole_number
 from penstock.errors import BatchError, PlanError
-from penstock.order.keys import Keys, derive_key
+from penstock.order.permutation import Keys, derive_key
 from penstock.registry import did_you_mean
 from penstock.transforms.base import Transform, integers, uniforms
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import PlanError
-from penstock.order.keys import GAMMA, MASK, Keys, mix_array
+from penstock.order.permutation import GAMMA, MASK, Keys, mix_array
 
 
 class Transform(ABC):

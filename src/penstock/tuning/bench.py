@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.arguments import format_bytes, size_text
 from penstock.loaders.stream import StreamLoader
-from penstock.sizes import format_bytes, size_text
 from penstock.sources import Source
 from penstock.sources.ragged_rows import new_buffers
 from penstock.tuning.doctor import memory, shuffling, storage_layout

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.sizes import format_bytes
+from penstock.arguments import format_bytes
 from penstock.tuning.examination import Examination, Subject, examine
 
 SLOW_RATIO, SLOW_SECONDS = 20, 0.05  # of the slowest sample: times the median, and at least

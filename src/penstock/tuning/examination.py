@@ -27,7 +27,7 @@ from penstock.order.quality import ShuffleQuality, shuffle_quality
 from penstock.order.subset import SelectedBlocks
 from penstock.ragged import Ragged
 from penstock.sources import Source
-from penstock.sources.base import seams_of
+from penstock.sources.contract import seams_of
 from penstock.sources.ragged_rows import new_buffers, offsets_of
 from penstock.tuning.cost import (
     SampleCost,

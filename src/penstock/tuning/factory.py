@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from penstock.arguments import choice, flag, function, instance, whole_number
+from penstock.arguments import (
+    choice,
+    flag,
+    format_bytes,
+    function,
+    instance,
+    parse_bytes,
+    whole_number,
+)
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
@@ -20,7 +28,6 @@ from penstock.loaders.options import EXECUTORS, check_batch_size, check_dataset,
 from penstock.loaders.pass_through import workers_for
 from penstock.loaders.worker_errors import unpicklable_part
 from penstock.loaders.workers import worker_init_fn
-from penstock.sizes import format_bytes, parse_bytes
 from penstock.tuning.cost import measure_cost
 from penstock.tuning.machine import Machine, this_machine
 

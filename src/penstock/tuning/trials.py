@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.arguments import flag, function, real_number, whole_number
+from penstock.arguments import flag, format_bytes, function, parse_bytes, real_number, whole_number
 from penstock.atomic_files import cache_path, write_cache
 from penstock.datasets.gather import fingerprint_of
 from penstock.errors import ConfigError
@@ -30,9 +30,7 @@ from penstock.loaders.options import check_dataset
 from penstock.loaders.pass_through import preserve_random_state
 from penstock.loaders.worker_errors import state_of, twin, unpicklable_part
 from penstock.metrics import Delivery, arrays_of, samples_of, steady, tree_bytes
-from penstock.sizes import format_bytes, parse_bytes
-from penstock.sources.base import Source
-from penstock.sources.contract import DatasetLike
+from penstock.sources.contract import DatasetLike, Source
 from penstock.tuning.cost import SampleCost, cost_of
 from penstock.tuning.factory import DataLoaderConfig, why_no_workers
 from penstock.tuning.machine import Machine, this_machine

@@ -15,18 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.arguments import real_number, whole_number
+from penstock.arguments import format_bytes, real_number, whole_number
 from penstock.domains.recording.sampling import ChunkPlan
 from penstock.errors import PenstockError, PlanError, StateError
 from penstock.metrics import Probe, Recorder, Verdict, verdict_of
 from penstock.order.state import FORMAT, check_format, number_of, refuse_skips
-from penstock.ranks import current_topology
-from penstock.seeds import Seed
-from penstock.sizes import format_bytes
-from penstock.sources.base import Field
+from penstock.ranks import Seed, current_topology
+from penstock.sources.contract import Field
 from penstock.streaming.buffers import BatchBuffers, LifetimeToken, with_lifetime_token
+from penstock.streaming.pipeline import Tensors, Transfer, check_device, transfer_to
 from penstock.streaming.prefetch import Prefetched
-from penstock.streaming.transfer import Tensors, Transfer, check_device, transfer_to
 
 log = logging.getLogger("penstock")
 

@@ -20,7 +20,7 @@ from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import digest
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import ArrayReader, Box
-from penstock.sources.base import Field, Rows, Source
+from penstock.sources.contract import Field, Rows, Source
 from penstock.sources.npy import NpySource
 from penstock.sources.storage import DirectoryStore
 from penstock.sources.zarr.source import ZarrSource, stored_arrays

@@ -18,7 +18,7 @@ from penstock.domains.recording import layout
 from penstock.errors import PlanError, SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import ArrayReader, ArraySource
-from penstock.sources.base import check_range, checked_buffers, checked_names
+from penstock.sources.contract import check_range, checked_buffers, checked_names
 from penstock.sources.thread_buffers import Bytes, ReusedMemory, borrowed_buffers
 
 MOST_THREADS = 1024

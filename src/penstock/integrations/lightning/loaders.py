@@ -23,8 +23,7 @@ from penstock.loaders.partition import FixedShuffle, subset_order, validation_lo
 from penstock.loaders.pass_through import has_position
 from penstock.loaders.plan_settings import order_factory
 from penstock.loaders.torch_loader import TorchLoader
-from penstock.ranks import current_topology
-from penstock.seeds import Seed
+from penstock.ranks import Seed, current_topology
 
 log = logging.getLogger("penstock")
 

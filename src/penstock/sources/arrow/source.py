@@ -15,14 +15,8 @@ from penstock.extras import optional
 from penstock.fingerprints import digest, field_facts, row_bytes, sampled_blocks
 from penstock.registry import did_you_mean
 from penstock.sources.arrow.tables import open_rows
-from penstock.sources.base import (
-    Arrays,
-    BaseSource,
-    Field,
-    Indices,
-    Rows,
-    checked_names,
-)
+from penstock.sources.base import BaseSource
+from penstock.sources.contract import Arrays, Field, Indices, Rows, checked_names
 from penstock.sources.ragged_rows import items_of, ragged_fields
 
 OFFSET_ROWS = 1 << 16  # whose lengths are read together

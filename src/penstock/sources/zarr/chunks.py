@@ -347,3 +347,38 @@ def _flat(position: Position, counts: tuple[int, ...]) -> int:
     for at, count in zip(position, counts, strict=True):
         number = number * count + at
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class MissingChunks:
+    """The handling of chunks of one array that are not stored.
+
+    Attributes:
+        store: Where the array is stored.
+        metadata_key: The object that holds the array's metadata.
+        refused: Whether a missing chunk is an error instead of the fill value.
+    """
+
+    store: ByteStore
+    metadata_key: str
+    refused: bool = False
+
+    def report(self, key: str) -> None:
+        """Report that the chunk in ``key`` is missing: an error if every chunk must be stored."""
+        if self.refused:
+            raise SourceError(
+                f"there is no chunk {self.store.name(key)}, and missing='error' was passed: "
+                "restore it from a copy, or use missing='fill' to read fill values there"
+            )
+
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the array is gone: deleted, unmounted, or no longer served.
+
+        Called once for each read with missing chunks, after them: if the metadata is found then,
+        the store was there when the chunks were not, and fill values are right.
+        """
+        if self.store.fetch(self.metadata_key, new_memory) is None:
+            raise SourceError(
+                f"{self.store.name(self.metadata_key)} is gone, so the array's missing chunks are "
+                "not fill values: check that the storage is mounted and the store still exists"
+            )

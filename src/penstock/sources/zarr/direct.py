@@ -16,7 +16,7 @@ from penstock.errors import SourceError
 from penstock.fingerprints import digest, sampled_blocks
 from penstock.metrics import Probe
 from penstock.sources.array_source import ArrayReader, Box, samples_first
-from penstock.sources.base import Field, Rows
+from penstock.sources.contract import Field, Rows
 from penstock.sources.storage import ByteStore, new_memory
 from penstock.sources.thread_buffers import Bytes, thread_buffer
 from penstock.sources.zarr.chunks import (
@@ -27,11 +27,11 @@ from penstock.sources.zarr.chunks import (
     FixedCache,
     Grid,
     Location,
+    MissingChunks,
     Position,
     side_by_side,
 )
 from penstock.sources.zarr.codecs import BadChunk
-from penstock.sources.zarr.hierarchy import MissingChunks
 
 # each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
 CACHED_BOXES = 1024

@@ -17,7 +17,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import Box
-from penstock.sources.base import Rows
+from penstock.sources.contract import Rows
 from penstock.sources.sliceable import SliceableArray, library_lock
 from penstock.sources.storage import (
     Allocate,
@@ -30,7 +30,7 @@ from penstock.sources.storage import (
     reading,
 )
 from penstock.sources.thread_buffers import Bytes
-from penstock.sources.zarr.hierarchy import MissingChunks
+from penstock.sources.zarr.chunks import MissingChunks
 
 LOCAL_HEADER = 30  # bytes before the file name of an entry, which ends with the two lengths below
 REMOTE_CONCURRENCY = 8  # requests of one read to stores that are usually far away

@@ -25,11 +25,11 @@ from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.plan_settings import order_factory
 from penstock.order import derive_key
-from penstock.ranks import ranks
+from penstock.ranks import Seed, ranks
 from penstock.registry import unknown_name
-from penstock.seeds import Seed
 from penstock.sources import open_source
-from penstock.sources.base import Source, composed
+from penstock.sources.base import composed
+from penstock.sources.contract import Source
 from penstock.training.build.objects import Maker, located
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings

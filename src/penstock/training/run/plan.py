@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from penstock.arguments import whole_number
+from penstock.arguments import format_bytes, whole_number
 from penstock.datamodules.inputs import flat_loaders
 from penstock.datasets.mixture import Mixture
 from penstock.errors import ConfigError, PlanError
@@ -33,7 +33,6 @@ from penstock.loaders.chunk_report import counted, counted_passes, coverage, pas
 from penstock.loaders.pass_through import has_position
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Occurrence, Steps, Topology
-from penstock.sizes import format_bytes
 from penstock.sources import Source
 from penstock.training.build import build
 from penstock.training.build.objects import as_list
