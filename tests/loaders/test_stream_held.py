@@ -12,7 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import StreamLoader, open_source
+from penstock import StreamLoader, concatenate, open_source
 from penstock.errors import PlanError, SourceError, WorkerError
 from penstock.sources.base import composed
 from penstock.sources.contract import Field
@@ -234,3 +234,24 @@ def test_a_loader_that_holds_rows_or_labels_can_be_copied(again, tmp_path):
             with again(loader) as other:
                 one, two = next(batches), next(iter(other))
                 assert torch.equal(one["x"], two["x"]) and torch.equal(one["y"], two["y"])
+
+
+def test_only_samples_that_are_the_same_in_every_epoch_are_remembered():
+    # so few random patches that a look at some samples of the source misses them
+    data = np.arange(130 * 64).reshape(130, 8, 8)
+    images = zarr.create_array({}, data=data, chunks=(1, 8, 4))
+    fixed = open_source(images).patches((2, 3), stride=(1, 1))
+    drawn = open_source(zarr.create_array({}, data=-data[:1], chunks=(1, 8, 8)))
+    few = drawn.patches((2, 3), random=True)
+    source = concatenate([fixed, few, fixed])
+    seen = []
+    with StreamLoader(source, 32, seed=5, block_samples=30, drop_last=False) as loader:
+        for epoch in range(3):
+            found = np.empty((len(source), 2, 3), data.dtype)
+            for number, batch in enumerate(loader):
+                found[loader.samples_at(number, epoch)] = batch
+            wanted = np.empty_like(found)
+            source.drawn(5, epoch).take(np.arange(len(source)), {"": wanted})
+            assert np.array_equal(found, wanted)
+            seen.append(found[len(fixed) :][: len(few)])
+    assert not np.array_equal(seen[0], seen[1])

@@ -14,8 +14,9 @@ from penstock.arguments import format_bytes
 from penstock.order import Indices
 from penstock.sources.assembly import read_span
 from penstock.sources.base import ComposedSource
-from penstock.sources.boxes import Leaf, Places, Span
+from penstock.sources.boxes import Leaf, Located, Places, Span
 from penstock.sources.contract import Rows, Source
+from penstock.sources.verbs import Draw
 from penstock.streaming.budget import BlockCost
 from penstock.streaming.buffers import BatchBuffers, allocate
 from penstock.streaming.copies import gather, gather_boxes
@@ -26,11 +27,16 @@ from penstock.streaming.planner import BlockRead
 log = logging.getLogger("penstock")
 
 Spans: TypeAlias = Mapping[int, Sequence[Span]]
+# by field, a row of integers for each sample: the held rows, counted from that of the block; of
+# patches the first byte of each box, and its strides in bytes
+Tables: TypeAlias = Mapping[str, Indices]
 
 MEASURED_BLOCKS = 64  # blocks whose memory is computed before anything is read
 EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
 EXAMINED_SAMPLES = 64
 PIECE = 1 << 14  # seams whose rows are computed at a time
+REMEMBERED_BYTES = 4 << 20  # of blocks whose samples need not be located again in the next epoch
+REMEMBERED_SPAN = 500  # bytes of one of their spans
 LISTED_ROWS = 1 << 18  # rows of a block that are listed one by one, 8 bytes each
 
 
@@ -57,16 +63,13 @@ class StoredRows:
         )
         self.is_cut = any(output.cut for output in outputs.values())
         self._is_random = self.is_cut and source.widest_needs(some) != source.needs(some)
+        self.columns = {  # how many integers say where a sample is held
+            name: 1 if self.runs[name] else prod(each.steps) * (1 + each.cut * len(each.inner))
+            for name, each in outputs.items()
+        }
         self._needs: dict[int, tuple[BlockCost, dict[int, int]]] = {}
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """How many integers say where a sample is held, by field."""
-        found = {}
-        for name, output in self.source.outputs.items():
-            boxes = prod(output.steps) * (1 + len(output.inner) if output.cut else 1)
-            found[name] = 1 if self.runs[name] else boxes
-        return found
+        self._known: dict[tuple[int, int], tuple[Spans, Tables]] = {}  # what `block` returned
+        self._known_bytes = 0
 
     @property
     def most_samples(self) -> int:
@@ -103,6 +106,80 @@ class StoredRows:
             spans[output.store] = [Span(number, start, stop, (0,) * len(leaf.shape), leaf.shape)]
         outputs = self.source.outputs
         return spans, {n: start - spans[outputs[n].store][0].start for n, start in starts.items()}
+
+    def block(self, source: ComposedSource, samples: Indices) -> tuple[Spans, Tables]:
+        """Return what samples need, and where each of them is in it, see `tables`.
+
+        Args:
+            source: The source, with the random patches of an epoch.
+            samples: Ascending numbers.
+        """
+        first, last = int(samples[0]), int(samples[-1])
+        found = self._known.get((first, last)) if last - first + 1 == len(samples) else None
+        if found is not None:
+            return found
+        simple = self.consecutive(samples)
+        if simple is not None:
+            spans, rows = simple
+            count, outputs = np.arange(len(samples))[:, None], self.source.outputs
+            return spans, {n: count * (outputs[n].pitch or 0) + row for n, row in rows.items()}
+        located = source.locate(samples)
+        spans = source.needs(samples, located)
+        found = spans, self.tables(source, samples, spans, located)
+        nbytes = REMEMBERED_SPAN * sum(map(len, spans.values()))
+        nbytes += sum(table.nbytes for table in found[1].values())
+        if (
+            last - first + 1 == len(samples)
+            and self._known_bytes + nbytes <= REMEMBERED_BYTES
+            and not (self._is_random or self._differs(samples))
+        ):
+            self._known[first, last] = found
+            self._known_bytes += nbytes
+        return found
+
+    def _differs(self, samples: Indices) -> bool:
+        """Return whether one of these samples differs between epochs."""
+        locate, ends = self.source.layout.locate, (Draw(share=0), Draw(share=1))
+        corners = ([locate(name, samples, end).corner for end in ends] for name in self.runs)
+        return any((low != high).any() for low, high in corners)
+
+    def tables(
+        self,
+        source: ComposedSource,
+        samples: Indices,
+        spans: Spans,
+        located: Mapping[str, Located] | None = None,
+    ) -> Tables:
+        """Return where samples are in spans that are held one after the other.
+
+        Args:
+            source: The source, with the random patches of an epoch.
+            samples: Numbers of samples.
+            spans: What is held.
+            located: What `locate` returns for them, if it is known.
+        """
+        return {
+            name: self._boxes(name, found, spans[source.outputs[name].store])
+            if source.outputs[name].cut
+            else np.array(found.index.reshape(len(samples), -1)[:, : self.columns[name]])
+            for name, found in source.places(samples, spans, located).items()
+        }
+
+    def _boxes(self, name: str, found: Places, spans: Sequence[Span]) -> Indices:
+        """Return the first byte of each box of a patch, and the strides of its canvas in bytes."""
+        item = self.source.outputs[name].dtype.itemsize
+        rows = np.array([span.stop - span.start for span in spans])
+        shapes = np.array([span.shape for span in spans], np.int64)
+        sizes = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]  # items of a row, line, ...
+        strides = np.concatenate([sizes[:, 1:], np.ones((len(spans), 1), np.int64)], axis=1)
+        begin = np.cumsum(rows) - rows
+        first = np.cumsum(rows * sizes[:, 0]) - rows * sizes[:, 0]
+        low = np.array([span.low for span in spans], np.int64)
+        index = found.index.reshape(len(found.corner), -1)
+        which = np.searchsorted(begin, index, side="right") - 1
+        corner = ((found.corner[:, None] - low[which]) * strides[which]).sum(axis=2)
+        starts = first[which] + (index - begin[which]) * sizes[which, 0] + corner
+        return np.concatenate([starts, strides[which].reshape(len(index), -1)], axis=1) * item
 
     def needs(self, block: int) -> tuple[BlockCost, dict[int, int]]:
         """Return what blocks of ``block`` samples take, and the most bytes of rows by store.
@@ -260,34 +337,27 @@ class HeldRows:
     def fill(self, place: int, samples: Indices, epoch: int) -> None:
         """Read the rows of these samples to a place."""
         self._filled.add(place)
-        source, simple = self._drawn(epoch), self._stored.consecutive(samples)
-        located = None if simple else source.locate(samples)
-        spans: Spans = simple[0] if simple else source.needs(samples, located)
+        source = self._drawn(epoch)
+        spans, tables = self._stored.block(source, samples)
         if not self._fits(spans):
             # canvases of some patches can be larger together than those of the whole block
             first = int(samples[0]) // self.block * self.block
             spans = source.widest_needs(np.arange(first, min(first + self.block, len(source))))
-        if not self._fits(spans):
-            self._warn(spans)
-            self._not_held[place] = source, samples
-            return
+            if not self._fits(spans):
+                self._warn(spans)
+                self._not_held[place] = source, samples
+                return
+            tables = self._stored.tables(source, samples, spans)
         bases = self._read(spans, place)
-        places = None if simple else source.places(samples, spans, located)
-        first, outputs = place * self.block, source.outputs
+        first = place * self.block
         for name, table in self._tables.items():
-            table, output = table[first : first + len(samples)], outputs[name]
+            output, held = source.outputs[name], table[first : first + len(samples)]
             base = bases[output.store]
-            if places is not None and output.cut:
-                self._note_boxes(table, name, places[name], spans[output.store], base)
-                continue
-            first_row = base // self._leaves[output.store].row_bytes
-            if simple:
-                assert output.pitch is not None
-                table[:, 0] = np.arange(len(table)) * output.pitch + (first_row + simple[1][name])
+            held[:] = tables[name]
+            if output.cut:
+                held[:, : prod(output.steps)] += base
             else:
-                assert places is not None
-                index = places[name].index.reshape(len(samples), -1)
-                table[:] = index[:, : table.shape[1]] + first_row
+                held += base // self._leaves[output.store].row_bytes
 
     def _fits(self, spans: Spans) -> bool:
         return all(self._stored.nbytes(each) <= self._capacity[of] for of, each in spans.items())
@@ -320,26 +390,6 @@ class HeldRows:
         for (_, start, stop), (stored, fields) in reads.items():  # fields of one file together
             stored.read(start, stop, fields)
         return bases
-
-    def _note_boxes(
-        self, table: Indices, name: str, found: Places, spans: Sequence[Span], base: int
-    ) -> None:
-        """Note the first byte of each box of a patch, and the strides of its canvas in bytes."""
-        output = self._source.outputs[name]
-        item, rows = output.dtype.itemsize, np.array([span.stop - span.start for span in spans])
-        shapes = np.array([span.shape for span in spans], np.int64)
-        sizes = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]  # items of a row, line, ...
-        strides = np.concatenate([sizes[:, 1:], np.ones((len(spans), 1), np.int64)], axis=1)
-        begin = np.cumsum(rows) - rows
-        first = np.cumsum(rows * sizes[:, 0]) - rows * sizes[:, 0]
-        low = np.array([span.low for span in spans], np.int64)
-        index = found.index.reshape(len(table), -1)
-        which = np.searchsorted(begin, index, side="right") - 1
-        corner = ((found.corner[:, None] - low[which]) * strides[which]).sum(axis=2)
-        steps = index.shape[1]
-        starts = first[which] + (index - begin[which]) * sizes[which, 0] + corner
-        table[:, :steps] = base + starts * item
-        table[:, steps:] = (strides[which] * item).reshape(len(table), -1)
 
     def free(self, place: int) -> None:
         """Note that the samples of a place are not needed any more."""

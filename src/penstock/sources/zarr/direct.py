@@ -168,6 +168,8 @@ class DirectArray(ArrayReader):
 
     def view(self, start: int, stop: int, box: Crop | None = None) -> Rows | None:
         """Return samples ``start:stop`` over mapped pages, if they are in one raw chunk."""
+        if not self._layout.is_raw:
+            return None
         grid = self._grid if box is None else self._grid_within(box)
         read = grid.one_read(start, stop)
         chunk = None if read is None else self._mapped_chunk(read.position)
