@@ -27,6 +27,7 @@ LEAVE_OUT = "write or copy it again, or leave it out"
 MOST_PIXELS = 1 << 28  # of an image; more is taken for a damaged header
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
+OGG_HEADER, OGG_LAST = 27, 4  # bytes before the sizes of a page's parts; mark of the last page
 NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")  # as webdataset has them
 
 
@@ -128,13 +129,28 @@ def _decode_npy(raw: Bytes) -> Rows:
 
 
 def _probe_sound(raw: Bytes) -> Probed:
-    said = int.from_bytes(raw[4:8].tobytes(), "little") + 8
-    # libsndfile takes a file that was cut for a shorter one; a stream does not say its size
-    if raw[:4].tobytes() == b"RIFF" and raw.size < said < 0xFFFFFFFF:
+    # libsndfile takes a file that was cut for a shorter one
+    said = _sound_bytes(raw)
+    if raw.size < said:
         raise ValueError(f"it has {raw.size} of {said} bytes")
     found = optional("soundfile", extra="audio").info(io.BytesIO(raw.data))
     shape = (found.frames,) if found.channels == 1 else (found.frames, found.channels)
     return Probed(shape, np.dtype(np.float32), found.samplerate)
+
+
+def _sound_bytes(raw: Bytes) -> int:
+    """Return the least size of a file of sound, if it says that; else 0."""
+    start = raw[:4].tobytes()
+    if start in (b"RIFF", b"FORM"):  # WAV and AIFF
+        said = int.from_bytes(raw[4:8].tobytes(), "little" if start == b"RIFF" else "big") + 8
+        return said if said < 0xFFFFFFFF else 0  # a stream does not say its size
+    if start != b"OggS":
+        return 0
+    page = raw[raw.tobytes().rindex(start) :]
+    if page.size > OGG_HEADER and page[5] & OGG_LAST:
+        ends = OGG_HEADER + int(page[OGG_HEADER - 1])
+        return raw.size - page.size + ends + int(page[OGG_HEADER:ends].sum())
+    raise ValueError("its last page is missing")
 
 
 def _decode_sound(raw: Bytes) -> Rows:

@@ -15,11 +15,12 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import StoredArray
 from penstock.sources.sliceable import Found, library_lock, sliceable_array
-from penstock.sources.storage import UNREADABLE, reading
+from penstock.sources.storage import UNREADABLE, LocalFile, reading
 
 LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
 HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
 USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # where the signature of HDF5 may be
+SUPERBLOCK_BYTES = 64  # as many of the block after the signature as are looked at
 CLASSIC_ITEMS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}  # bytes
 MOST_ARRAYS = 100_000
 OWN_ATTRIBUTES = (  # of HDF5, and of netCDF
@@ -66,6 +67,8 @@ class ArrayFile:
     def __init__(self, path: Path, *, classic: bool, opened: Any) -> None:
         self.path, self.classic, self.name = path, classic, str(path)
         self._opened = None if opened is None else (os.getpid(), opened)
+        # the user, who passed an open file, may write to it
+        self._stored = LocalFile(path) if opened is None else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -76,6 +79,11 @@ class ArrayFile:
         if self._opened is None or self._opened[0] != os.getpid() or not self._opened[1]:
             self._opened = (os.getpid(), self._open())
         return self._opened[1]
+
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the file was written since: HDF5 would mix old and new bytes."""
+        if self._stored is not None:
+            self._stored.verify()
 
     def _open(self) -> Any:
         library = optional("netCDF4", "xarray") if self.classic else optional("h5py", "hdf5")
@@ -107,31 +115,41 @@ class FileArray:
                 f"{self._path} of {self.file.name} had shape {self.shape} when it was opened, "
                 f"and has {tuple(array.shape)} now: do not write to a file that is being read"
             )
-        return array[key]
+        found = array[key]
+        self.file.verify()
+        return found
 
 
 def _is_classic(path: Path) -> bool:
     """Return whether a file is classic netCDF; refuse what is neither this nor HDF5."""
     with reading(path), path.open("rb") as file:
         start = file.read(8)
-        for offset in USER_BLOCKS:
-            file.seek(offset)
-            if file.read(8) == HDF5_MAGIC:
-                return False
-    if start[:3] == CLASSIC_MAGIC:
-        size = path.stat().st_size
-        with reading(path), path.open("rb") as file:
-            needed = classic_size(file)
-        if size < needed:  # netCDF would read zeros
-            raise SourceError(
-                f"{path} has {size} bytes but its header promises {needed}: the file is truncated; "
-                "write or copy it again"
-            )
-        return True
-    raise SourceError(
-        f"{path} is neither HDF5 nor netCDF: it begins with {start!r}; if it is truncated or "
-        "damaged, write or copy it again"
-    )
+        classic = start[:3] == CLASSIC_MAGIC
+        file.seek(0)
+        needed = classic_size(file) if classic else _hdf5_size(file)
+        size = os.fstat(file.fileno()).st_size
+    if needed is None:
+        raise SourceError(
+            f"{path} is neither HDF5 nor netCDF: it begins with {start!r}; if it is truncated or "
+            "damaged, write or copy it again"
+        )
+    if size < needed:  # netCDF would read zeros, and so would HDF5 in a file that is open already
+        raise SourceError(
+            f"{path} has {size} bytes but its header promises {needed}: the file is truncated; "
+            "write or copy it again"
+        )
+    return classic
+
+
+def _hdf5_size(file: BinaryIO) -> int | None:
+    """Return the least size of a file of HDF5, from its superblock; None if it has none."""
+    for begin in USER_BLOCKS:
+        file.seek(begin)
+        head = file.read(SUPERBLOCK_BYTES)
+        if head[:8] == HDF5_MAGIC:
+            at, width = {0: (40, 13), 1: (44, 13)}.get(head[8], (28, 9))  # the end, and its width
+            return begin + (struct.unpack_from("<Q", head, at)[0] if head[width] == 8 else 0)
+    return None
 
 
 def classic_size(file: BinaryIO) -> int:
@@ -143,8 +161,11 @@ def classic_size(file: BinaryIO) -> int:
     version = file.read(4)[3]
     count, offset = (">q" if version == 5 else ">i"), (">i" if version == 1 else ">q")
 
-    def number(kind: str = count) -> int:
-        return int(struct.unpack(kind, file.read(struct.calcsize(kind)))[0])
+    def number(kind: str = count, minimum: int = 0) -> int:
+        found = int(struct.unpack(kind, file.read(struct.calcsize(kind)))[0])
+        if found < minimum:  # a size below 0 would lead back, and round and round
+            raise ValueError(f"its header has the size {found}")
+        return found
 
     def skip(nbytes: int) -> None:
         file.seek(-(-nbytes // 4) * 4, os.SEEK_CUR)
@@ -159,7 +180,7 @@ def classic_size(file: BinaryIO) -> int:
             nbytes = CLASSIC_ITEMS[number(">i")]
             skip(nbytes * number())
 
-    records, lengths = number(), []
+    records, lengths = number(minimum=-1), []  # -1: it was written without knowing
     for _ in items():
         skip(number())
         lengths.append(number())
@@ -170,7 +191,7 @@ def classic_size(file: BinaryIO) -> int:
         shape = [lengths[number()] for _ in range(number())]
         skip_attributes()
         nbytes = CLASSIC_ITEMS[number(">i")]
-        number()  # padded size, which overflows
+        number(minimum=-1)  # padded size, which overflows
         begin = number(offset)
         if shape and not shape[0]:
             begins.append(begin)
@@ -278,7 +299,7 @@ def _attributes(array: Any) -> Mapping[str, Any]:
 
 def group_attributes(file: ArrayFile) -> dict[str, Mapping[str, Any]]:
     """Return the attributes of all groups of a file, by their path; "" is the file itself."""
-    with library_lock(LOCK):
+    with library_lock(LOCK), reading(f"the attributes of {file.name}"):
         root = file.root()
         found = {"": _attributes(root)}
 

@@ -7,6 +7,7 @@ import lzma
 import mmap
 import os
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -36,7 +37,7 @@ _OBJECT = re.compile(r" ?<[^<>]* at 0x\w+>")
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError, TokenError, lzma.LZMAError),
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
+    *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 AGAIN = "if it is truncated or damaged, write or copy it again"
 

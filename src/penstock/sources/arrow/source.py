@@ -18,6 +18,7 @@ from penstock.sources.arrow.tables import open_rows
 from penstock.sources.base import BaseSource
 from penstock.sources.contract import Arrays, Field, Indices, Rows, checked_names
 from penstock.sources.ragged_rows import items_of, ragged_fields
+from penstock.sources.storage import reading
 
 OFFSET_ROWS = 1 << 16  # whose lengths are read together
 
@@ -42,7 +43,9 @@ class ArrowSource(BaseSource):
     def __init__(self, table: Any, *, columns: Sequence[str] | None = None) -> None:
         names = checked_names("columns", columns)
         self._table = open_rows(table)
-        super().__init__(self._table.samples, _fields_of(self._table.schema, names))
+        with reading("the names of the columns", "pyarrow", errors=(UnicodeError,)):
+            fields = _fields_of(self._table.schema, names)
+        super().__init__(self._table.samples, fields)
         self.in_flight, self.seams = self._table.in_flight, list(self._table.seams)
         if self._table.batch_samples is None:  # lengths are stored, and cost nothing
             for name in ragged_fields(self, self._fields):
@@ -223,6 +226,11 @@ def lengths_in(array: Any, name: str) -> Indices:
     compute = optional("pyarrow.compute", extra="arrow")
     count = compute.binary_length if is_bytes(array.type) else compute.list_value_length
     lengths: Indices = count(array).to_numpy().astype(np.int64)
+    if len(lengths) and int(lengths.min()) < 0:
+        raise SourceError(
+            f"column {name!r} has a row of {int(lengths.min())} items: the file is damaged; write "
+            "or copy it again"
+        )
     return lengths
 
 

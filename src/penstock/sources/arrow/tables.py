@@ -96,6 +96,7 @@ class MappedRows(MemoryRows):
                     self._opened = ipc.open_file(arrow.py_buffer(pages)).read_all()
                 except arrow.ArrowInvalid:
                     self._opened = ipc.open_stream(arrow.py_buffer(pages)).read_all()
+                self._opened.validate()  # reading trusts what the file says of itself
         return self._opened
 
 

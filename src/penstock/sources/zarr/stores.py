@@ -147,15 +147,16 @@ class ZipByteStore(ByteStore):
         if entry is None:
             return None
         first, wanted = byte_range(self.name(key), entry.file_size, offset, nbytes)
-        stored = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1
-        into = allocate(wanted if stored else entry.file_size)
-        if stored:
-            read_exactly(self.path, into, self._begin(entry) + first)
+        if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1:
+            begin = self._begin(entry)
+            byte_range(self.name(key), self.path.stat().st_size, begin, entry.file_size)
+            into = allocate(wanted)
+            read_exactly(self.path, into, begin + first)
             return into
         with reading(self.name(key)):
             with zipfile.ZipFile(self.path) as file, file.open(entry) as content:
-                into[...] = np.frombuffer(content.read(entry.file_size), np.uint8)
-        return into[first : first + wanted]
+                found = np.frombuffer(content.read(entry.file_size), np.uint8)
+        return found[byte_range(self.name(key), found.size, first, wanted)[0] :][:wanted]
 
     def children(self, key: str) -> list[str]:
         """Return the names of the folders one level below ``key``."""
