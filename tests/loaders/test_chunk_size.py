@@ -56,9 +56,10 @@ def test_a_chunk_size_below_one_is_refused_and_changes_nothing():
 
 
 class Held:
-    """A dataset whose samples come when they are let."""
+    """A dataset whose samples come when they are let, or after some seconds."""
 
-    def __init__(self):
+    def __init__(self, seconds=20.0):
+        self.seconds = seconds
         self.asked, self.let = threading.Event(), threading.Event()
 
     def __len__(self):
@@ -66,16 +67,16 @@ class Held:
 
     def __getitem__(self, index):
         self.asked.set()
-        self.let.wait(20)
+        self.let.wait(self.seconds)
         return index
 
 
 def test_the_time_inside_next_is_what_was_waited():
-    data = Held()
+    data = Held(seconds=0.02)
     loader = ChunkedDataLoader(data, 2)
     assert loader.waited_seconds == 0.0
-    threading.Timer(0.05, data.let.set).start()
     next(iter(loader))
+    data.let.set()
     first = loader.waited_seconds
     assert first >= 0.04
     list(loader)
