@@ -28,16 +28,23 @@ class Numbers(IterableDataset):
 
 def test_gauges_are_rates_since_the_last_reading_and_the_place_of_the_last_batch():
     loader = ChunkedDataLoader(DATA, 8, chunk_size=10, shuffle=True)
+    began = time.perf_counter()
     gauges, found = Gauges(loader), []
+    after = time.perf_counter()
     for _ in range(6):  # an epoch is four chunks
         for _ in loader:
             time.sleep(0.001)
+        before = time.perf_counter()
         found.append(gauges.read())
+        ended = time.perf_counter()
+        # 80 samples, between the two readings
+        assert 80 / (ended - began) <= found[-1]["penstock/samples_per_second"]
+        assert found[-1]["penstock/samples_per_second"] <= 80 / (before - after)
+        began, after = before, ended
     places = [(each["penstock/epoch"], each["penstock/chunk"]) for each in found]
     assert places == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
     assert [each["penstock/position"] for each in found[:2]] == [72, 152]
-    assert all(0 < each["penstock/waiting_share"] < 0.9 for each in found)
-    assert all(500 < each["penstock/samples_per_second"] < 8000 for each in found)
+    assert all(0 < each["penstock/waiting_share"] < 1 for each in found)
     assert gauges.read()["penstock/samples_per_second"] == 0
 
 
