@@ -147,16 +147,22 @@ void penstock_lookup(uint32_t *out, const void *stored, int64_t item, const uint
             out[i] = table[pairs[i]];
 }
 
-/* Rows of width numbers: zeros, and at columns[j] the sum of values[j] for each j of the row. The
- * columns were checked. */
+/* Rows of width numbers: zeros, and at columns[j] the sum of values[j] for each of the lengths[i]
+ * items of row i. Its values and columns begin at two addresses. The columns were checked. */
 #define DENSE(name, number, integer)                                                               \
-    static void name(number *out, const number *values, const integer *columns,                    \
-                     const int64_t *offsets, int64_t rows, int64_t width)                          \
+    static void name(number *out, const int64_t *values, const int64_t *columns,                   \
+                     const int64_t *lengths, int64_t rows, int64_t width)                          \
     {                                                                                              \
         for (int64_t i = 0; i < rows; i++, out += width) {                                         \
+            const number *value = (const number *)(intptr_t)values[i];                             \
+            const integer *column = (const integer *)(intptr_t)columns[i];                         \
+            for (int64_t b = 0; i + 1 < rows && b < 4 * LINE; b += LINE) {                         \
+                __builtin_prefetch((const char *)(intptr_t)values[i + 1] + b);                     \
+                __builtin_prefetch((const char *)(intptr_t)columns[i + 1] + b);                    \
+            }                                                                                      \
             memset(out, 0, (size_t)width * sizeof(number));                                        \
-            for (int64_t j = offsets[i]; j < offsets[i + 1]; j++)                                  \
-                out[columns[j]] += values[j];                                                      \
+            for (int64_t j = 0; j < lengths[i]; j++)                                               \
+                out[column[j]] += value[j];                                                        \
         }                                                                                          \
     }
 DENSE(dense_f4_i4, float, int32_t)
@@ -164,15 +170,15 @@ DENSE(dense_f4_i8, float, int64_t)
 DENSE(dense_f8_i4, double, int32_t)
 DENSE(dense_f8_i8, double, int64_t)
 
-void penstock_dense(void *out, int64_t item, const void *values, const void *columns, int64_t index,
-                    const int64_t *offsets, int64_t rows, int64_t width)
+void penstock_dense_rows(void *out, int64_t item, const int64_t *values, const int64_t *columns,
+                         int64_t index, const int64_t *lengths, int64_t rows, int64_t width)
 {
     if (item == 4 && index == 4)
-        dense_f4_i4(out, values, columns, offsets, rows, width);
+        dense_f4_i4(out, values, columns, lengths, rows, width);
     else if (item == 4)
-        dense_f4_i8(out, values, columns, offsets, rows, width);
+        dense_f4_i8(out, values, columns, lengths, rows, width);
     else if (index == 4)
-        dense_f8_i4(out, values, columns, offsets, rows, width);
+        dense_f8_i4(out, values, columns, lengths, rows, width);
     else
-        dense_f8_i8(out, values, columns, offsets, rows, width);
+        dense_f8_i8(out, values, columns, lengths, rows, width);
 }

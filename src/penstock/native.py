@@ -19,7 +19,7 @@ class Native(NamedTuple):
     join: Callable[..., None]
     decode: Callable[..., int]
     lookup: Callable[..., None]
-    dense: Callable[..., None]
+    dense_rows: Callable[..., None]
 
 
 def _load() -> Native | None:
@@ -33,7 +33,7 @@ def _load() -> Native | None:
         "join": (None, [address, address, address, number]),
         "decode": (number, [*[address] * 6, number, number]),
         "lookup": (None, [address, address, number, address, number]),
-        "dense": (None, [address, number, address, address, number, address, number, number]),
+        "dense_rows": (None, [address, number, address, address, number, address, number, number]),
     }
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("libnative.so")))

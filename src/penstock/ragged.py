@@ -236,9 +236,12 @@ def dense_tensor(
     numbers = values.dtype in (torch.float32, torch.float64)
     numbers &= columns.dtype in (torch.int32, torch.int64) and matrix.is_contiguous()
     if native is not None and numbers and values.device.type == "cpu":
-        native.dense(
-            matrix.data_ptr(), values.itemsize, values.data_ptr(), columns.data_ptr(),
-            columns.itemsize, offsets.data_ptr(), rows, width,
+        ends = offsets.numpy()
+        lengths = np.diff(ends)
+        begins = [each.data_ptr() + ends[:-1] * each.itemsize for each in (values, columns)]
+        native.dense_rows(
+            matrix.data_ptr(), values.itemsize, begins[0].ctypes.data, begins[1].ctypes.data,
+            columns.itemsize, lengths.ctypes.data, rows, width,
         )  # fmt: skip
         return matrix
     matrix.zero_()

@@ -16,9 +16,10 @@ import torch
 
 from penstock.arguments import format_bytes, size_text
 from penstock.errors import PlanError, SourceError
+from penstock.native import native
 from penstock.order import Indices
 from penstock.ragged import Ragged, csr_tensor, dense_tensor
-from penstock.sources.contract import Field, Rows, Source, varies, view_of
+from penstock.sources.contract import Field, Rows, Source, Sparse, varies, view_of
 from penstock.sources.ragged_rows import lengths_of, offsets_of, ragged_fields
 from penstock.sources.thread_buffers import ReusedMemory
 from penstock.streaming.budget import (
@@ -190,6 +191,15 @@ class RaggedBlocks:
             for name, each in source.fields.items()
             if not each.ragged
         }
+        # matrices whose zeros are written where they are gathered: on an accelerator, later
+        self.dense = {
+            name: each.sparse
+            for name, each in source.fields.items()
+            if each.sparse and each.sparse.dense and each.dtype.str in ("<f4", "<f8")
+            if source.fields[each.sparse.columns].dtype.str in ("<i4", "<i8")
+        }
+        if native is None or pin:
+            self.dense = {}
         self._items: list[dict[str, Rows]] = [{} for _ in range(places)]
         self._spare: dict[str, list[Rows]] = {name: [] for name in self.ragged}
         self.batches = {name: ReusedMemory() for name in source.fields}
@@ -249,6 +259,17 @@ class RaggedBlocks:
             return torch.empty(shape, dtype=kind, pin_memory=True)
         return torch.from_numpy(self.batches[name].empty(shape, each.dtype))
 
+    def matrix(self, name: str, sparse: Sparse, numbers: Indices, lengths: Indices) -> torch.Tensor:
+        """Return held samples of a sparse field with their zeros."""
+        assert native is not None
+        values, columns = (self.begins[each][numbers] for each in (name, sparse.columns))
+        out = self.batches[name].empty((len(numbers), sparse.width), self.fields[name].dtype)
+        native.dense_rows(
+            out.ctypes.data, out.itemsize, values.ctypes.data, columns.ctypes.data,
+            self.fields[sparse.columns].nbytes, lengths.ctypes.data, *out.shape,
+        )  # fmt: skip
+        return torch.from_numpy(out)
+
     def begin_batch(self) -> RaggedBatch:
         """Return an empty batch."""
         return RaggedBatch(self)
@@ -296,8 +317,15 @@ class RaggedBatch:
         held = self._blocks
         lengths = {group: table[numbers] for group, table in held.lengths.items()}
         totals = {group: int(each.sum()) for group, each in lengths.items()}
-        values = {}
+        dense = held.dense if rows is None else {}  # a part is joined with others first
+        values = {
+            name: held.matrix(name, sparse, numbers, lengths[held.group[name]])
+            for name, sparse in dense.items()
+        }
+        made = {*dense, *(sparse.columns for sparse in dense.values())}
         for name, each in held.fields.items():
+            if name in made:
+                continue
             count = totals[held.group[name]] if each.ragged else len(numbers)
             tensor = values[name] = held.empty(name, count)
             if each.ragged:
@@ -370,8 +398,10 @@ class Assembly:
         found: dict[str, Any] = {}
         for name, each in self._fields.items():
             if each.sparse is not None:
-                columns = batch[each.sparse.columns]
-                found[name] = self._matrix(batch[name], columns, batch[name + OFFSETS], each)
+                columns = batch.get(each.sparse.columns)
+                found[name] = batch[name]  # already the matrix, if it has no columns
+                if columns is not None:
+                    found[name] = self._matrix(batch[name], columns, batch[name + OFFSETS], each)
             elif name not in self._columns:
                 ragged = each.ragged
                 found[name] = Ragged(batch[name], batch[name + OFFSETS]) if ragged else batch[name]

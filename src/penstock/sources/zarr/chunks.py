@@ -314,6 +314,26 @@ class ChunkLocator:
             found.append(None if offset == MISSING else Location(key, offset, nbytes))
         return found
 
+    def run(self, first: int, last: int) -> tuple[str, ShardIndex] | None:
+        """Return the shard of chunks ``first:last`` along the first axis, and where each is in it.
+
+        The array is divided along no other axis. None if they are in several shards, or it is
+        missing.
+
+        Args:
+            first: The first chunk.
+            last: The end.
+        """
+        shards = self._layout.shards
+        assert shards is not None
+        count = shards.chunks_per_shard[0]
+        shard = first // count
+        if (last - 1) // count != shard:
+            return None
+        key = self.key((first, *[0] * (len(self._chunk_counts) - 1)))
+        index = self._index(shards, shard, key)
+        return None if index is None else (key, index[first - shard * count : last - shard * count])
+
     def _file(self, position: Position) -> Position:
         if self._layout.shards is None:
             return position

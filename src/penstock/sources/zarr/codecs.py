@@ -8,13 +8,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.extras import optional
 from penstock.native import native
-from penstock.sources.thread_buffers import Bytes, Rows
+from penstock.sources.thread_buffers import Bytes
+
+Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 
 
 class BadChunk(ValueError):
@@ -205,22 +208,23 @@ class _Zstd(threading.local):
             _check_size(self._checked(done), out)
 
     def decode_all(
-        self, stored: Bytes, begins: list[int], sizes: list[int], outs: Sequence[Rows]
+        self, stored: Bytes, begins: Numbers, sizes: Numbers, outs: Numbers, nbytes: int
     ) -> int:
-        """Fill contiguous arrays of one size; return how many chunks were right before a bad one.
+        """Decode chunks of one size; return how many were right before a bad one.
 
         Args:
             stored: The stored bytes of all chunks.
             begins: Where each begins.
             sizes: The bytes of each.
-            outs: One for each.
+            outs: The address where each goes.
+            nbytes: The bytes of a decoded chunk.
         """
         assert native is not None
-        table = np.array([begins, sizes, [out.ctypes.data for out in outs]], np.int64)
+        table = np.array([begins, sizes, outs], np.int64)
         where = table.ctypes.data
         return native.decode(
             self._address, self._context, stored.ctypes.data, where, where + 8 * len(outs),
-            where + 16 * len(outs), outs[0].nbytes, len(outs),
+            where + 16 * len(outs), nbytes, len(outs),
         )  # fmt: skip
 
     def decode_first(self, stored: Bytes, out: Bytes, wanted: int) -> None:

@@ -70,6 +70,9 @@ class DirectArray(ArrayReader):
         self._locate = ChunkLocator(store, prefix, layout)
         self._maps: FixedCache[_Mapped] = FixedCache(CACHED_MAPS)
         self._boxes: dict[Crop, Grid] = {}
+        self._runs = False  # whether chunks follow each other along the axis of samples
+        if layout.shards is not None and axis == 0 and layout.chunks[1:] == layout.shape[1:]:
+            self._runs = prod(layout.shards.chunks_per_shard[1:]) == 1 and not layout.is_raw
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_boxes": {}}
@@ -83,6 +86,13 @@ class DirectArray(ArrayReader):
             out: Where to.
             box: The part of each axis of a sample; all of it if None.
         """
+        if (
+            self._runs
+            and box is None
+            and out.flags.c_contiguous
+            and self._read_run(start, stop, out)
+        ):
+            return
         grid = self._grid if box is None else self._grid_within(box)
         target = np.moveaxis(out, 0, self._axis) if self._axis else out
         reads = list(grid.reads(start, stop))
@@ -93,6 +103,46 @@ class DirectArray(ArrayReader):
         found = [fill() for fill in fills] if threads < 2 else _all_of(fills, threads)
         if not all(found):
             self._missing.verify()
+
+    def _read_run(self, start: int, stop: int, out: Rows) -> bool:
+        """Fill ``out`` from several chunks that are side by side in a shard, in one call.
+
+        Returns False if they are not, or if one cannot be decoded: `read` does the rest, chunk by
+        chunk, and explains what is wrong. Many small chunks would take longer there than to decode.
+        """
+        rows, size, codecs = self.chunks[0], self._layout.chunk_bytes, self._layout.codecs
+        first, last, decoder = start // rows, -(-stop // rows), codecs.decoder()
+        if decoder is None or last - first < 2 or 2 * size > TOGETHER_BYTES:
+            return False
+        found = self._locate.run(first, last)
+        if found is None:
+            return False
+        key, index = found
+        offsets, sizes = index.T.astype(np.int64)
+        begin, gaps = int(offsets[0]), offsets[1:] - offsets[:-1] - sizes[:-1]
+        nbytes = int(offsets[-1] + sizes[-1]) - begin
+        near = 0 <= gaps.min() and gaps.max() <= self._store.gap_bytes and begin >= 0
+        right = 0 <= sizes.min() and sizes.max() <= codecs.most_stored_bytes(size)
+        if not (near and right and nbytes <= self._store.together_bytes):
+            return False
+        stored = self._store.fetch(key, partial(thread_buffer, "stored"), begin, nbytes)
+        if stored is None:
+            return False
+        outs = out.ctypes.data + (np.arange(first, last) * rows - start) * (size // rows)
+        before, after = start - first * rows, last * rows - stop  # rows that are not wanted
+        ends = self._shaped(thread_buffer("decoded", 2 * size), 2)
+        if before:
+            outs[0] = ends.ctypes.data
+        if after:
+            outs[-1] = ends.ctypes.data + size
+        with Probe("decode"):
+            if decoder.decode_all(stored, offsets - begin, sizes, outs, size) < len(outs):
+                return False
+            if before:
+                out[: rows - before] = ends[0, before:]
+            if after:
+                out[stop - start + after - rows :] = ends[1, : rows - after]
+        return True
 
     def _grid_within(self, box: Crop) -> Grid:
         """Return the grid of a part: kept, because patches of many rows have the same parts."""
@@ -160,7 +210,9 @@ class DirectArray(ArrayReader):
             part if in_place else next(rest) for part, in_place in zip(parts, whole, strict=True)
         ]
         begins = [place.offset - group[0][1].offset for _, place in group]
-        done = decoder.decode_all(stored, begins, [place.nbytes or 0 for _, place in group], outs)
+        sizes = [place.nbytes or 0 for _, place in group]
+        addresses = [out.ctypes.data for out in outs]
+        done = decoder.decode_all(stored, begins, sizes, addresses, nbytes)
         for (read, _), part, out in zip(group[:done], parts, outs, strict=False):
             if out is not part:
                 part[...] = self._shaped(out.view(np.uint8))[read.inside]
@@ -309,8 +361,8 @@ class DirectArray(ArrayReader):
             why = f"it holds {found} bytes where the chunk has {expected}"
             raise self._damaged(where, position, why)
 
-    def _shaped(self, decoded: Bytes) -> Rows:
-        return decoded.view(self._layout.dtype).reshape(self._layout.chunks)
+    def _shaped(self, decoded: Bytes, *count: int) -> Rows:
+        return decoded.view(self._layout.dtype).reshape(*count, *self._layout.chunks)
 
     def _damaged(self, where: Location, position: Position, why: str) -> SourceError:
         return SourceError(
