@@ -168,7 +168,7 @@ def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:
 
 
 def array_of(name: str, value: Any, *, error: type[Exception] = PlanError) -> npt.NDArray[Any]:
-    """Return ``value`` as an array of numbers or strings; nothing ragged, and no objects."""
+    """Return ``value`` as an array of numbers or strings; ragged lists and objects are refused."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as problem:  # ragged, or on a device
@@ -178,11 +178,11 @@ def array_of(name: str, value: Any, *, error: type[Exception] = PlanError) -> np
     return array
 
 
-def map_style(name: str, value: Any, *, error: type[Exception] = PlanError) -> Any:
-    """Return ``value`` if it is a dataset with a length and samples by index, and no path."""
+def map_style(name: str, value: Any) -> Any:
+    """Return ``value`` if it is a map-style dataset: not a path, a mapping or a class."""
     is_dataset = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if not is_dataset or isinstance(value, str | bytes | Mapping | type):
-        raise error(
+        raise PlanError(
             f"{name} must be a map-style dataset (with a length, and samples by index), got "
             f"{shown(value)}"
         )
