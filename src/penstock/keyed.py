@@ -14,7 +14,7 @@ Global generators (``random``, ``numpy.random``, torch's default) are never used
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -109,19 +109,25 @@ def current_passes(samples: Indices, default: int = 0) -> int | Indices:
     return whole_number("default", default)
 
 
-def one_by_one(samples: Iterable[int]) -> Iterator[int]:
-    """Yield the samples of the batch; each is announced as the one that is being read."""
-    samples = list(samples)
-    reading = _of_batch(len(samples))
-    if reading is None:
-        yield from samples
-        return
-    try:
-        for row, sample in enumerate(samples):
-            announce(replace(reading, row=row))
-            yield sample
-    finally:
-        announce(reading)
+class AnnouncedIndices(list[int]):
+    """Indices of the batch; iterating over them announces each as the one that is being read."""
+
+    def __iter__(self) -> Iterator[int]:
+        reading = _of_batch(len(self))
+        if reading is None:
+            yield from super().__iter__()
+            return
+        try:
+            for row, sample in enumerate(super().__iter__()):
+                announce(replace(reading, row=row))
+                yield sample
+        finally:
+            announce(reading)
+
+
+def announced(indices: list[int]) -> list[int]:
+    """Return the indices of the batch, as `AnnouncedIndices` if samples of it repeat."""
+    return indices if _of_batch(len(indices)) is None else AnnouncedIndices(indices)
 
 
 @contextmanager

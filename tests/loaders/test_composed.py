@@ -27,6 +27,7 @@ from penstock import (
 )
 from penstock.datasets import AugmentedDataset
 from penstock.errors import PlanError, SourceError, StateError
+from penstock.keyed import sample_keys
 from penstock.sources import MemorySource
 
 few = settings(max_examples=10)
@@ -503,6 +504,33 @@ def test_a_sample_that_comes_twice_is_augmented_differently(name):
         assert len(rows) == len(set(rows)) >= 12
         found.append(sorted(rows))
     assert found[0] == found[1]
+
+
+class ReadTogether(torch.utils.data.Dataset):
+    """Samples that are read together, each with a key of its own."""
+
+    def __len__(self):
+        return 6
+
+    def __getitems__(self, indices):
+        keys = sample_keys(np.array(indices), "noise")
+        return [(index, int(key % 2**31)) for index, key in zip(indices, keys, strict=True)]
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads", "processes"])
+def test_keys_of_a_subset_do_not_depend_on_the_batch(executor):
+    options = {"executor": executor, "num_workers": 2 * (executor == "processes")}
+    # indices of the subset are indices of other samples in the dataset
+    subset, weights = Subset(ReadTogether(), [3, 4, 5, 0, 1, 2]), [5, 1, 1, 1, 1, 1]
+
+    def delivered(batch_size):
+        settings = {"weights": weights, "epoch_samples": 20, **options}
+        with ChunkedDataLoader(subset, batch_size, **settings) as loader:
+            return [pair for batch in loader for pair in zip(*map(list, batch), strict=True)]
+
+    small, large = delivered(3), delivered(20)
+    assert [tuple(map(int, pair)) for pair in small] == [tuple(map(int, pair)) for pair in large]
+    assert len({int(key) for sample, key in small if sample == 3}) == 10
 
 
 def test_augmentation_in_one_pass_an_epoch_is_that_of_a_plain_order():

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from penstock.arguments import map_style
 from penstock.errors import BatchError
 from penstock.fingerprints import sampled_blocks, short_digest
-from penstock.keyed import current_reading, one_by_one, renumbered
+from penstock.keyed import announced, current_reading, renumbered
 from penstock.metrics import Probe
 from penstock.order import Indices
 from penstock.order.permutation import Keys
@@ -175,8 +175,8 @@ class Reader:
                 return Reader(data.dataset).samples(inner)
         batched = getattr(data, "__getitems__", None)
         if batched is not None:
-            return list(batched(indices))
-        return [data[index] for index in one_by_one(indices)]
+            return list(batched(announced(indices)))
+        return [data[index] for index in announced(indices)]
 
     def batch(self, indices: Indices) -> Any:
         """Return the batch of these indices, as torch's default collation forms it."""

@@ -28,31 +28,38 @@ class Gathered:
         self.batch = batch
 
 
-class GatheredDataset(Dataset[Any]):
-    """A dataset whose ``__getitems__`` gives a finished batch; for torch's worker processes."""
+class ReadDataset(Dataset[Any]):
+    """A dataset as worker processes of torch read it: a finished batch, or samples.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self._reader = dataset, Reader(dataset)
+    Args:
+        dataset: A map-style dataset.
+        gathers: Whether ``__getitems__`` returns a finished batch.
+    """
+
+    def __init__(self, dataset: Any, *, gathers: bool) -> None:
+        self.dataset, self._reader, self._gathers = dataset, Reader(dataset), gathers
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, indices: list[int]) -> Gathered:
-        return Gathered(self._reader.batch(np.asarray(indices, np.int64)))
+    def __getitems__(self, indices: list[int]) -> Gathered | list[Any]:
+        if self._gathers:
+            return Gathered(self._reader.batch(np.asarray(indices, np.int64)))
+        return self._reader.samples(indices)
 
 
 def begin_with_own_dataset(own: Callable[[int], Any] | None, worker_id: int) -> None:
     """Call the user's ``worker_init_fn`` with the user's dataset in torch's worker info."""
     info = get_worker_info()
     assert info is not None  # torch calls this in a worker process
-    assert isinstance(info.dataset, GatheredDataset)
+    assert isinstance(info.dataset, ReadDataset)
     object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
     if own is not None:
         own(worker_id)
 
 
 def hand_over(gathered: Gathered) -> Any:
-    """Return the finished batch: the collate function of a `GatheredDataset`."""
+    """Return the finished batch: the collate function of a `ReadDataset` that gathers."""
     return gathered.batch
 
 

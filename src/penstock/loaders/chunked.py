@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from penstock.arguments import flag
 from penstock.datasets.gather import by_index, fingerprint_of, gather_of, parts_of
 from penstock.errors import PlanError
 from penstock.loaders.base import Batch, Stream
-from penstock.loaders.batch_transport import GatheredDataset, begin_with_own_dataset, hand_over
+from penstock.loaders.batch_transport import ReadDataset, begin_with_own_dataset, hand_over
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.composed import ComposedOrders, OrderOptions
 from penstock.loaders.executors import InlineStream, Read, ThreadStream, Workers, reader
@@ -412,11 +412,12 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         return self.pin_memory and torch.accelerator.is_available()
 
     def _start_workers(self, seed: int) -> Workers:
-        gather = self._gather
+        gathers = self._gather is not None
         options: dict[str, Any] = {"dataset": self.dataset, "collate_fn": self.collate_fn}
         options["worker_init_fn"] = self.worker_init_fn
-        if gather is not None:
-            options = {"dataset": GatheredDataset(self.dataset), "collate_fn": hand_over}
+        if gathers or type(self.dataset) is Subset:  # torch's own would not announce its indices
+            options["dataset"] = ReadDataset(self.dataset, gathers=gathers)
+            options["collate_fn"] = hand_over if gathers else self.collate_fn
             options["worker_init_fn"] = partial(begin_with_own_dataset, self.worker_init_fn)
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from penstock.datasets.gather import Gather
+from penstock.datasets.gather import Gather, Reader
 from penstock.errors import WorkerError
-from penstock.keyed import Reading, announce, current_reading, one_by_one
-from penstock.loaders.batch_transport import Received, collate_and_pack, fetching
+from penstock.keyed import AnnouncedIndices, Reading, announce, current_reading
+from penstock.loaders.batch_transport import ReadDataset, Received, collate_and_pack, fetching
 from penstock.loaders.worker_errors import (
     LOOK_SECONDS,
     WorkerTimeoutError,
@@ -50,18 +50,12 @@ log = logging.getLogger("penstock")
 STARTS = 3  # of workers, before an error
 
 
-class IndexBatch(list[int]):
-    """A list of indices with its epoch; unpickling it announces what is being read.
-
-    Iterating it announces each row, where a sample may come twice.
-    """
+class IndexBatch(AnnouncedIndices):
+    """The indices of a batch with its epoch; unpickling it announces what is being read."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading.samples.tolist())
         self.reading = reading
-
-    def __iter__(self) -> Iterator[int]:
-        return one_by_one(super().__iter__())
 
     def __reduce__(self) -> tuple[Callable[[Reading], IndexBatch], tuple[Reading]]:
         return _arrive, (self.reading,)
@@ -122,17 +116,10 @@ def reader(dataset: Any, gather: Gather | None, collate: Callable[[list[Any]], A
     """Return a function that reads a batch: in one gather, batched, or sample by sample."""
     if gather is not None:
         return lambda planned: _probed("read", gather, planned.samples)
-    batched = getattr(dataset, "__getitems__", None) or partial(_each, dataset)
-
-    def read(planned: PlannedBatch) -> Any:
-        samples = _probed("read", batched, indices_of(planned))
-        return _probed("collate", collate, samples)
-
-    return read
-
-
-def _each(dataset: Any, indices: list[int]) -> list[Any]:
-    return [dataset[i] for i in indices]
+    samples = Reader(dataset).samples
+    return lambda planned: _probed(
+        "collate", collate, _probed("read", samples, planned.samples.tolist())
+    )
 
 
 def _probed(stage: str, work: Callable[[Any], Any], given: Any) -> Any:
@@ -140,12 +127,6 @@ def _probed(stage: str, work: Callable[[Any], Any], given: Any) -> Any:
         return work(given)
     with Probe(stage):
         return work(given)
-
-
-def indices_of(planned: PlannedBatch) -> list[int]:
-    """Return the indices to read."""
-    reading = reading_of(0, planned)
-    return list(reading.samples.tolist()) if reading.passes is None else IndexBatch(reading)
 
 
 class Workers:
@@ -167,7 +148,8 @@ class Workers:
         # torch seeds its workers from a generator of ours, not from the default one
         generator = torch.Generator().manual_seed(derive_key(seed, "workers"))
         self._options = {"dataset": dataset, "generator": generator, **options}
-        self._sent_along = (dataset, options.get("collate_fn"), options.get("worker_init_fn"))
+        own = dataset.dataset if isinstance(dataset, ReadDataset) else dataset
+        self._sent_along = (own, options.get("collate_fn"), options.get("worker_init_fn"))
         self._persistent = bool(options.get("persistent_workers"))
         self._timeout = timeout
         self._batches: Iterator[Any] = iter(())
