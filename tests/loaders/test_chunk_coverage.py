@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.loaders import chunk_report
-from penstock.loaders.chunk_report import MOST_LOOKUPS, MOST_SAMPLES, coverage, coverage_of
+from penstock.loaders.chunk_report import MOST_LOOKUPS, MOST_SAMPLES, coverage_of
 from penstock.order import BlockOrder, Cursor, Plan, SequentialOrder, ShuffledOrder, Steps
 
 PASSES = 10**7
@@ -42,20 +42,26 @@ def test_any_number_of_passes_costs_a_bounded_number_of_lookups(
     monkeypatch.setattr(chunk_report, "MOST_LOOKUPS", MOST_LOOKUPS >> 5)
     monkeypatch.setattr(chunk_report, "MOST_SAMPLES", MOST_SAMPLES >> 5)
     order = Counted(ShuffledOrder(size, 1), still=still)
-    share = coverage(Plan(order, Steps(size, batch, limit=limit), 0), Cursor(), Cursor(passes, 0))
+    share = coverage_of(
+        Plan(order, Steps(size, batch, limit=limit), 0), [(Cursor(), Cursor(passes, 0))]
+    )
     assert 0 < share <= 1
     assert order.lookups <= (MOST_LOOKUPS + 2 * MOST_SAMPLES) >> 5
 
 
 def test_the_bound_holds_for_a_billion_samples():
     order = Counted(ShuffledOrder(10**9, 1), still=False)
-    assert 0 < coverage(Plan(order, Steps(10**9, 8, limit=100), 0), Cursor(), Cursor(2**61)) <= 1
+    assert (
+        0
+        < coverage_of(Plan(order, Steps(10**9, 8, limit=100), 0), [(Cursor(), Cursor(2**61))])
+        <= 1
+    )
     assert order.lookups <= MOST_LOOKUPS + 2 * MOST_SAMPLES
 
 
 def test_the_same_samples_each_time_are_no_more_for_being_read_again():
     plan = Plan(SequentialOrder(1003), Steps(1003, 10), 0)
-    assert coverage(plan, Cursor(), Cursor(PASSES, 20)) == 1000 / 1003
+    assert coverage_of(plan, [(Cursor(), Cursor(PASSES, 20))]) == 1000 / 1003
     stretches = [(Cursor(0, 500), Cursor(0, 700)), (Cursor(3, 600), Cursor(3, 900))]
     assert coverage_of(plan, stretches) == 400 / 1003
 
@@ -70,10 +76,10 @@ def test_an_estimate_is_near_what_a_count_finds(seed, passes, kind):
         else BlockOrder(size, seed=seed, block=4, window=50)
     )
     plan = Plan(order, Steps(size, 10, limit=60), 0)
-    exact = coverage(plan, Cursor(), Cursor(passes, 0))
+    exact = coverage_of(plan, [(Cursor(), Cursor(passes, 0))])
     seen = {int(each) for epoch in range(passes) for each in order.at(epoch, np.arange(600))}
     assert exact == len(seen) / size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_report, "MOST_LOOKUPS", 1500)
         patch.setattr(chunk_report, "MOST_SAMPLES", 1000)
-        assert coverage(plan, Cursor(), Cursor(passes, 0)) == pytest.approx(exact, abs=0.05)
+        assert coverage_of(plan, [(Cursor(), Cursor(passes, 0))]) == pytest.approx(exact, abs=0.05)

@@ -83,11 +83,6 @@ def samples_between(plan: Plan, begin: Cursor, end: Cursor, batches: int | None 
     return sum(len(span.epochs) * span.width for span in _spans(plan, begin, end, batches))
 
 
-def coverage(plan: Plan, begin: Cursor, end: Cursor, batches: int | None = None) -> float:
-    """Return the fraction of samples delivered at least once between two positions."""
-    return coverage_of(plan, [(begin, end)], batches)
-
-
 def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = None) -> float:
     """Return the fraction of samples delivered at least once in any of the stretches.
 

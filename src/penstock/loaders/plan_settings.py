@@ -140,9 +140,8 @@ class PlanSettings:
 
     def _set_chunks(self, chunk: Any) -> None:
         sizes = chunk_schedule(chunk)
-        fixed = sizes is None or isinstance(sizes, int)
-        self._chunk: int | None = sizes if fixed else None  # type: ignore[assignment]
-        self.progress = None if fixed else ChunkProgress(sizes)  # type: ignore[arg-type]
+        self._chunk = None if isinstance(sizes, ChunkSchedule) else sizes
+        self.progress = ChunkProgress(sizes) if isinstance(sizes, ChunkSchedule) else None
 
     def _set_order(self, order: Order | OrderFactory) -> None:
         self.follows_size = not isinstance(order, Order)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from operator import sub
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +82,7 @@ def canvas_spans(
     canvases: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Indices]] = {}
     for group, (number, a, b) in enumerate(zip(numbers, first, last, strict=True)):
         chunk = leaves[number].chunks[0]
-        wanted = np.array([a, b])  # the ends say it all where they are in one chunk
+        wanted = np.array([a, b])  # the ends are enough if they are in one chunk
         if a // chunk != b // chunk:
             wanted = rows[begins[group] : ends[group]].ravel()
         canvases.setdefault((number, tuple(low[group]), tuple(high[group])), []).append(wanted)
@@ -100,10 +102,10 @@ def canvas_spans(
 
 
 def _join(spans: list[Span], new: Span, chunks: Sequence[int] | None) -> None:
-    """Add a span of the same rows: to the canvas of another one if fewer chunks are decoded.
+    """Add a span of the same rows; its canvas is joined with another if fewer chunks are decoded.
 
-    Not if it is as many: a canvas that is one whole chunk is decoded in place. Where nothing is
-    decoded (``chunks`` is None), canvases are joined if that takes no more memory.
+    If as many are decoded, canvases stay apart: one that is a whole chunk is decoded in place.
+    Where nothing is decoded (``chunks`` is None), they are joined if that takes no more memory.
     """
     if spans:
         size = _chunks_of(new.low, new.high, chunks) + (chunks is None)
@@ -182,16 +184,20 @@ def read_span(leaf: Leaf, span: Span, out: Rows) -> None:
 # -- where samples are in what was read
 
 
+def rows_before(spans: Sequence[Span]) -> Indices:
+    """Return the number of rows in the spans before each span."""
+    lengths: Indices = np.array([span.stop - span.start for span in spans])
+    return np.cumsum(lengths) - lengths
+
+
 def row_places(found: Located, spans: Sequence[Span]) -> Indices:
     """Return rows counted through spans of whole rows, which ascend by (leaf, start)."""
-    leaf = np.array([span.leaf for span in spans])
-    start = np.array([span.start for span in spans])
-    lengths = np.array([span.stop - span.start for span in spans])
-    begin = np.cumsum(lengths) - lengths
+    leaf, start, stop = np.array([span[:3] for span in spans]).T
+    begin = rows_before(spans)
     if leaf[0] == leaf[-1]:
         at = np.searchsorted(start, found.rows, side="right") - 1
     else:  # one number for leaf and row, so that both are found at once
-        most = int(max(start.max() + lengths.max(), found.rows.max())) + 1
+        most = int(max(stop.max(), found.rows.max())) + 1
         key = found.leaf.reshape(-1, *[1] * (found.rows.ndim - 1)) * most + found.rows
         at = np.searchsorted(leaf * most + start, key, side="right") - 1
     return np.asarray(found.rows + (begin - start)[at])
@@ -201,8 +207,7 @@ def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indi
     """Return rows counted through canvases, for each patch those of canvases that hold it."""
     leaf, start, stop = np.array([span[:3] for span in spans]).T
     low, high = np.array([span.low for span in spans]), np.array([span.high for span in spans])
-    begin = np.cumsum(stop - start) - (stop - start)
-    rows = found.rows.reshape(len(found.leaf), -1)
+    begin, rows = rows_before(spans), found.rows.reshape(len(found.leaf), -1)
     index = np.empty(rows.shape, np.int64)
     most = max(1, COMPARED // (len(spans) * rows.shape[1]))
     for first in range(0, len(rows), most):  # a few patches with all canvases at a time
@@ -229,8 +234,7 @@ def gather_patches(
         spans: What was read.
         canvases: The array of each span.
     """
-    lengths = np.array([span.stop - span.start for span in spans])
-    begin = np.cumsum(lengths) - lengths
+    begin = rows_before(spans)
     low = np.array([span.low for span in spans])
     steps = len(output.steps)
     index = places.index.reshape(len(out), -1)
@@ -242,8 +246,9 @@ def gather_patches(
         for at in [slice(None)] if same[i] else range(index.shape[1]):
             span = int(which[i, at][0] if same[i] else which[i, at])
             corner = places.corner[i] - low[span]
-            part = tuple(map(slice, corner.tolist(), (corner + output.inner).tolist()))
-            target[i, at] = canvases[span][(rows[i, at], *part)]
+            part = map(slice, corner.tolist(), (corner + output.inner).tolist())
+            key: tuple[Any, ...] = (rows[i, at], *part)
+            target[i, at] = canvases[span][key]
 
 
 # -- whole samples, for any loader
@@ -317,9 +322,7 @@ def by_leaf(leaf: Indices) -> Iterator[tuple[int, slice | Indices]]:
     borders = np.flatnonzero(np.diff(leaf)) + 1
     starts = np.append(0, borders)
     if len(set(leaf[starts].tolist())) == len(starts):
-        for start, stop in zip(
-            starts.tolist(), np.append(borders, len(leaf)).tolist(), strict=True
-        ):
+        for start, stop in pairwise([*starts.tolist(), len(leaf)]):
             yield int(leaf[start]), slice(start, stop)
         return
     for number in np.unique(leaf).tolist():

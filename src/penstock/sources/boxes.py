@@ -271,15 +271,13 @@ class Borders:
         return self.array().tolist()  # type: ignore[no-any-return]
 
     def typical(self) -> int:
-        """Return the median length of a piece, weighted by nothing; 1 if there is none."""
+        """Return the median length of the pieces; 1 if there are none."""
         if not len(self.firsts):
             return 1
         counts, lengths = self._counts, self._lengths
         last = lengths - (counts - 1) * self.steps  # the last piece of each stretch is shorter
-        sizes, weights = (
-            np.concatenate([self.steps, last]),
-            np.concatenate([counts - 1, counts > 0]),
-        )
+        sizes = np.concatenate([self.steps, last])
+        weights = np.concatenate([counts - 1, counts > 0])
         order = np.argsort(sizes, kind="stable")
         half = np.searchsorted(np.cumsum(weights[order]), (int(weights.sum()) + 1) // 2)
         return int(sizes[order][half])
@@ -305,10 +303,8 @@ class Borders:
         counts = self._counts
         regular = (self.steps * times) % over == 0
         if seams is not None:
-            inside = np.searchsorted(seams, self._ends) - np.searchsorted(
-                seams, self.firsts, "right"
-            )
-            regular &= inside <= 0
+            before = np.searchsorted(seams, self.firsts, "right")
+            regular &= np.searchsorted(seams, self._ends) <= before
         listed = np.where(regular | (counts == 1), 1, counts)
         if listed.sum() > MOST_BORDERS:  # only the speed of reads depends on exact borders
             return Borders.every(size, max(1, self.typical() * times // over))

@@ -138,7 +138,7 @@ class Source(Protocol):
 
 
 class Indexed(Protocol):
-    """What has items: arrays, tensors, lists, dicts, groups of arrays, map-style datasets."""
+    """Anything with items: arrays, tensors, lists, dicts, groups of arrays, map-style datasets."""
 
     def __getitem__(self, index: Any, /) -> Any:
         """Return an item."""
@@ -146,7 +146,7 @@ class Indexed(Protocol):
 
 
 class HasStore(Protocol):
-    """What is stored by zarr-python or icechunk: a group, an array, a session."""
+    """An object of zarr-python or icechunk: a group, an array, a session."""
 
     @property
     def store(self) -> Any:
@@ -256,6 +256,7 @@ def checked_buffers(
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
     (2, 3)
     """
+    ragged = items or {}
     for name, buffer in out.items():
         field = fields.get(name)
         if field is None:
@@ -264,17 +265,13 @@ def checked_buffers(
             raise PlanError(
                 f"the buffer for field {name!r} must be a numpy array, got {type(buffer).__name__}"
             )
-        rows = samples if items is None else items.get(name, samples)
+        rows, more = ragged.get(name, samples), "" if name in ragged else " or more"
         fits = buffer.dtype == field.dtype and buffer.shape[1:] == field.shape and buffer.ndim
-        exactly = items is not None and name in items
-        if not fits or len(buffer) < rows or (exactly and len(buffer) > rows):
+        if not fits or len(buffer) < rows or (name in ragged and len(buffer) > rows):
             raise PlanError(
                 f"the buffer for field {name!r} has shape {buffer.shape} of {buffer.dtype}: "
-                f"reading {samples} samples needs ({rows}{'' if exactly else ' or more'}, "
-                f"*{field.shape}) of "
-                f"{field.dtype}"
+                f"reading {samples} samples needs ({rows}{more}, *{field.shape}) of {field.dtype}"
             )
-    ragged = items or {}
     return {name: buf if name in ragged else buf[:samples] for name, buf in out.items()}
 
 

@@ -192,18 +192,18 @@ class Opener:
             arguments["columns"] = arguments.pop("fields")
         if "decode" not in self.takes:
             del arguments["decode"]
-        shown = f"a {type(where).__name__}"
+        what = f"a {type(where).__name__}"
         if isinstance(where, Path | StoredFile):
-            shown = redacted(str(where) if isinstance(where, Path) else where.name)
+            what = redacted(str(where) if isinstance(where, Path) else where.name)
         for name in _REFUSALS:
             if name in arguments and name not in self.takes:
-                raise SourceError(f"{shown} {_REFUSALS[name].format(arguments[name])}")
+                raise SourceError(f"{what} {_REFUSALS[name].format(arguments[name])}")
         try:
             return self.make(where, **arguments)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise SourceError(f"{shown} cannot be opened with these options: {error}") from error
+            raise SourceError(f"{what} cannot be opened with these options: {error}") from error
 
 
 _REFUSALS = {

@@ -21,7 +21,7 @@ from penstock.sources.array_source import (
 )
 from penstock.sources.cf import Attributes
 from penstock.sources.contract import BLOCK_BYTES, Field, Rows
-from penstock.sources.storage import reading
+from penstock.sources.storage import package_of, reading
 
 Found: TypeAlias = tuple[str, dict[str, StoredArray]]  # name of a store, and its arrays by field
 
@@ -144,7 +144,7 @@ def arrays_of_object(where: Any, fields: Sequence[str] | None = None) -> Found:
         where: The object. ``chunks`` and ``dims`` are used where it has them.
         fields: Not used.
     """
-    name, package = f"a {type(where).__name__}", type(where).__module__.partition(".")[0]
+    name, package = f"a {type(where).__name__}", package_of(where)
     chunks, dims = getattr(where, "chunks", None), getattr(where, "dims", None)
     if not isinstance(chunks, tuple) or not all(isinstance(size, int) for size in chunks):
         chunks = None

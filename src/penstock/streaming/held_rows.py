@@ -12,10 +12,9 @@ import numpy as np
 
 from penstock.arguments import format_bytes
 from penstock.order import Indices
-from penstock.sources.assembly import read_span
+from penstock.sources.assembly import Reads, read_span
 from penstock.sources.base import ComposedSource
 from penstock.sources.boxes import Leaf, Located, Places, Span
-from penstock.sources.contract import Rows, Source
 from penstock.sources.verbs import Draw
 from penstock.streaming.budget import BlockCost
 from penstock.streaming.buffers import BatchBuffers, allocate
@@ -374,21 +373,18 @@ class HeldRows:
 
     def _read(self, spans: Spans, place: int) -> dict[int, int]:
         """Read spans to a place; return the byte of each store's memory where they begin."""
-        reads: dict[tuple[int, int, int], tuple[Source, dict[str, Rows]]] = {}
-        bases = {store: place * self._capacity[store] for store in spans}
+        reads, bases = Reads(), {store: place * self._capacity[store] for store in spans}
         for store, each in spans.items():
             at = bases[store]
             for span in each:
                 leaf, shape = self._leaves[span.leaf], span.shape
                 out = np.ndarray(shape, leaf.dtype, self._memory[store], at)
                 at += out.nbytes
-                key = id(leaf.source), span.start, span.stop
-                if shape[1:] == leaf.shape and leaf.field not in reads.get(key, (0, {}))[1]:
-                    reads.setdefault(key, (leaf.source, {}))[1][leaf.field] = out
+                if shape[1:] == leaf.shape:
+                    reads.add(leaf, span.start, span.stop, out)  # fields of one file together
                 else:
                     read_span(leaf, span, out)
-        for (_, start, stop), (stored, fields) in reads.items():  # fields of one file together
-            stored.read(start, stop, fields)
+        reads.run()
         return bases
 
     def free(self, place: int) -> None:

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.lightning import ChunkedTraining
 from penstock.loaders import ChunkedDataLoader
-from penstock.loaders.chunk_report import coverage, describe_position, samples_between
+from penstock.loaders.chunk_report import coverage_of, describe_position, samples_between
 from penstock.order import Cursor, Plan, ShuffledOrder, Skips, Steps
 from tests.integrations.lightning.fits import fit, ids, stock
 
@@ -188,7 +188,7 @@ def test_samples_and_coverage_are_those_of_a_walk(size, batch, drop_last, skippe
         cursor = cursor.advance(steps)
     begin, cursor = plan.skips.to_order(begin), plan.skips.to_order(cursor)
     assert samples_between(plan, begin, cursor) == len(seen)
-    assert coverage(plan, begin, cursor) == len(set(seen)) / size
+    assert coverage_of(plan, [(begin, cursor)]) == len(set(seen)) / size
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.integers(1, 40))

@@ -14,7 +14,7 @@ from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
 from penstock.sources.cache import Index, remembered
-from penstock.sources.storage import LocalFile, RangeFile, StoredFile, reading
+from penstock.sources.storage import LocalFile, RangeFile, StoredFile, package_of, reading
 
 MOST_SAMPLED_BYTES = 1 << 20
 
@@ -60,7 +60,7 @@ class MemoryRows:
 
 def open_rows(table: Any) -> MemoryRows:
     """Return the rows of a table, of a Hugging Face dataset, or of files at a path."""
-    package = type(table).__module__.partition(".")[0]
+    package = package_of(table)
     if isinstance(table, StoredFile):
         return ParquetRows([table])
     if package in ("datasets", "pyarrow"):
@@ -87,8 +87,7 @@ class MappedRows(MemoryRows):
 
     def table(self) -> Any:
         """Return the table over mapped pages."""
-        pages = self._file.mapped()  # also checks that the file has not shrunk
-        self._file.verify()  # pyarrow trusts what it has mapped
+        pages = self._file.mapped()  # verifies the file: pyarrow trusts what it has mapped
         if self._opened is None:
             arrow, ipc = optional("pyarrow", "arrow"), optional("pyarrow.ipc", "arrow")
             with reading(self._file.name, "pyarrow"):

@@ -29,7 +29,7 @@ from penstock.integrations.lightning.loaders import (
 )
 from penstock.integrations.lightning.resume import KEY
 from penstock.loaders import ChunkedDataLoader, Loader
-from penstock.loaders.chunk_report import counted, counted_passes, coverage, passes_after
+from penstock.loaders.chunk_report import counted, counted_passes, coverage_of, passes_after
 from penstock.loaders.pass_through import has_position
 from penstock.metrics import bytes_of
 from penstock.order import Cursor, Occurrence, Steps, Topology
@@ -274,7 +274,8 @@ def length_text(loader: Loader, chunks: float) -> str:
         return f"training: {counted(chunks, 'chunk')} of different sizes"
     epoch, rest = divmod(chunks, steps.total_chunks)
     step = min(int(rest * (steps.chunk or steps.count)), steps.count)
-    share = coverage(plan, Cursor(), Cursor(int(epoch), steps.start(step) if step else 0))
+    here = Cursor(int(epoch), steps.start(step) if step else 0)
+    share = coverage_of(plan, [(Cursor(), here)])
     return (
         f"training: {counted(chunks, 'chunk')} = {counted_passes(passes_after(steps, chunks))}, "
         f"{share:.1%} of {steps.size:,} samples seen"
