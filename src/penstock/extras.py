@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from penstock.errors import MissingExtraError
 
-DRAW_SECONDS: Final = 0.1  # between two looks
+DRAW_SECONDS: Final = 0.1  # between two updates of a progress bar
 
 
 def optional(module: str, extra: str) -> Any:
@@ -64,11 +64,11 @@ def _exists(module: str) -> bool:
 
 @contextmanager
 def progress_bar(title: str, total: int, show: bool | None = None) -> Iterator[Callable[..., None]]:
-    """A function that advances the bar: ``advance(steps=1, note="")``.
+    """Yield a function that advances a progress bar: ``advance(steps=1, note="")``.
 
     Args:
-        title: what is being done.
-        total: steps until it is done.
+        title: The text before the bar.
+        total: Steps until it is complete.
         show: None shows the bar on a terminal, True always, False never.
 
     >>> with progress_bar("reading", 3, show=False) as advance:

@@ -63,8 +63,8 @@ def has_several_ranks(group: dist.ProcessGroup | None = None) -> bool:
 def gathered_texts(text: str) -> list[str]:
     """Return the texts of all ranks, by rank; of this one alone without a process group.
 
-    Every rank must call it equally often. Ranks that have not answered after `GATHER_SECONDS`, one
-    limit for all of them, are left out.
+    Every rank must call it the same number of times. Ranks that have not answered after
+    `GATHER_SECONDS`, one limit for all of them, are left out.
 
     Args:
         text: Of this rank.
@@ -90,7 +90,7 @@ def gathered_texts(text: str) -> list[str]:
 
 
 def text_of_rank_zero(text: str) -> str:
-    """Return the text of rank 0 on every rank; every rank must call it equally often.
+    """Return the text of rank 0; every rank must call this the same number of times.
 
     Args:
         text: Of this rank; used on rank 0.

@@ -173,14 +173,13 @@ class Mixture(BatchedDataset):
         return member, indices - self._first[member]
 
     def make_order(
-        self, seed: int, *, shuffle: bool = True, lanes: int = 1, until: int | None = None
+        self, seed: int, *, shuffle: bool = True, until: int | None = None
     ) -> MixtureOrder:
         """Return the order of a loader that reads this mixture.
 
         Args:
             seed: Of the cycles and of the members' shuffles.
             shuffle: False for members in storage order.
-            lanes: Independent readers.
             until: Samples of an epoch, instead of those of the mixture.
         """
         orders: list[Order] = []
@@ -190,7 +189,7 @@ class Mixture(BatchedDataset):
                 orders.append(member.make_order(key, shuffle=shuffle))
             else:
                 orders.append((ShuffledOrder if shuffle else SequentialOrder)(len(member), key))
-        make, size = partial(MixtureOrder, orders, seed=seed, lanes=lanes), until or self.until
+        make, size = partial(MixtureOrder, orders, seed=seed), until or self.until
         if isinstance(size, str):  # an epoch is as long as the first stage makes it
             size = make(stages=self._stages[:1], until=size).size
         return make(stages=self._stages, until=size)

@@ -196,7 +196,7 @@ class Loader(Measured, Generic[Batch]):
         raise NotImplementedError
 
     def _take(self, plan: Plan, position: Position) -> tuple[Cursor, Any]:
-        """Return the next of the stream, which is opened if it is another one."""
+        """Return the next batch, of another stream if this one does not continue at the cursor."""
         stream = self._stream
         if stream is None or not stream.continues(plan, position.cursor):
             stream = self._reopen(plan, position.cursor)
@@ -216,7 +216,7 @@ class Loader(Measured, Generic[Batch]):
         """Replace the stream by one whose next batch is the one at ``cursor``."""
         try:
             self._drop_stream()
-            with self.metrics.work(""):  # threads and workers find whom they work for
+            with self.metrics.work(""):  # threads and workers find this recorder
                 self._stream = stream = self._open(plan, cursor)
         except BaseException:
             self.position.keep_position()
@@ -369,7 +369,7 @@ class Loader(Measured, Generic[Batch]):
         return self.position.locate(step, epoch)[2]
 
     def when(self, sample: int, epochs: Iterable[int] = range(1)) -> list[Occurrence]:
-        """Return every time that a sample comes in these epochs: epoch, position, step, rank, row.
+        """Return each occurrence of a sample in these epochs: epoch, position, step, rank, row.
 
         The inverse of `samples_at`, without reading or searching. A sample that is skipped, or
         dropped at the end of its epoch, has no step, rank and row.

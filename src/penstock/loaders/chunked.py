@@ -28,7 +28,7 @@ from penstock.loaders.options import (
     check_limit,
     check_order,
     check_threads,
-    check_torchs,
+    check_torch_options,
     check_tune,
     size_of,
 )
@@ -141,7 +141,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         data = by_index(dataset)
         chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
         composes = chosen.composes(data)
-        options, drawn = check_torchs(dataloader_kwargs), Seed.of(seed)
+        options, drawn = check_torch_options(dataloader_kwargs), Seed.of(seed)
         self.limit_batches = None if limit_batches is None else check_limit(limit_batches)
         self.executor = check_executor(executor, options.get("num_workers", 0))
         self.threads = check_threads(threads, self.executor)

@@ -43,7 +43,7 @@ _TORCH_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 
 
-def check_torchs(options: Mapping[str, Any]) -> dict[str, Any]:
+def check_torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked arguments of torch's loader, without those that are None (the default)."""
     checked = {
         name: _TORCH_CHECKS[name](name, value) if name in _TORCH_CHECKS else value

@@ -119,8 +119,8 @@ def refuse_planned_arguments(reason: str, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise PlanError(
-                f"{name}={value!r} needs an order that is known in advance, which {reason} has "
-                f"not: leave out {name}, or give a map-style dataset without {reason}"
+                f"{name}={value!r} needs an order that is known in advance, and {reason} has none: "
+                f"leave out {name}, or pass a map-style dataset without {reason}"
             )
 
 

@@ -187,7 +187,7 @@ class Position(PlanSettings):
         return plan.steps.of(epoch).span(step, self._origin_of(plan, epoch))
 
     def when(self, sample: int, epochs: Iterable[int]) -> list[Occurrence]:
-        """Return every time that a sample comes in these epochs, in the order of the epochs."""
+        """Return the occurrences of a sample in these epochs, in the order of the epochs."""
         plan = self.live or self.plan
         samples = samples_of(plan.order)
         if whole_number("sample", sample, minimum=0) >= samples:

@@ -261,10 +261,11 @@ class LengthBatches:
 class LaneBatches(LengthBatches):
     """Batches of similar length, each of one lane of a block order: ranks read their own blocks.
 
-    Every lane's part of a window is cut by itself, and halved to as many batches as the lane with
-    most has. Batches deal the lanes one by one: rank r of a number of ranks that divides the lanes
-    has those that are r modulo it, and equally many steps in every window. At the end of an epoch,
-    samples that make no whole row of lanes can be any rank's.
+    Each lane's part of a window is cut by itself; its batches are halved until it has as many as
+    the lane with the most. Batches take one of each lane in turn. If the number of ranks divides
+    the lanes, rank r gets the lanes that are r modulo that number, and all ranks have as many steps
+    in every window. At the end of an epoch, samples that make no whole row of lanes can be
+    delivered by any rank.
 
     Args:
         order: An order with lanes, such as `BlockOrder`.

@@ -131,7 +131,7 @@ NO_SKIPS: Final = Skips()
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One time that a sample comes.
+    """One occurrence of a sample.
 
     Args:
         epoch: The epoch.
@@ -218,7 +218,7 @@ class Plan:
         return replace(self, steps=self.steps.skipping(skips, self.order), skips=skips)
 
     def when(self, epoch: int, sample: int, origin: int = 0) -> list[Occurrence]:
-        """Return every time that a sample comes in an epoch, in the order of time.
+        """Return the occurrences of a sample in an epoch, in the order of time.
 
         Args:
             epoch: The epoch.

@@ -32,6 +32,7 @@ SMALLEST: Final = {  # value of each number that a state may have
     **dict.fromkeys(("chunk", "align", "chunk_size"), 1),
 }
 TEXTS: Final = ("order", "fingerprint")
+CHUNK: Final = {"chunks", "chunk_size", "chunk_done"}  # where chunks differ in size
 
 
 def to_state(
@@ -83,11 +84,10 @@ def check_format(state: Mapping[str, Any]) -> None:
         if name in ("epoch", "position") or state.get(name) is not None:
             number_of(state, name)
     skips_of(state)
-    of_a_chunk = {"chunks", "chunk_size", "chunk_done"} & {
-        name for name, value in state.items() if value is not None
-    }
-    if of_a_chunk and len(of_a_chunk) < 3:
-        raise StateError(f"the state has {', '.join(sorted(of_a_chunk))} alone of its chunk")
+    of_a_chunk = {name for name in CHUNK if state.get(name) is not None}
+    if of_a_chunk and of_a_chunk != CHUNK:
+        missing = sorted(of_a_chunk ^ CHUNK)
+        raise StateError(f"the state of a chunk has no {' and no '.join(missing)}: it is damaged")
 
 
 def skips_of(state: Mapping[str, Any]) -> Skips:

@@ -124,7 +124,7 @@ def _trailer(content: memoryview | bytes) -> bytes:
 # -- indexes of files
 
 
-def remembered(
+def cached_index(
     kind: str, paths: Iterable[Path], facts: object, build: Callable[[], Index]
 ) -> Index:
     """Return an index of files: as it was saved for the same files and facts, or built and saved.

@@ -16,7 +16,7 @@ from penstock.arguments import a_path, shown
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
 from penstock.sources.base import BaseSource
-from penstock.sources.cache import Index, remembered
+from penstock.sources.cache import Index, cached_index
 from penstock.sources.contract import Arrays, Field, Indices, checked_names
 from penstock.sources.storage import new_memory, read_exactly, reading
 
@@ -29,7 +29,7 @@ class JsonLinesSource(BaseSource):
     r"""The objects of a JSON Lines file; each key is a field.
 
     Numbers and booleans are single values, strings (as bytes) and lists of numbers are ragged. The
-    file is read once to index its lines; the index is remembered. Every object must have the chosen
+    file is read once to index its lines; the index is cached. Every object must have the chosen
     keys, with values of one kind.
 
     Args:
@@ -50,7 +50,7 @@ class JsonLinesSource(BaseSource):
     ) -> None:
         self._path = a_path("path", path, error=SourceError)
         names = checked_names("columns", columns)
-        index = remembered("jsonl-2", [self._path], names, lambda: _index(self._path, names))
+        index = cached_index("jsonl-2", [self._path], names, lambda: _index(self._path, names))
         self._lines: Indices = index["lines"]
         kinds = dict(zip(index["fields"].tolist(), index["kinds"].tolist(), strict=True))
         fields = {name: _field(kind) for name, kind in kinds.items()}

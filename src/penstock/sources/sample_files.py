@@ -1,6 +1,6 @@
 """Folders and globs of files that are one sample each, and WebDataset archives.
 
-What the headers of the files say is remembered, see `cache.remembered`; the names, sizes and times
+What the headers of the files say is cached, see `cache.cached_index`; the names, sizes and times
 of the files are looked at every time.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
-from penstock.sources.cache import Index, remembered, stamp
+from penstock.sources.cache import Index, cached_index, stamp
 from penstock.sources.contract import Field, Indices, checked_names
 from penstock.sources.encoded import (
     BYTES,
@@ -69,7 +69,7 @@ class FolderSource(EncodedSource):
             places = np.zeros(len(files), np.int64), np.array(sizes, np.int64)
             return _packed(*places, *one_field(headers, where))
 
-        index = remembered("files-2", files, [kind, images.size, images.mode], build)
+        index = cached_index("files-2", files, [kind, images.size, images.mode], build)
         super().__init__({"": _unpacked(index, "", files[0].suffix, images, files)}, where)
 
 
@@ -153,7 +153,7 @@ class TarSource(EncodedSource):
 
     Each extension is a field: ``npy``, images and sound are decoded, ``cls`` and other numbers are
     int64, and anything else, such as ``txt`` and ``json``, are bytes (ragged). The archive is read
-    once to index it; the index is remembered.
+    once to index it; the index is cached.
 
     Args:
         path: The archive, without compression.
@@ -172,7 +172,7 @@ class TarSource(EncodedSource):
     ) -> None:
         file = a_path("path", path, error=SourceError)
         names, images = checked_names("columns", columns), ImageOptions.checked(size, mode)
-        index = remembered(
+        index = cached_index(
             "tar-2",
             [file],
             [names, images.size, images.mode],

@@ -24,7 +24,7 @@ from penstock.arguments import (
 from penstock.collate import Collator, CollatorRegistry, TaskSpec
 from penstock.errors import ConfigError
 from penstock.loaders.chunked import ChunkedDataLoader
-from penstock.loaders.options import EXECUTORS, check_batch_size, check_dataset, check_torchs
+from penstock.loaders.options import EXECUTORS, check_batch_size, check_dataset, check_torch_options
 from penstock.loaders.pass_through import workers_for
 from penstock.loaders.worker_errors import unpicklable_part
 from penstock.loaders.workers import worker_init_fn
@@ -252,7 +252,7 @@ def _create(
 ) -> ChunkedDataLoader:
     """Return a loader with the caller's options, ours where the caller passed none."""
     check_dataset(dataset)
-    given, batch_size = {**given, **check_torchs(given)}, check_batch_size(batch_size)
+    given, batch_size = {**given, **check_torch_options(given)}, check_batch_size(batch_size)
     hints = [given.pop(name, False) for name in ("has_augmentation", "has_standardization")]
     budget = given.pop("memory_budget", this_machine().memory_bytes // 4)
     size = len(dataset) if hasattr(dataset, "__len__") else SMALL

@@ -27,7 +27,7 @@ class ArrowSource(BaseSource):
     """Columns of numbers, lists and strings of a table; each column is a field.
 
     Lists of a fixed size are arrays. Other lists, and strings (as bytes), are ragged fields: their
-    lengths are read when they are first needed; those of Parquet files are remembered.
+    lengths are read when they are first needed; those of Parquet files are cached.
 
     Args:
         table: A pyarrow table, a Hugging Face dataset, a Parquet file or a directory of them, or
@@ -63,7 +63,7 @@ class ArrowSource(BaseSource):
             name: The column.
         """
         if name not in self._offsets and ragged_fields(self, [name]):
-            found = self._table.remembered(name, partial(self._read_offsets, name))
+            found = self._table.cached_index(name, partial(self._read_offsets, name))
             return self._offsets.setdefault(name, found["offsets"])
         return super().offsets(name)
 

@@ -13,7 +13,7 @@ from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.fingerprints import sampled_blocks
-from penstock.sources.cache import Index, remembered
+from penstock.sources.cache import Index, cached_index
 from penstock.sources.storage import LocalFile, RangeFile, StoredFile, package_of, reading
 
 MOST_SAMPLED_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class MemoryRows:
         """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
 
-    def remembered(self, column: str, build: Callable[[], Index]) -> Index:
+    def cached_index(self, column: str, build: Callable[[], Index]) -> Index:
         """Return what ``build`` returns for a column, from an earlier run if possible."""
         return build()  # the lengths of lists are stored: they need not be computed
 
@@ -163,12 +163,12 @@ class ParquetRows(MemoryRows):
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)
         return tables.slice(start - begin, stop - start)
 
-    def remembered(self, column: str, build: Callable[[], Index]) -> Index:
+    def cached_index(self, column: str, build: Callable[[], Index]) -> Index:
         """Return what ``build`` returns for a column, from an earlier run if possible."""
         files = list({group.file.name: group.file for group in self._groups}.values())
         local = [file.path for file in files if file.path is not None]
         remote = [[file.name, file.version] for file in files if file.path is None]
-        return remembered("parquet-2", local, [column, remote], build)
+        return cached_index("parquet-2", local, [column, remote], build)
 
     def stored_bytes(self) -> Iterator[bytes]:
         """Return the first bytes of a few row groups, as they are in the file."""
