@@ -102,6 +102,7 @@ def test_two_seeds_augment_differently_and_equal_samples_too():
 def test_counted_from_the_end_a_sample_is_the_same():
     dataset = AugmentedDataset(BASES["tensors"], BOTH)
     assert same_batch(dataset[-1], dataset[29])
+    assert same_batch(dataset.__getitems__([-1, 3]), dataset.__getitems__([29, 3]))
 
 
 # -- workers
@@ -284,3 +285,5 @@ def test_an_index_out_of_range_is_refused_in_every_transformed_dataset(index):
         assert torch.equal(dataset[-1], dataset[4])
         with pytest.raises(IndexError):
             dataset[index]
+        with pytest.raises(IndexError):
+            dataset.__getitems__([0, index])

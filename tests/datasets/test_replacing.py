@@ -48,3 +48,17 @@ def test_where_nothing_can_be_read_it_is_said():
         ReplacingDataset(Broken())[0]
     with pytest.raises(PlanError, match="on_error must be one of"):
         ReplacingDataset(Flawed(), on_error="ignore")
+
+
+def test_indices_past_the_end_are_errors_and_those_from_the_end_are_replaced():
+    class Listed(Flawed):
+        def __getitem__(self, index):
+            if not -20 <= index < 20:
+                raise IndexError(index)
+            return super().__getitem__(index % 20)
+
+    dataset = ReplacingDataset(Listed())
+    assert len(list(dataset)) == 20  # a loop over indices ends with the IndexError
+    assert torch.equal(dataset[-17], dataset[3])
+    with pytest.raises(IndexError):
+        dataset[20]

@@ -253,7 +253,7 @@ def by_index(dataset: Any) -> Any:
     return dataset
 
 
-class TransformedDataset(Dataset[Any]):
+class TransformedDataset(BatchedDataset):
     """The samples of a dataset with their first field transformed.
 
     A subclass sets `transform` and overrides `_keys` where it draws random numbers, and `_members`
@@ -282,19 +282,10 @@ class TransformedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.base_dataset)
 
-    def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range({len(self)})")
-        place = np.array([index % len(self)])
-        sample = self.base_dataset[int(self._members(place)[0])]
-        return self._changed([sample], place)[0]
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of these indices, transformed together."""
-        places = np.asarray(indices, np.int64)
-        return self._changed(self._reader.samples(self._members(places).tolist()), places)
-
-    def _changed(self, samples: list[Any], places: Indices) -> list[Any]:
+        places = self._places(indices)
+        samples = self._reader.samples(self._members(places).tolist())
         if not self.training or not samples:
             return samples
         with Probe("transform"):

@@ -67,8 +67,10 @@ class ReplacingDataset(Dataset[Any]):
             return self.base_dataset[index]
         try:
             return self.base_dataset[index]
-        except Exception as error:  # noqa: BLE001 - re-raised where nothing can replace it
-            return self._replace(index, error)
+        except Exception as error:
+            if not -len(self) <= index < len(self):  # iteration by index ends with an IndexError
+                raise
+            return self._replace(index % len(self), error)
 
     def _replace(self, index: int, error: Exception) -> Any:
         # by epoch too, so that one sample is not seen twice as often in all of them
