@@ -1,9 +1,12 @@
 """The root package: light to import, and true to its ``__all__``."""
 
 import ast
+import builtins
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.extras import optional
 
 HEAVY = [
     "torch",
@@ -205,3 +209,27 @@ def test_packages_say_what_they_export():
     for package in ("order", "loaders", "testing"):
         module = import_module(f"penstock.{package}")
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_threads_that_import_modules_of_one_package_do_not_see_it_unfinished(tmp_path, monkeypatch):
+    """Decoders are imported by the reader threads, when the first chunk needs one."""
+    package = tmp_path / "two_decoders"
+    package.mkdir()
+    (package / "a.py").write_text("name = 'a'")
+    (package / "b.py").write_text("import two_decoders\nname = 'b'")
+    (package / "__init__.py").write_text(
+        "import builtins\n"
+        "builtins.began.set()\n"
+        "builtins.other.wait(0.3)\n"  # the other thread is then inside its import
+        "from two_decoders.b import name\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(builtins, "began", threading.Event(), raising=False)
+    monkeypatch.setattr(builtins, "other", threading.Event(), raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(optional, "two_decoders.a", "zarr")
+        assert builtins.began.wait(10)
+        second = pool.submit(optional, "two_decoders.b", "zarr")
+        assert (first.result().name, second.result().name) == ("a", "b")
+    for name in ("two_decoders", "two_decoders.a", "two_decoders.b"):
+        del sys.modules[name]

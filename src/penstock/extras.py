@@ -40,6 +40,9 @@ def optional(module: str, extra: str) -> Any:
     penstock.errors.MissingExtraError: no_such_library is not installed: pip install ...
     """
     try:
+        # the package first: two threads that import two of its modules, which it imports itself,
+        # would each wait for the other, and Python lets one of them see an unfinished module
+        import_module(module.partition(".")[0])
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
