@@ -130,7 +130,7 @@ def test_groups_that_xarray_writes_are_read_as_it_reads_them(
     )
     by_latitude = {"t2m": np.moveaxis(data_variables(reference)["t2m"], 1, 0).copy()}
     check_equal(open_source(path, fields=["t2m"], along="lat"), by_latitude)
-    with pytest.raises(SourceError, match="along='tim' is not one of them"):
+    with pytest.raises(SourceError, match=r"along='tim': did you mean 'time'"):
         open_source(path, along="tim")
 
 

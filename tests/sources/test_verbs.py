@@ -544,7 +544,7 @@ def test_a_class_of_your_own_has_the_verbs(wrap):
         (lambda s: s.windows(offsets=[]), "one or more integers"),
         (lambda s: s.windows(offsets={"a": [0], "b": ("x", [1])}), "no field 'x'"),
         (lambda s: s.patches((9, 9)), "no field has the axes"),
-        (lambda s: s.patches({"t": 9}), "no field has the axes"),
+        (lambda s: s.patches({"t": 9}), "no field has the dimension 't'"),
         (lambda s: s.patches((0,)), "at least 1"),
         (lambda s: s.patches(3), "dict by dimension name or a tuple"),
         (lambda s: s.patches({"y": 2}, stride={"x": 2}), "stride of patches"),
@@ -734,3 +734,11 @@ def test_a_split_of_samples_that_overlap_warns_and_following_the_advice_does_not
     source.windows(5, stride=5).split(parts)
     open_source(np.zeros((9, 8, 8))).patches((4, 4)).split(parts)
     assert not caplog.text
+
+
+def test_sizes_of_patches_that_cannot_be_meant_are_named():
+    images = zip_sources({"image": open_source(np.zeros((2, 3, 32, 48)))})
+    assert "none fits into (32, 48)" in repr(images.patches((64, 8), random=True))
+    named = Chunked(np.zeros((2, 32, 48)), (1, 8, 8), ("lat", "lon"))
+    with pytest.raises(PlanError, match=r"'lt' of sizes=.*did you mean 'lat'"):
+        named.patches({"lt": 8, "lon": 8})

@@ -198,7 +198,7 @@ def chosen_axes(
     if not usable:
         raise SourceError(f"{where} has no arrays of samples")
     if any(each.dims for each in usable.values()) or isinstance(along, str):
-        usable = _of_one_dimension(usable, along)
+        usable = _of_one_dimension(usable, where, along)
     left_out = [name for name in arrays if name not in usable]
     if left_out:
         log.info("reading %s of %s; leaving out %s", _listed(usable), where, _listed(left_out))
@@ -206,7 +206,7 @@ def chosen_axes(
 
 
 def _of_one_dimension(
-    arrays: Mapping[str, StoredArray], along: int | str | None
+    arrays: Mapping[str, StoredArray], where: str, along: int | str | None
 ) -> dict[str, StoredArray]:
     """Return the data variables that have the dimension of samples."""
     coordinates = {name for name, each in arrays.items() if each.dims == (name.split("/")[-1],)}
@@ -216,7 +216,12 @@ def _of_one_dimension(
     data = {name: each for name, each in arrays.items() if name not in coordinates} or arrays
     if isinstance(along, str):
         found = {name: each for name, each in data.items() if along in (each.dims or ())}
-        return found or dict(data)  # none: refused with the names that there are
+        known = dict.fromkeys(dim for each in data.values() for dim in each.dims or () if dim)
+        if known and not found:
+            raise SourceError(
+                f"no array of {where} has the dimension along={along!r}{did_you_mean(along, known)}"
+            )
+        return found or dict(data)  # without names: refused by the first of them
     if along is None and all(each.dims and each.dims[0] for each in data.values()):
         largest = max(data.values(), key=lambda each: prod(each.shape))
         first = (largest.dims or ("",))[0]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.arguments import flag, mapping, shown
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
-from penstock.registry import did_you_mean
+from penstock.registry import close_name, did_you_mean
 from penstock.sources.array_source import StoreSource, checked_along
 from penstock.sources.base import BaseSource, ComposedSource, composed, layout_of
 from penstock.sources.combine import Concatenated, Zipped, checked_rate
@@ -293,6 +293,16 @@ def _open_mapping(where: Mapping[str, Any], given: Given) -> Source:
     return zip_sources({name: _open(each, inner) for name, each in chosen.items()})
 
 
+def _near(path: Path) -> str:
+    """Return the end of a message about a path that does not exist: a similar name beside it."""
+    try:
+        beside = [each.name for each in path.parent.iterdir()]
+    except OSError:
+        return f": the folder {path.parent} cannot be read"
+    near = close_name(path.name, beside)
+    return "" if near is None else f": did you mean {str(path.with_name(near))!r}?"
+
+
 def _open_path(where: str | bytes, given: Given) -> Source:
     if isinstance(where, bytes) or not where or "\0" in where:
         raise SourceError(f"a path must be text, got {where!r}")
@@ -304,7 +314,7 @@ def _open_path(where: str | bytes, given: Given) -> Source:
             return _open_pattern(where, given)
         opener = _opener_of(path)
         if opener is None and not path.exists():
-            raise SourceError(f"there is nothing at {name}")
+            raise SourceError(f"there is nothing at {name}{_near(path)}")
         if opener is None and path.is_dir():
             raise SourceError(f"no source reads the folder {name}: {_folder_advice(path)}")
     if opener is None:

@@ -21,6 +21,7 @@ from penstock.errors import PlanError
 from penstock.fingerprints import digest
 from penstock.order.permutation import derive_key
 from penstock.order.subset import Kept, Ranges
+from penstock.registry import did_you_mean
 from penstock.sources.boxes import (
     MOST_BORDERS,
     Borders,
@@ -413,7 +414,9 @@ class Patches(Layout):
         left = [e - ((n - 1) * t + s if n else 0) for e, n, t, s in self._per_axis()]
         shown = f"{self.size}" + (f", stride={self.step}" if self.step != self.size else "")
         shown += ", random=True" if self._random else ""
-        if any(left) and not self._random:
+        if not all(self.counts):
+            shown += f"; none fits into {self.extent}"
+        elif any(left) and not self._random:
             shown += f"; the last {tuple(left)} items of {self.extent} are in no patch"
         return f"{self.parent!r}.patches({shown})"
 
@@ -453,6 +456,12 @@ def slower_offsets(offsets: Indices, every: int, name: str) -> Indices:
 def cut_axes(outputs: Mapping[str, Output], sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return the axes of ``inner`` that are cut, for each output that has them."""
     found = {}
+    if isinstance(sizes, Mapping):
+        known = dict.fromkeys(dim for output in outputs.values() for dim in output.dims if dim)
+        for dim in (dim for dim in sizes if known and dim not in known):
+            raise PlanError(
+                f"no field has the dimension {dim!r} of sizes={sizes!r}{did_you_mean(dim, known)}"
+            )
     order: list[str] = []  # the named dimensions, as the first field that has them orders them
     for name, output in outputs.items():
         if isinstance(sizes, Mapping):
