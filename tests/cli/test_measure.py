@@ -1,6 +1,7 @@
 """`penstock bench` and `penstock tune` measure, advise, and write settings."""
 
 import json
+import sys
 from contextlib import chdir
 
 import numpy as np
@@ -45,6 +46,31 @@ def test_the_advice_is_that_of_the_doctor(tmp_path, capsys):
     assert "advice: every sample is a storage chunk of its own" in bench(
         tmp_path / "x.zarr", capsys
     )
+
+
+def test_images_of_many_chunks_are_not_samples_of_one(tmp_path, capsys, monkeypatch):
+    """As OME-Zarr has them; and the patches of a program are measured too."""
+    image = np.random.default_rng(0).integers(0, 255, (4, 2, 128, 128), np.uint8)
+    zarr.create_array(
+        tmp_path / "image.zarr",
+        data=image,
+        chunks=(1, 1, 64, 64),
+        dimension_names=["z", "c", "y", "x"],
+    )
+    assert "chunk of its own" not in bench(tmp_path / "image.zarr", capsys)
+    (tmp_path / "cut_images.py").write_text(
+        "from penstock import open_source\n"
+        "def patches():\n"
+        "    return open_source('image.zarr').patches({'y': 48, 'x': 48}, random=True)\n"
+        "numbers = [1, 2, 3]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    out = bench("cut_images:patches", capsys)
+    assert "16 samples of 4.61 kB" in out and "patches are parts of storage chunks" in out
+    with pytest.raises(SystemExit):
+        bench("cut_images:numbers", capsys)
+    assert "cut_images:numbers is a list, not a source" in capsys.readouterr().err
 
 
 def test_the_ceiling_counts_what_was_read(recording):

@@ -22,6 +22,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings to change.")
 ]
 Data = Annotated[str, typer.Argument(help="A path or URL that open_source opens.")]
+Target = Annotated[
+    str, typer.Argument(help="A path or URL of data, a YAML file, or module:object.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="How long to measure.")]
 
@@ -121,9 +124,7 @@ def plan(
 
 @command
 def doctor(
-    target: Annotated[
-        str, typer.Argument(help="A path or URL of data, a YAML file, or module:object.")
-    ],
+    target: Target,
     as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with a dataset, and what to change; exit code 1 if there is something."""
@@ -134,7 +135,7 @@ def doctor(
 
 @command
 def bench(
-    source: Data,
+    source: Target,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
     seconds: Seconds = 3.0,
     memory_budget: Annotated[str, typer.Option(help="Limit of the buffers.")] = "1GB",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from penstock.atomic_files import replace_text
+from penstock.cli.doctor import subjects_of_target
 from penstock.cli.output import print_result
 from penstock.errors import ConfigError
 from penstock.extras import optional
 from penstock.loaders.stream import StreamLoader
 from penstock.report import BenchmarkReport
-from penstock.sources import open_source
+from penstock.sources import Source
 from penstock.tuning.bench import measure_stream, tune_stream
 from penstock.tuning.machine import this_machine
 from penstock.tuning.trials import tune
@@ -29,11 +31,18 @@ def run_bench(
     source: str, *, batch_size: int, seconds: float, memory_budget: str, as_json: bool
 ) -> None:
     """Measure a stream over a source, and print its speed and what to change."""
-    opened = open_source(source)
-    if not len(opened):
-        raise ConfigError(f"{source} has no samples: there is nothing to measure")
-    options = {"seconds": seconds, "memory_budget": memory_budget}
-    found = measure_stream(opened, batch_size, **options)  # type: ignore[arg-type]
+    with ExitStack() as opened:
+        parts, _ = subjects_of_target(source, opened)
+        data = parts[0].data if parts else None  # of a configuration, what it trains on
+        if not isinstance(data, Source):
+            raise ConfigError(
+                f"{source} is a {type(data).__name__}, not a source, so there is no storage to "
+                "compare with: use penstock doctor, or penstock tune with a configuration"
+            )
+        if not len(data):
+            raise ConfigError(f"{source} has no samples: there is nothing to measure")
+        options = {"seconds": seconds, "memory_budget": memory_budget}
+        found = measure_stream(data, batch_size, **options)  # type: ignore[arg-type]
     if as_json:
         print_result(json.dumps({"source": source, **found.to_dict()}, indent=1))
     else:

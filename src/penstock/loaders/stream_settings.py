@@ -469,9 +469,8 @@ def _decoding(loader: StreamLoader) -> str:
 def warnings_of(loader: StreamLoader) -> list[str]:
     """Return one sentence for each setting that makes the stream slow or its shuffle poor."""
     found = []
-    source, leaves = loader.stream_input, composed(loader.source).outputs.values()
-    one_each = loader.chunk_rows == 1 == source.block_samples and loader.samples > 1
-    if one_each and not any(output.cut for output in leaves):
+    source = loader.stream_input
+    if source.has_tiny_chunks and source.block_samples == 1 and loader.samples > 1:
         found.append(
             "storage chunks hold one sample each, so that every sample needs its own read: "
             "write it with more samples per chunk"

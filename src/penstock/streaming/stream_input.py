@@ -17,6 +17,7 @@ from penstock.sources.verbs import Patches
 from penstock.streaming.budget import BlockCost, Pace, resident_bytes, resident_fields
 from penstock.streaming.held_rows import StoredRows
 
+TINY_BYTES = 1 << 20  # of a storage chunk: a larger one is worth a read
 MAPPED_LEAVES = 64  # more stored arrays are not opened to see whether they can be mapped
 
 
@@ -82,7 +83,18 @@ class StreamInput:
     @property
     def chunk_rows(self) -> int:
         """Rows that a read decodes together, of the widest field; 0 if none are decoded."""
-        return max(self.paces, key=lambda pace: pace.row_bytes).chunk_rows if self.paces else 0
+        return self._widest.chunk_rows
+
+    @property
+    def has_tiny_chunks(self) -> bool:
+        """Whether each sample is a small storage chunk of its own, and needs a read of its own."""
+        widest = self._widest
+        whole = widest.row_bytes <= widest.chunk_bytes < TINY_BYTES  # not one of many in a sample
+        return widest.chunk_rows == 1 and whole and not self.is_cut
+
+    @property
+    def _widest(self) -> Pace:
+        return max(self.paces, key=lambda pace: pace.row_bytes, default=Pace(0, 0, 0, 0))
 
     def cost(self, block: int) -> BlockCost:
         """Return what a block of this many samples takes."""

@@ -178,7 +178,7 @@ def storage_layout(one: Examination) -> Iterator[str]:
         return
     rechunk = "write it again with penstock convert"
     small = found.chunk_bytes < SMALL_CHUNK and one.samples * one.read.sample_bytes > LARGE_CHUNK
-    if found.chunk_rows == 1 and found.chunk_bytes < LARGE_CHUNK // 64:
+    if found.tiny_chunks:
         yield f"every sample is a storage chunk of its own, and needs its own read: {rechunk}"
     elif small:
         yield f"storage chunks have only {format_bytes(found.chunk_bytes)} each: {rechunk}"
@@ -188,10 +188,10 @@ def storage_layout(one: Examination) -> Iterator[str]:
             f"so that few of them are mixed at a time: {rechunk}"
         )
     if found.decoded > DECODED_AGAIN:
-        yield (
-            f"{found.decoded:.1f} bytes are decoded for each byte that is used, because blocks are "
-            f"parts of storage chunks: raise memory_budget, leave out block_samples, or {rechunk}"
-        )
+        why = f"blocks are parts of storage chunks: raise memory_budget, or {rechunk}"
+        if found.cut:
+            why = "patches are parts of storage chunks: choose sizes that the chunks divide"
+        yield f"{found.decoded:.1f} bytes are decoded for each byte that is used, because {why}"
 
 
 def shuffling(one: Examination) -> Iterator[str]:

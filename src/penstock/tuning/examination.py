@@ -101,6 +101,8 @@ class Stream:
     Args:
         chunk_rows: Samples that are decoded together; 0 if storage is mapped.
         chunk_bytes: Their bytes.
+        tiny_chunks: Whether each sample is a small storage chunk of its own.
+        cut: Whether samples are patches.
         decoded: Bytes decoded for each byte that is used.
         shuffle: Whether the order is shuffled.
         quality: Of a shuffle in blocks; None for another order.
@@ -114,6 +116,8 @@ class Stream:
 
     chunk_rows: int = 0
     chunk_bytes: int = 0
+    tiny_chunks: bool = False
+    cut: bool = False
     decoded: float = 1.0
     shuffle: bool = True
     quality: ShuffleQuality | None = None
@@ -245,6 +249,8 @@ def stream_of(subject: Subject, source: Source) -> Stream:
         return Stream(
             chunk_rows=loader.chunk_rows,
             chunk_bytes=reading.chunk_bytes,
+            tiny_chunks=reading.has_tiny_chunks,
+            cut=reading.is_cut,
             decoded=cost.decoded_bytes / max(1, cost.own_bytes) if reading.decodes else 1.0,
             shuffle=loader.shuffle,
             quality=quality,
