@@ -22,13 +22,7 @@ from penstock.fingerprints import digest
 from penstock.order.permutation import derive_key
 from penstock.order.subset import Kept, Ranges
 from penstock.registry import did_you_mean
-from penstock.sources.boxes import (
-    MOST_BORDERS,
-    Borders,
-    Leaf,
-    Located,
-    Output,
-)
+from penstock.sources.boxes import MOST_BORDERS, Borders, Leaf, Located, Output
 from penstock.sources.contract import Indices, Source, varies
 
 Offsets: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]

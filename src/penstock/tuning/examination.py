@@ -108,7 +108,6 @@ class Stream:
         quality: Of a shuffle in blocks; None for another order.
         budget: Bytes of all buffers.
         needed: Bytes that the buffers take.
-        whole: Rows of the source.
         pieces: Rows between two seams, for each piece.
         steps: Rows of a sample.
         refused: Why no stream is possible; empty if one is.
@@ -123,7 +122,6 @@ class Stream:
     quality: ShuffleQuality | None = None
     budget: int = 0
     needed: int = 0
-    whole: int = 0
     pieces: tuple[int, ...] = ()
     steps: int = 1
     refused: str = ""
@@ -256,7 +254,6 @@ def stream_of(subject: Subject, source: Source) -> Stream:
             quality=quality,
             budget=loader.memory_budget,
             needed=loader.buffer_bytes,
-            whole=len(loader.source),
             pieces=tuple(np.diff(seams).tolist()),
             steps=loader.steps,
         )
