@@ -19,7 +19,7 @@ class Native(NamedTuple):
     join: Callable[..., None]
     decode: Callable[..., int]
     lookup: Callable[..., None]
-    dense_rows: Callable[..., None]
+    dense_rows: Callable[..., None] | None = None  # compiled from an earlier version of the file
 
 
 def _load() -> Native | None:
@@ -37,6 +37,8 @@ def _load() -> Native | None:
     }
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("libnative.so")))
+        if not hasattr(library, "penstock_dense_rows"):
+            del signatures["dense_rows"]
         functions = {name: library[f"penstock_{name}"] for name in signatures}
     except (OSError, AttributeError):  # not compiled, or from an earlier version of the file
         return None

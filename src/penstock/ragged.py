@@ -235,11 +235,12 @@ def dense_tensor(
     matrix = values.new_empty((rows, width)) if out is None else out
     numbers = values.dtype in (torch.float32, torch.float64)
     numbers &= columns.dtype in (torch.int32, torch.int64) and matrix.is_contiguous()
-    if native is not None and numbers and values.device.type == "cpu":
+    compiled = None if native is None else native.dense_rows
+    if compiled is not None and numbers and values.device.type == "cpu":
         ends = offsets.numpy()
         lengths = np.diff(ends)
         begins = [each.data_ptr() + ends[:-1] * each.itemsize for each in (values, columns)]
-        native.dense_rows(
+        compiled(
             matrix.data_ptr(), values.itemsize, begins[0].ctypes.data, begins[1].ctypes.data,
             columns.itemsize, lengths.ctypes.data, rows, width,
         )  # fmt: skip

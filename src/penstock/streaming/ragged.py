@@ -198,7 +198,7 @@ class RaggedBlocks:
             if each.sparse and each.sparse.dense and each.dtype.str in ("<f4", "<f8")
             if source.fields[each.sparse.columns].dtype.str in ("<i4", "<i8")
         }
-        if native is None or pin:
+        if native is None or native.dense_rows is None or pin:
             self.dense = {}
         self._items: list[dict[str, Rows]] = [{} for _ in range(places)]
         self._spare: dict[str, list[Rows]] = {name: [] for name in self.ragged}
@@ -261,7 +261,7 @@ class RaggedBlocks:
 
     def matrix(self, name: str, sparse: Sparse, numbers: Indices, lengths: Indices) -> torch.Tensor:
         """Return held samples of a sparse field with their zeros."""
-        assert native is not None
+        assert native is not None and native.dense_rows is not None
         values, columns = (self.begins[each][numbers] for each in (name, sparse.columns))
         out = self.batches[name].empty((len(numbers), sparse.width), self.fields[name].dtype)
         native.dense_rows(
