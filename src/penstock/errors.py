@@ -17,6 +17,8 @@ A message says what was requested, what was found and what to do.
 
 from __future__ import annotations
 
+MOST_CHARACTERS = 400  # of one line: torch lists hundreds of differences
+
 
 class PenstockError(Exception):
     """Base class of the exceptions of Penstock."""
@@ -73,14 +75,13 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class and message of an error, without a worker's traceback.
+    r"""Return the class and message of an error in one line, without a worker's traceback.
 
-    >>> one_line(ValueError("no such pitch: 440"))
-    'ValueError: no such pitch: 440'
-    >>> one_line(KeyError("x"))
-    "KeyError: 'x'"
+    >>> one_line(ValueError("shapes differ:\n  2 and 3")), one_line(KeyError())
+    ('ValueError: shapes differ: 2 and 3', 'KeyError')
     """
     text = str(error).strip()
     if "\n" in text and "Traceback" in text:
         return text.splitlines()[-1].strip()  # torch puts a worker's error after its traceback
-    return f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
+    line = " ".join(f"{type(error).__name__}: {text}".split()).rstrip(":")
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."

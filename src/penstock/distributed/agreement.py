@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, one_line
 from penstock.fingerprints import short_digest
 from penstock.loaders.base import Loader
 from penstock.ranks import has_several_ranks, shared_store
@@ -143,8 +143,3 @@ def difference(mine: dict[str, Any], group: dist.ProcessGroup | None = None) -> 
             received = [f"{call}/received/{r}" for r in range(len(ranks))]
             store.wait(received, timedelta(seconds=DELIVERY_SECONDS))
     return verdict
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error in one line, for the logs of other ranks."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from penstock.arguments import real_number
-from penstock.distributed.agreement import DELIVERY_SECONDS, one_line
-from penstock.errors import WorkerError
+from penstock.distributed.agreement import DELIVERY_SECONDS
+from penstock.errors import WorkerError, one_line
 from penstock.ranks import has_several_ranks, shared_store
 
 FOREVER = timedelta(days=365)

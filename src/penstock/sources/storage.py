@@ -82,10 +82,10 @@ def redacted(text: str) -> str:
     return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
 
 
-def one_line(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     r"""Return what an error of another library says, in one line without credentials.
 
-    >>> one_line(ValueError("two\nlines"))
+    >>> _reason(ValueError("two\nlines"))
     'two lines'
     """
     said = getattr(error, "strerror", None) or _OBJECT.sub("", str(error))
@@ -125,9 +125,7 @@ def reading(
         raise SourceError(f"cannot read {name}: {wait}") from error
     except errors as error:
         # not "from error": its text may hold credentials of a URL
-        raise SourceError(
-            f"{by} cannot read {name}: {one_line(error)}; {advice}".lstrip()
-        ) from None
+        raise SourceError(f"{by} cannot read {name}: {_reason(error)}; {advice}".lstrip()) from None
 
 
 _STARTED: dict[str, int] = {}
