@@ -178,5 +178,5 @@ def prepare() -> None:
     """Import what trials use, before anything is forked."""
     from importlib import import_module
 
-    for module in ("torch.utils.tensorboard", "penstock.cli.train", "datasets"):
+    for module in ("torch.utils.tensorboard", "penstock.training.run", "datasets"):
         import_module(module)

@@ -20,7 +20,7 @@ from types import ModuleType
 
 IMPORTS = (
     *("torch.utils.tensorboard", "torch.utils.serialization", "penstock.loaders"),
-    *("penstock.cli.commands", "penstock.cli.train", "penstock.training.config"),
+    *("penstock.cli.commands", "penstock.training.run", "penstock.training.config"),
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 import tempfile
 from collections.abc import Callable
 from functools import wraps
@@ -13,6 +15,7 @@ import typer
 
 import penstock
 from penstock.cli.output import command_output, print_result
+from penstock.errors import ConfigError
 from penstock.extras import load_extensions
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -98,9 +101,22 @@ def train(
     ] = False,
 ) -> None:
     """Train in chunks through the whole dataset, validating after each."""
-    from penstock.cli.train import run_train
+    from penstock.training.config import read_settings
+    from penstock.training.run import forecast, is_first_rank
+    from penstock.training.run import train as run
 
-    run_train(config, overrides or [], resume=resume, chunk=chunk, dry_run=dry_run)
+    first_rank = is_first_rank(os.environ)
+    if not first_rank:
+        logging.getLogger("penstock").setLevel(logging.WARNING)  # one process of a run reports
+    settings = read_settings(config, overrides or [])
+    if dry_run:
+        print_result(forecast(settings))
+        return
+    outcome = run(settings, resume=resume, chunk=chunk)
+    if first_rank:
+        print_result(outcome.text())
+    # launchers treat the exit code of the others as a failure
+    raise SystemExit(outcome.exit_code if first_rank else 0)
 
 
 @command
@@ -117,9 +133,21 @@ def plan(
     ] = None,
 ) -> None:
     """Show what will be read, and when; which samples a step has, or when a sample comes."""
-    from penstock.cli.train import run_plan
+    from penstock.training.config import read_settings
+    from penstock.training.run import plan_text, sample_text, skip_text, step_text
 
-    run_plan(config, overrides or [], step=step, sample=sample, skip_steps=skip_steps)
+    if sum(value is not None for value in (step, sample, skip_steps)) > 1:
+        raise ConfigError("give only one of --step, --sample and --skip-steps")
+    settings = read_settings(config, overrides or [])
+    if step is not None:
+        text = step_text(settings, step)
+    elif sample is not None:
+        text = sample_text(settings, sample)
+    elif skip_steps is not None:
+        text = skip_text(settings, skip_steps)
+    else:
+        text = plan_text(settings)
+    print_result(text)
 
 
 @command

@@ -162,10 +162,10 @@ def _called(function: Any) -> Any:
 def subjects_of_config(path: Path, opened: ExitStack) -> list[Subject]:
     """Return the parts of the data of a configuration, as `penstock train` loads them."""
     # imported here: other targets work without the libraries of training
-    from penstock.cli.train import given_settings
     from penstock.training.build import build
+    from penstock.training.config import read_settings
 
-    settings = given_settings(path, [])
+    settings = read_settings(path)
     job = build(settings)
     found = list(subjects_of(job.data if job.data is not None else job.module, "", opened))
     section = settings.dataset if isinstance(settings.dataset, Mapping) else {}

@@ -52,10 +52,10 @@ def run_bench(
 def run_tune(config: Path, overrides: list[str], *, seconds: float, write: bool) -> None:
     """Measure loader settings of a configuration, and print or write the fastest."""
     # imported here: bench works without the libraries of training
-    from penstock.cli.train import given_settings
     from penstock.training.build import build
+    from penstock.training.config import read_settings
 
-    settings = given_settings(config, overrides)
+    settings = read_settings(config, overrides)
     job = build(settings)
     loader = (job.module if job.data is None else job.data).train_dataloader()
     try:
@@ -67,7 +67,7 @@ def run_tune(config: Path, overrides: list[str], *, seconds: float, write: bool)
     print_result(f"loader: {found}".replace("'", ""))
     if write:
         replace_text(config, text)
-        kept = given_settings(config, overrides).loader
+        kept = read_settings(config, overrides).loader
         if any(kept.get(name) != value for name, value in found.items()):
             replace_text(config, before)
             raise ConfigError(

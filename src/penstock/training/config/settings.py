@@ -7,6 +7,7 @@ configuration works unchanged and reports what it ignores.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from penstock.extras import optional
 from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 from penstock.registry import close_name
 from penstock.training.config.compose import Provenance, compose, resolve
+
+log = logging.getLogger("penstock")
 
 Section = dict[str, Any]
 Check: TypeAlias = Callable[[str, Any], object]  # raises `ConfigError` for a value of another kind
@@ -111,16 +114,21 @@ CHUNKS: Final[dict[str, Check]] = {
     for option in ChunkSettings.options()
     if option.name != "start_chunk"  # on the command line: --chunk
 }
-TRAIN: Final[dict[str, Check]] = CHUNKS | {
-    "priority": or_none(SECTION),
-    "weights": or_none(ARRAY),
-    "epoch_samples": or_none(whole(1, "sample")),
-    "batch_by_length": or_none(SECTION),
-    "seed": or_none(whole(-LARGEST_INTEGER)),
-    "interval": one_of("epoch", "step"),
-    "monitor": TEXT,
-    "mode": one_of("min", "max"),
-    "checkpoint_every": or_none(whole(1, "step")),
+OTHER_TRAIN: Final[dict[str, tuple[Check, Any]]] = {  # the check and the default of each key
+    "priority": (or_none(SECTION), None),
+    "weights": (or_none(ARRAY), None),
+    "epoch_samples": (or_none(whole(1, "sample")), None),
+    "batch_by_length": (or_none(SECTION), None),
+    "seed": (or_none(whole(-LARGEST_INTEGER)), 0),
+    "interval": (one_of("epoch", "step"), "epoch"),
+    "monitor": (TEXT, "val/loss"),
+    "mode": (one_of("min", "max"), "min"),
+    "checkpoint_every": (or_none(whole(1, "step")), None),
+}
+TRAIN: Final = CHUNKS | {key: check for key, (check, _) in OTHER_TRAIN.items()}
+TRAIN_DEFAULTS: Final = {  # options of chunks are declared in `ChunkSettings` only
+    **{option.key: option.default for option in ChunkSettings.options() if option.key in CHUNKS},
+    **{key: default for key, (_, default) in OTHER_TRAIN.items()},
 }
 IGNORED_TRAIN: Final = (  # of S4
     "ckpt", "debug", "disable_dataset", "ema", "ignore_pretrained_layers", "ignore_warnings",
@@ -216,7 +224,6 @@ MOVED: Final[dict[tuple[str, str], str]] = {  # a key in the wrong section, and 
 }
 MOVED.update({("", key): f"train.{key}" for key in CHUNKS | LIMITS})
 MOVED.update({(name, key): f"train.{key}" for name in ("trainer", "loader") for key in CHUNKS})
-
 
 SIZES: Final = ("train_chunk_size", "val_chunk_size")
 DEVICES: Final = {"gpu": ("cuda", "mps", "xpu"), "cuda": ("cuda",), "mps": ("mps",)}
@@ -382,22 +389,6 @@ def check_trainer(found: Section, check: Checker) -> Section:
     return used
 
 
-# the values of ``train`` that a configuration leaves out; the options of chunks are declared in
-# `ChunkSettings` only
-TRAIN_DEFAULTS: Final = {
-    **{each.key: each.default for each in ChunkSettings.options() if each.key in CHUNKS},
-    "priority": None,
-    "weights": None,
-    "epoch_samples": None,
-    "batch_by_length": None,
-    "seed": 0,
-    "interval": "epoch",
-    "monitor": "val/loss",
-    "mode": "min",
-    "checkpoint_every": None,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A whole configuration by section; a section that is left out is None or empty.
@@ -456,6 +447,8 @@ def read_settings(
 ) -> Settings:
     """Return the settings of a YAML file, alone or in a tree of files.
 
+    Keys that have no effect are logged.
+
     Args:
         path: The file. Its ``defaults`` are looked up in the folders above it.
         overrides: ``key=value``, as Hydra takes them; a key that no file has needs no ``+``.
@@ -464,6 +457,9 @@ def read_settings(
     Raises:
         ConfigError: A file cannot be read, or a key or value is invalid; with file and line.
     """
+    for override in overrides:
+        if not override.lstrip("+~").partition("=")[0].strip():
+            raise ConfigError(f"invalid override {override!r}: expected key=value")
     composed = compose(path, overrides, None if config_dir is None else Path(config_dir))
     resolved, check = resolve(composed, IGNORED_SECTIONS), Checker(composed.provenance)
     check_sections(resolved, check)
@@ -471,6 +467,8 @@ def read_settings(
     check_loader(loader, dataset, check)
     train = check_train(resolved.get("train") or {}, dataset, check)
     trainer, callbacks, logger = split_trainer(resolved, check)
+    for note in check.notes:
+        log.info("%s", note)
     # a directory per file and experiment, so that two experiments never share one
     default = Path("runs", composed.provenance.path.stem, *composed.experiments)
     objects = ("model", "encoder", "decoder", "task", "optimizer", "scheduler")

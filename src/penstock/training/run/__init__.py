@@ -1,5 +1,6 @@
 """Running what a configuration says: a directory, a lock, checkpoints, signals, a summary."""
 
+from penstock.training.run.plan import forecast as forecast
 from penstock.training.run.plan import plan_text as plan_text
 from penstock.training.run.plan import sample_text as sample_text
 from penstock.training.run.plan import skip_text as skip_text
