@@ -41,7 +41,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {names()}")
     failed = []
-    for name in options.names or names():
+    for name in [each for each in names() if not options.names or each in options.names]:
         if options.tiny:
             code = tiny(name)
         else:

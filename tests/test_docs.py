@@ -14,6 +14,7 @@ import pytest
 
 from docs.make import figures, notebooks, pictures
 from penstock import CollatorRegistry
+from tests.missing_domains import names_a_missing_domain
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -26,6 +27,12 @@ FENCE = re.compile(r"^( *)```(.*)$", re.M)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 LANGUAGES = {"python", "diff", "yaml", "toml", "json", "console", "bash", "sh", "text", ""}
+
+
+def runs(text):
+    """Return whether a page has Python blocks, and none of a domain that was deleted."""
+    blocks = BLOCK.findall(text)
+    return bool(blocks) and not any(map(names_a_missing_domain, blocks))
 
 
 def test_there_are_pages():
@@ -47,7 +54,7 @@ def test_no_block_of_a_page_is_left_out(page):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's own
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem
+    "page", [page for page in PAGES if runs(page.read_text())], ids=lambda page: page.stem
 )
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     """As a reader pastes them, in an empty directory: every name is defined on the page."""
