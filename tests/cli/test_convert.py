@@ -95,7 +95,7 @@ def test_a_steering_directory_becomes_hdf5_with_the_same_batches(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(zarr_writer, "MOST_THREADS", 2)  # each holds a shard of a megabyte
+    monkeypatch.setattr(zarr_writer, "MAX_THREADS", 2)  # each holds a shard of a megabyte
     peaks = []
     for rows in (8_000, 24_000):
         np.save(tmp_path / f"{rows}.npy", np.zeros((rows, 256), np.float32))

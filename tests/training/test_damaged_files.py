@@ -7,7 +7,7 @@ from penstock.training import CheckpointManager, TrainingConfig
 from penstock.training.checkpoint_files import git_commit
 from penstock.training.run.directory import read_lines
 from penstock.tuning import DataLoaderConfig
-from penstock.tuning.trials import TuneCache
+from penstock.tuning.trials import load_result, save_result
 from tests.damage import DamagedFile
 
 
@@ -58,10 +58,10 @@ class TestTuned(DamagedFile):
     name = "tuned.json"
 
     def write(self, folder):
-        TuneCache(folder / self.name).save(DataLoaderConfig(batch_size=4, num_workers=2))
+        save_result(folder / self.name, DataLoaderConfig(batch_size=4, num_workers=2))
 
     def read(self, folder):
-        TuneCache(folder / self.name).load()
+        load_result(folder / self.name)
 
 
 class TestQuarantine(DamagedFile):

@@ -20,10 +20,12 @@ from penstock.tuning import trials as trials_module
 from penstock.tuning.cost import measure_cost
 from penstock.tuning.trials import (
     Trial,
-    TuneCache,
     best_of,
     identity_of,
+    load_result,
+    result_path,
     same_arrays,
+    save_result,
     start_seconds,
 )
 from tests.attempts import attempts
@@ -280,18 +282,18 @@ def test_an_answer_is_remembered_for_the_dataset(own_cache, capsys):
     "text", ["", "{", "[]", "{}", '{"batch_size": 8}', "null", "\0", '{"executor": "none"}']
 )
 def test_a_corrupt_memory_is_none(text):
-    cache = TuneCache.of(Computed(), 8, None, 1, MACHINE)
-    cache.save(DataLoaderConfig(8, num_workers=3, executor="processes"))
-    assert cache.load().num_workers == 3
-    cache.path.write_text(text)
-    assert cache.load() is None
+    path = result_path(MACHINE, Computed(), 8, None, 1)
+    save_result(path, DataLoaderConfig(8, num_workers=3, executor="processes"))
+    assert load_result(path).num_workers == 3
+    path.write_text(text)
+    assert load_result(path) is None
 
 
 def test_an_impossible_memory_is_none():
-    cache = TuneCache.of(Computed(), 8, None, 1, MACHINE)
-    cache.save(DataLoaderConfig(8, num_workers=3, executor="processes"))
-    cache.path.write_text(cache.path.read_text().replace('"num_workers": 3', '"num_workers": 0'))
-    assert cache.load() is None
+    path = result_path(MACHINE, Computed(), 8, None, 1)
+    save_result(path, DataLoaderConfig(8, num_workers=3, executor="processes"))
+    path.write_text(path.read_text().replace('"num_workers": 3', '"num_workers": 0'))
+    assert load_result(path) is None
 
 
 def test_where_nothing_can_be_written_tuning_works(own_cache):
@@ -303,7 +305,7 @@ def test_where_nothing_can_be_written_tuning_works(own_cache):
 def test_another_machine_dataset_batch_collation_or_budget_is_another_key():
     def key(dataset=None, batch=8, collate=None, budget=1, machine=MACHINE):
         dataset = Computed() if dataset is None else dataset
-        return TuneCache.of(dataset, batch, collate, budget, machine).path
+        return result_path(machine, dataset, batch, collate, budget)
 
     others = [
         key(),

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from penstock import StreamLoader
 from penstock.errors import ConfigError, PlanError
 from penstock.tuning import DataLoaderConfig, Machine, tune
-from penstock.tuning.trials import TuneCache
+from penstock.tuning.trials import load_result, result_path, save_result
 
 DATA = torch.zeros(64, 4)
 NO_COUNT = [True, 0, -1, 1.5, "3", None, 2**63, float("nan"), [3]]
@@ -84,11 +84,11 @@ def test_a_machine_that_cannot_be_is_refused(arguments):
 @pytest.mark.parametrize("name", ["batch_size", "num_workers", "prefetch_factor", "threads"])
 def test_a_remembered_number_that_is_none_is_forgotten(name, wrong, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache = TuneCache.of(DATA, 8, None, 1, Machine(4, False))
-    cache.save(DataLoaderConfig(8, num_workers=3, executor="processes"))
-    found = json.loads(cache.path.read_text())
-    cache.path.write_text(json.dumps(found | {name: wrong}))
-    assert cache.load() is None
+    path = result_path(Machine(4, False), DATA, 8, None, 1)
+    save_result(path, DataLoaderConfig(8, num_workers=3, executor="processes"))
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {name: wrong}))
+    assert load_result(path) is None
 
 
 def test_an_answer_for_another_batch_size_is_not_given(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from penstock.sources.contract import Field, Rows
 
 CHUNK_BYTES = 1 << 20  # a random block is cheap to read, and a window mixes many of them
 SHARD_CHUNKS = 64  # per file, so that a terabyte is thousands of files, not millions
-MOST_THREADS = 8
+MAX_THREADS = 8
 JOURNAL = ".penstock-convert"
 
 Progressed = Callable[[int], None]  # called with numbers of rows as they are written
@@ -127,7 +127,7 @@ def write_parts(
             for part in parts
             for start in range(0, part.rows, shards[part.path][1] if part.rows else 1)
         ]
-        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "penstock-convert") as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "penstock-convert") as pool:
             try:
                 running = [
                     pool.submit(_copy_shard, beside, journal, part, start, stop, shards[part.path])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from penstock.arguments import flag
 from penstock.metrics.snapshot import (
     COLUMNS,
-    MOST_ARRIVALS,
+    MAX_ARRIVALS,
     PROBED_SECONDS,
     SETTLED_SECONDS,
     SLOTS,
@@ -305,7 +305,7 @@ class Recorder:
             self.next_probe = asked + PROBED_SECONDS
         if self._first is None:
             self._first = now - asked
-        if now > self._next_settling or len(self.arrivals) > MOST_ARRIVALS:
+        if now > self._next_settling or len(self.arrivals) > MAX_ARRIVALS:
             self._next_settling = now + SETTLED_SECONDS
             self._settle()
 

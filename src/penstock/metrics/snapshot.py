@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 STAGES: Final = (
@@ -21,7 +22,7 @@ SPANS: Final = 2000  # kept one by one: the first and the last of a run
 STALLS: Final = 20  # the longest
 STALL_SECONDS: Final = 0.02
 PROBED_SECONDS: Final = 0.025  # between two requests or reads with probes: microseconds each
-MOST_ARRIVALS: Final = 10_000  # stages that wait to be entered
+MAX_ARRIVALS: Final = 10_000  # stages that wait to be entered
 SETTLED_SECONDS: Final = 0.5  # between two entries of what was noted
 
 
@@ -94,10 +95,9 @@ class Histogram:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers; `of` makes a histogram of them."""
+        figures = {"count": self.count, "total": self.total, "longest": self.longest}
         filled = [[index, count] for index, count in enumerate(self.buckets) if count]
-        return {"count": self.count, "total": self.total, "longest": self.longest} | {
-            "buckets": filled
-        }
+        return {**figures, "buckets": filled}
 
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> Self:
@@ -117,11 +117,8 @@ def _edge(index: int) -> int:
 
 def halved(rows: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return the sums of every two neighbours; of memory, the maximum."""
-    pairs = [
-        (rows[i], rows[min(i + 1, len(rows) - 1)], i + 1 < len(rows))
-        for i in range(0, len(rows), 2)
-    ]
-    return [added(one, other) if two else list(one) for one, other, two in pairs]
+    pairs = zip_longest(rows[::2], rows[1::2], fillvalue=[0.0] * len(COLUMNS))
+    return [added(one, other) for one, other in pairs]
 
 
 def added(one: Sequence[float], other: Sequence[float]) -> list[float]:

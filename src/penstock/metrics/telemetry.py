@@ -16,12 +16,7 @@ COUNTERS: Final[tuple[tuple[str, str, str, Callable[[Recorder], Mapping[str, flo
     ("batches", "", "Batches that were asked for", lambda made: {"": made.sums.batches}),
     ("samples", "", "Samples delivered", lambda made: {"": made.sums.samples}),
     ("waiting", "s", "Seconds that training waited for data", lambda made: {"": made.sums.waited}),
-    (
-        "step",
-        "s",
-        "Seconds between a batch and the next request",
-        lambda made: {"": made.sums.stepped},
-    ),
+    ("step", "s", "Seconds from a batch to the next request", lambda made: {"": made.sums.stepped}),
     ("stage", "s", "Seconds of the stages of loading that were measured", Recorder.stage_seconds),
 )
 GAUGES: Final = (("epoch", "Epoch of the last batch"), ("position", "Its position in the epoch"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -77,9 +77,7 @@ class Verdict(str):
 
     def json(self) -> str:
         """Return the line and its figures as a JSON object."""
-        names = self.figures.__dataclass_fields__
-        plain = {name: getattr(self.figures, name) for name in names}
-        return json.dumps({"verdict": str(self), **plain})
+        return json.dumps({"verdict": str(self), **asdict(self.figures)})
 
 
 def verdict_of(snapshot: Snapshot) -> Verdict:
@@ -114,9 +112,8 @@ def verdict_of(snapshot: Snapshot) -> Verdict:
     when = times_of(snapshot)
     text = f"data-bound{' at times' if when else ''}: "
     if slow_rank:
-        most = max(others)
         text += f"rank {worst} waited {percent(waiting)} of the time, the others at most "
-        text += f"{percent(most)}"
+        text += percent(max(others))
     else:
         text += f"{percent(waiting)} of the time was spent waiting{when}"
     if cause:
@@ -132,13 +129,9 @@ def _not_data_bound(snapshot: Snapshot, figures: Figures) -> Verdict:
             f"start-up: the first batch took {figures.first_seconds:.3g} s, {share} of waiting; "
             f"after it, training waited {percent(figures.waiting)}; use one loader for all epochs"
         )
-        return Verdict(text, Figures("start-up", *_rest(figures)))
+        return Verdict(text, replace(figures, bound="start-up"))
     text = f"compute-bound: waited {percent(figures.waiting)}; a faster loader would change nothing"
     return Verdict(text, figures)
-
-
-def _rest(figures: Figures) -> list[Any]:
-    return [getattr(figures, name) for name in figures.__dataclass_fields__][1:]
 
 
 def waiting_of(rank: Mapping[str, float]) -> float:
@@ -241,8 +234,10 @@ def _advice_for_streams(settings: Mapping[str, Any], cause: str) -> str:
     if cause in ("transform", "collate"):
         argument = "transform" if cause == "transform" else "collate_fn"
         return f"make {argument} work on whole batches, or do its work on the device"
+    now = settings.get("threads", 1)
+    more_threads = f"raise threads from {now} to {2 * now}"
     if cause == "decode":
-        return f"{_more_threads(settings)}, or store with a faster codec: penstock convert"
+        return f"{more_threads}, or store with a faster codec: penstock convert"
     budget = settings["memory_budget"]
     larger = f"raise memory_budget from {format_bytes(budget)} to {format_bytes(4 * budget)}"
     block, chunk = settings.get("block_samples", 0), settings.get("chunk_rows", 0)
@@ -253,12 +248,7 @@ def _advice_for_streams(settings: Mapping[str, Any], cause: str) -> str:
         return f"{larger}, or rechunk (a chunk of {chunk:,} rows is read for {block:,} of them)"
     if cause == "place":
         return f"{larger}, which makes blocks larger"
-    return f"{_more_threads(settings)}, or {larger}"
-
-
-def _more_threads(settings: Mapping[str, Any]) -> str:
-    now = settings.get("threads", 1)
-    return f"raise threads from {now} to {2 * now}"
+    return f"{more_threads}, or {larger}"
 
 
 def percent(share: float) -> str:

@@ -30,8 +30,8 @@ from penstock.metrics.snapshot import COLUMNS
 FOLDER: Final = "metrics"
 FORMAT: Final = 1
 LATER: Final = ".chunks"  # the suffix of the file with the chunks since the last write
-MOST_CHUNKS: Final = 1000  # more are thinned out: every second one is dropped
-MOST_BYTES: Final = 64_000_000  # of a file: ours have less than one megabyte
+MAX_CHUNKS: Final = 1000  # more are thinned out: every second one is dropped
+MAX_BYTES: Final = 64_000_000  # of a file: ours have less than one megabyte
 NAME: Final = re.compile(r"session-(\d{1,6})-rank-(\d{1,6})\.json")
 
 
@@ -83,8 +83,8 @@ class Session:
             StateError: It is not one that `write` wrote.
         """
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
             plain = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
             if plain["format"] != FORMAT:
                 raise ValueError(f"its format is {plain['format']!r}, not {FORMAT}")
@@ -152,7 +152,7 @@ def check(value: Any, shape: Any, name: str) -> None:
     else:
         fits = isinstance(value, shape) and not isinstance(value, bool)
     if not fits:
-        raise ValueError(f"{name}: {str(value)[:40]!r} is not what is written there")
+        raise ValueError(f"{name}: unexpected value {str(value)[:40]!r}")
     for each in inside:
         check(*each)
 
@@ -192,8 +192,8 @@ def later_chunks(path: Path, chunks: list[dict[str, Any]]) -> list[dict[str, Any
 
 
 def thinned(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `MOST_CHUNKS` of the chunks, the last included."""
-    while len(chunks) > MOST_CHUNKS:
+    """Return at most `MAX_CHUNKS` of the chunks, the last included."""
+    while len(chunks) > MAX_CHUNKS:
         chunks = chunks[1 - len(chunks) % 2 :: 2]
     return chunks
 
@@ -222,16 +222,17 @@ def next_session(run_dir: Path, rank: int) -> int:
 
 def environment() -> dict[str, Any]:
     """Return versions and the machine; no names of users or hosts, and no variables."""
-    cores = getattr(os, "process_cpu_count", os.cpu_count)()
     found = {
         "penstock": version("penstock"),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "system": f"{sys.platform} {os.uname().machine}",
+        "cores": getattr(os, "process_cpu_count", os.cpu_count)(),
     }
-    found |= {"python": platform.python_version(), "system": f"{sys.platform} {os.uname().machine}"}
     if torch.accelerator.is_available():
         found["accelerator"] = str(torch.accelerator.current_accelerator())
-    return found | {"cores": cores}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +310,11 @@ def without_credentials(text: str) -> str:
     >>> print(without_credentials("url: s3://me:pw@host/x?token=1"))
     url: s3://***@host/x?token=***
     """
-    kept, secret = [], -1  # the indentation of a name whose value may go on in the next lines
+    kept, secret = [], -1  # the indentation of a name whose value may continue in the next lines
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip(" "))
-        goes_on = indent > secret or (indent == secret and line[indent:].startswith("- "))
-        if secret >= 0 and line.strip() and goes_on:
+        continued = indent > secret or (indent == secret and line[indent:].startswith("- "))
+        if secret >= 0 and line.strip() and continued:
             continue
         found = SECRET.fullmatch(line)
         secret = indent if found else -1

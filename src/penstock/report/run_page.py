@@ -17,7 +17,7 @@ from penstock.report.run_files import Run, Session, thinned
 
 PAGE: Final = Path(__file__).with_name("run_page.html")
 HERE: Final = "__DATA__"  # where the page has its figures
-MOST_SPANS: Final = 12_000  # of all ranks, in the page
+MAX_SPANS: Final = 12_000  # of all ranks, in the page
 CALLER: Final = "training loop"
 QUIET_SECONDS: Final = 60.0  # a run that says "running" and has written nothing for this long
 
@@ -143,7 +143,7 @@ def stages_of(snapshot: Snapshot) -> list[dict[str, Any]]:
 def spans_of(snapshot: Snapshot) -> list[list[Any]]:
     """Return the stages one by one for the timeline: stage, begin, seconds, row."""
     several = snapshot.world > 1
-    spans = snapshot.spans[:: 1 + len(snapshot.spans) // MOST_SPANS]
+    spans = snapshot.spans[:: 1 + len(snapshot.spans) // MAX_SPANS]
     return [
         [
             *(STAGES.index(stage), round(begin, 6), round(seconds, 6)),
@@ -184,7 +184,5 @@ def trace_of(run: Run) -> Iterator[dict[str, Any]]:
             named = {"ph": "M", "pid": rank, "tid": row}
             yield {**named, "name": "process_name", "args": {"name": f"rank {rank}"}}
             yield {**named, "name": "thread_name", "args": {"name": who or CALLER}}
-        yield {"ph": "X", "name": stage, "cat": "penstock", "pid": rank, "tid": row} | {
-            "ts": begin * 1e6,
-            "dur": seconds * 1e6,
-        }
+        named = {"ph": "X", "name": stage, "cat": "penstock", "pid": rank, "tid": row}
+        yield {**named, "ts": begin * 1e6, "dur": seconds * 1e6}

@@ -19,7 +19,7 @@ from penstock.tuning.examination import Examination, Subject, stream_of
 from penstock.tuning.monitor import DataLoaderPerformanceMonitor
 from penstock.tuning.trials import CLOSE
 
-FEWEST_BATCHES, MOST_BATCHES = 5, 10_000  # of a measurement
+MIN_BATCHES, MAX_BATCHES = 5, 10_000  # of a measurement
 GOOD_SHARE = 0.5  # of the ceiling, from which on there is nothing to advise
 BUDGET_SHARES = (1, 4)  # memory budgets to try, in the one of the configuration
 
@@ -97,10 +97,10 @@ def measure_stream(
     batch_size = min(batch_size, len(source))
     with StreamLoader(source, batch_size, **options) as loader:
         monitor = DataLoaderPerformanceMonitor()
-        first = monitor.time_batch_loading(loader, FEWEST_BATCHES)
+        first = monitor.time_batch_loading(loader, MIN_BATCHES)
         batches = int(seconds / 2 / max(first["mean_batch_time"], 1e-6))
         ceilings = [read_ceiling(source, loader.threads, seconds / 4, loader.block_samples)]
-        batches = min(max(batches, FEWEST_BATCHES), MOST_BATCHES)
+        batches = min(max(batches, MIN_BATCHES), MAX_BATCHES)
         found = monitor.time_batch_loading(loader, batches)
         ceilings += [read_ceiling(source, loader.threads, seconds / 4, loader.block_samples)]
         rate = found["samples_per_second"]
@@ -199,9 +199,9 @@ def tune_stream(
             name = _named(settings)
             report(f"round {turn + 1}/2: {name}")
             with _with(loader, settings) as variant:
-                first = monitor.time_batch_loading(variant, FEWEST_BATCHES)
+                first = monitor.time_batch_loading(variant, MIN_BATCHES)
                 share = seconds / 2 / len(candidates) / max(first["mean_batch_time"], 1e-6)
-                batches = min(max(int(share), FEWEST_BATCHES), MOST_BATCHES)
+                batches = min(max(int(share), MIN_BATCHES), MAX_BATCHES)
                 found = monitor.time_batch_loading(variant, batches)
             key = "samples_per_second"
             if name not in figures or found[key] > figures[name][key]:

@@ -26,7 +26,7 @@ COPYING_SECONDS = 1e-9  # per byte of a gather; a worker would copy the bytes on
 COSTLY_SECONDS = 1e-3  # above this, a sample is worth a worker process
 ENOUGH_SECONDS = 0.1  # time limit of the measurement
 WAITING_SHARE = 0.5  # of the time not spent computing: the storage is slow to answer
-MOST_NESTED = 4  # objects in objects, as far as attributes are looked at
+MAX_NESTED = 4  # objects in objects, as far as attributes are looked at
 ITEMS = 8  # of a list that are looked at
 GATHERS = 3  # the fastest one counts: a short gather is easily disturbed
 
@@ -156,7 +156,7 @@ def _voluntary_switches() -> int:
 # -- attributes
 
 
-def attributes(value: Any, name: str = "dataset", depth: int = MOST_NESTED) -> Iterator[Any]:
+def attributes(value: Any, name: str = "dataset", depth: int = MAX_NESTED) -> Iterator[Any]:
     """Yield name and value of the attributes of an object, and of objects of the user in it."""
     own = type(value).__module__.partition(".")[0] not in ("penstock", "numpy", "zarr", "pyarrow")
     inside = own or isinstance(value, Dataset)

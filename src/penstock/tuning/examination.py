@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, first_line, one_line
 from penstock.keyed import Reading, announce
 from penstock.loaders.chunked import ChunkedDataLoader
 from penstock.loaders.pass_through import preserve_random_state
@@ -42,11 +42,11 @@ from penstock.tuning.machine import Machine, this_machine
 
 Values: TypeAlias = npt.NDArray[Any]
 
-MOST_SAMPLES = 4096  # of a dataset that are read ...
-MOST_ROWS = 1 << 16  # ... and of a source, within these bytes and seconds
-MOST_BYTES = 64 << 20
-MOST_SECONDS = 2.0
-FEWEST_SAMPLES = 16  # are read in any case
+MAX_SAMPLES = 4096  # of a dataset that are read ...
+MAX_ROWS = 1 << 16  # ... and of a source, within these bytes and seconds
+MAX_BYTES = 64 << 20
+MAX_SECONDS = 2.0
+MIN_SAMPLES = 16  # are read in any case
 UNMEASURED = SampleCost(0.0, 0.0, 0, True)
 
 
@@ -200,7 +200,7 @@ def _examine_source(subject: Subject, source: Source) -> Examination:
 def _read_source(source: Source) -> Samples:
     block = source.block_samples
     row_bytes = max(1, sum(each.nbytes for each in source.fields.values()))
-    rows = max(1, min(block, MOST_ROWS, MOST_BYTES // row_bytes))  # of each block
+    rows = max(1, min(block, MAX_ROWS, MAX_BYTES // row_bytes))  # of each block
     parts: dict[int, dict[str, list[Values]]] = {}
     begin, read, size = perf_counter(), 0, 0
     for number in np.random.default_rng(0).permutation(-(-len(source) // block)).tolist():
@@ -210,8 +210,8 @@ def _read_source(source: Source) -> Samples:
         source.read(start, stop, out)
         parts[start] = {name: _by_sample(source, name, start, stop, out[name]) for name in out}
         read, size = read + stop - start, size + sum(each.nbytes for each in out.values())
-        enough = read >= MOST_ROWS or size >= MOST_BYTES
-        if enough or perf_counter() - begin > MOST_SECONDS:
+        enough = read >= MAX_ROWS or size >= MAX_BYTES
+        if enough or perf_counter() - begin > MAX_SECONDS:
             break
     starts = sorted(parts)
     named = {n: [row for s in starts for row in parts[s][n]] for n in source.fields}
@@ -268,14 +268,14 @@ def stream_of(subject: Subject, source: Source) -> Stream:
 def _examine_iterable(subject: Subject) -> Examination:
     """Read a dataset that can only be iterated, in two workers: both may give everything."""
     culprit = unpicklable_part(subject.data, "dataset")
-    first = list(islice(iter(subject.data), FEWEST_SAMPLES))
+    first = list(islice(iter(subject.data), MIN_SAMPLES))
     found = Examination(
         subject, len(first), culprit=culprit, hazards=tuple(hazards_of(subject.data))
     )
     if not first or culprit is not None:
         return found
     with ChunkedDataLoader(subject.data, 1, collate_fn=_first, num_workers=2) as loader:
-        given = [digest_of(flat(each)) for each in islice(loader, 2 * FEWEST_SAMPLES)]
+        given = [digest_of(flat(each)) for each in islice(loader, 2 * MIN_SAMPLES)]
     return replace(found, same_in_workers=len(set(given)) <= (len(given) + 1) // 2)
 
 
@@ -303,22 +303,16 @@ def _examine_dataset(subject: Subject) -> Examination:
         read = _read_dataset(own, subject)
         cost = cost_of(own)
     except Exception as error:  # noqa: BLE001  # of the user's own code: any error is a finding
-        problem = f"sample 0 cannot be read: {type(error).__name__}: {first_words(error)}"
-        return replace(found, read=Samples(problem=problem))
+        return replace(found, read=Samples(problem=f"sample 0 cannot be read: {one_line(error)}"))
     grown = [
         name
         for name, each in attributes(own)
         if isinstance(each, list | dict) and len(each) - before.get(name, 0) >= len(read.indices)
     ]
     grown += [name for name, size in unbounded_caches(own) if size >= len(read.indices)]
-    if grown and len(read.indices) >= FEWEST_SAMPLES:
+    if grown and len(read.indices) >= MIN_SAMPLES:
         repeats = replace(repeats, grown=grown[0])
     return replace(found, read=read, repeats=repeats, cost=cost)
-
-
-def first_words(error: BaseException) -> str:
-    """Return the first line of an error's message, shortened."""
-    return (str(error).strip().splitlines() or [""])[0][:120]
 
 
 def read_one(dataset: Any, index: int, epoch: int = 0) -> Any:
@@ -359,7 +353,7 @@ def _generators() -> dict[str, bytes]:
 
 def _arrays(dataset: Any) -> Iterator[tuple[str, int]]:
     """Yield name and checksum of each array that a dataset holds in memory."""
-    left = MOST_BYTES
+    left = MAX_BYTES
     for name, value in attributes(dataset):
         plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
         tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu"
@@ -370,7 +364,7 @@ def _arrays(dataset: Any) -> Iterator[tuple[str, int]]:
 
 
 def _read_dataset(dataset: Any, subject: Subject) -> Samples:
-    order = np.random.default_rng(0).permutation(len(dataset))[:MOST_SAMPLES].tolist()
+    order = np.random.default_rng(0).permutation(len(dataset))[:MAX_SAMPLES].tolist()
     order = list(dict.fromkeys([0, len(dataset) - 1, *order]))
     rows: dict[int, dict[str, Values]] = {}
     seconds: dict[int, float] = {}
@@ -380,16 +374,15 @@ def _read_dataset(dataset: Any, subject: Subject) -> Samples:
         try:
             sample = read_one(dataset, index)
         except Exception as error:  # noqa: BLE001  # of the user's own code
-            text = f"{type(error).__name__}: {first_words(error)}"
-            problem = f"sample {index} cannot be read: {text}"
+            problem = f"sample {index} cannot be read: {one_line(error)}"
             break
         seconds[index] = perf_counter() - start
         rows[index] = {name: each.copy() for name, each in flat(sample).items()}
         size += sum(each.nbytes for each in rows[index].values())
         if subject.collate_fn is None and not problem:
             problem = _misfit(index, sample, rows[index], rows[order[0]])
-        enough = size >= MOST_BYTES or perf_counter() - begin > MOST_SECONDS
-        if problem or (enough and len(rows) >= FEWEST_SAMPLES):
+        enough = size >= MAX_BYTES or perf_counter() - begin > MAX_SECONDS
+        if problem or (enough and len(rows) >= MIN_SAMPLES):
             break
     if not rows:
         return Samples(problem=problem)
@@ -427,7 +420,7 @@ def _misfit(index: int, sample: Any, row: Mapping[str, Values], first: Mapping[s
         try:
             default_collate([sample, sample])
         except (TypeError, RuntimeError) as error:
-            return f"torch makes no batch of sample 0 ({first_words(error)}): pass a collate_fn"
+            return f"torch makes no batch of sample 0 ({first_line(error)}): pass a collate_fn"
     return ""
 
 

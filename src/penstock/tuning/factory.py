@@ -119,7 +119,7 @@ class DataLoaderConfig:
 
 log = logging.getLogger("penstock")
 
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 SMALL, LARGE = 1000, 10_000  # samples
 TORCH_PREFETCH = 2  # batches that a worker reads ahead by default
 WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
@@ -166,7 +166,7 @@ class DataLoaderFactory:
             workers = min(workers, 4)
         elif dataset_size > LARGE:
             workers += 2
-        workers = max(0, min(workers, machine.cores - 1, MOST_WORKERS))
+        workers = max(0, min(workers, machine.cores - 1, MAX_WORKERS))
         config: dict[str, Any] = {
             "num_workers": workers,
             "pin_memory": machine.accelerator,

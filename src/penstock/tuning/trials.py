@@ -219,13 +219,13 @@ def table(trials: Sequence[Trial], best: Trial) -> str:
 
 log = logging.getLogger("penstock")
 
-MOST_READERS = 16
+MAX_READERS = 16
 DEEPER = 4  # batches ahead, compared with torch's 2 if worker processes won
 HALVING_SHARE = 0.7  # of the time; the rest is for `DEEPER` and for workers to start
 SHORT_BATCH_SECONDS = 0.02  # much longer than handing a batch over, much shorter than a budget
 CACHED_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "executor", "threads")
-MOST_NESTED = 4  # datasets that wrap datasets, as far as they are compared
-MOST_ITEMS = 8  # of a list that are compared
+MAX_NESTED = 4  # datasets that wrap datasets, as far as they are compared
+MAX_ITEMS = 8  # of a list that are compared
 
 
 def tune(
@@ -276,8 +276,8 @@ def tune(
     cached = flag("cached", cached, error=ConfigError)
     verbose = flag("verbose", verbose, error=ConfigError)
     report: Print = partial(print, file=sys.stderr) if verbose else len
-    cache = TuneCache.of(dataset, batch_size, collate_fn, (budget, step_seconds), this_machine())
-    if cached and (known := cache.load()) is not None:
+    path = result_path(this_machine(), dataset, batch_size, collate_fn, budget, step_seconds)
+    if cached and (known := load_result(path)) is not None:
         report(f"{Trial(known, dataset).name}: measured before; cached=False measures again")
         return replace(known, batch_size=batch_size, collate_fn=collate_fn)
     with preserve_random_state():
@@ -291,7 +291,7 @@ def tune(
     report(table(trials, best))
     chosen = replace(best.config, batch_size=batch_size)
     if cached:
-        cache.save(chosen)
+        save_result(path, chosen)
     return chosen
 
 
@@ -363,9 +363,9 @@ def reader_counts(cores: int, cost: SampleCost) -> tuple[list[int], list[int]]:
     >>> reader_counts(2, SampleCost(0.01, 0.01, 100, False))
     ([2, 8, 16], [2, 8, 16])
     """
-    most = min(cores, MOST_READERS)
+    most = min(cores, MAX_READERS)
     if cost.waits:
-        many = sorted({most, min(4 * most, MOST_READERS), MOST_READERS})
+        many = sorted({most, min(4 * most, MAX_READERS), MAX_READERS})
         return many, many
     return [max(2, most)], sorted({most, *(2**i for i in range(5) if 2**i <= most)})
 
@@ -384,38 +384,28 @@ def short_batch(batch_size: int, cost: SampleCost, step_seconds: float = 0.0) ->
     return min(batch_size, max(1, int(SHORT_BATCH_SECONDS / seconds))) if seconds else batch_size
 
 
-@dataclass(frozen=True, slots=True)
-class TuneCache:
-    """The saved result of `tune`: one JSON file per machine, dataset and arguments."""
-
-    path: Path
-
-    @classmethod
-    def of(
-        cls, dataset: Any, batch_size: int, collate_fn: Any, limits: Any, machine: Machine
-    ) -> TuneCache:
-        """Return the cache entry for these arguments."""
-        parts = (
-            *(platform.node(), machine, torch.__version__),
-            *(len(dataset), fingerprint_of(dataset), identity_of(dataset)),
-            *(batch_size, identity_of(collate_fn), limits),
-        )
-        return cls(cache_path("tune", repr(parts)))
-
-    def load(self) -> DataLoaderConfig | None:
-        """Return the saved settings; None if there are none, or the file is damaged."""
-        try:
-            found = json.loads(self.path.read_text())
-            return DataLoaderConfig(**{name: found[name] for name in CACHED_SETTINGS})
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-    def save(self, config: DataLoaderConfig) -> None:
-        """Save the settings, atomically. If the file cannot be written, that is logged."""
-        write_cache(self.path, {name: getattr(config, name) for name in CACHED_SETTINGS})
+def result_path(machine: Machine, dataset: Any, *arguments: Any) -> Path:
+    """Return the file with the result of `tune` for a machine, a dataset and arguments."""
+    here = platform.node(), machine, torch.__version__
+    data = len(dataset), fingerprint_of(dataset), identity_of(dataset)
+    return cache_path("tune", repr((*here, *data, *map(identity_of, arguments))))
 
 
-def identity_of(value: Any, depth: int = MOST_NESTED) -> Any:
+def save_result(path: Path, config: DataLoaderConfig) -> None:
+    """Save the settings, atomically. If the file cannot be written, that is logged."""
+    write_cache(path, {name: getattr(config, name) for name in CACHED_SETTINGS})
+
+
+def load_result(path: Path) -> DataLoaderConfig | None:
+    """Return the saved settings; None if there are none, or the file is damaged."""
+    try:
+        found = json.loads(path.read_text())
+        return DataLoaderConfig(**{name: found[name] for name in CACHED_SETTINGS})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def identity_of(value: Any, depth: int = MAX_NESTED) -> Any:
     """Return what distinguishes a dataset or function from others: its type and attributes.
 
     >>> identity_of(Path("a")) == identity_of(Path("b"))
@@ -426,7 +416,7 @@ def identity_of(value: Any, depth: int = MOST_NESTED) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray):
         return tuple(value.shape), str(value.dtype)
     if isinstance(value, list | tuple):
-        return len(value), [identity_of(inner, depth - 1) for inner in value[:MOST_ITEMS] if depth]
+        return len(value), [identity_of(inner, depth - 1) for inner in value[:MAX_ITEMS] if depth]
     if isinstance(value, dict):
         return [(identity_of(k, 0), identity_of(v, depth - 1)) for k, v in value.items() if depth]
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)

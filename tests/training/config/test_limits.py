@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.training.config import read_settings
-from penstock.training.config.compose import DEEPEST, MOST_BYTES, MOST_VALUES
+from penstock.training.config.compose import MAX_BYTES, MAX_DEPTH, MAX_VALUES
 from tests.training.config.trees import written
 
 LEVELS = 12
@@ -16,15 +16,15 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 MERGES = "a0: &a0 {k: 1}\n" + "".join(
     f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}\n" for i in range(1, LEVELS)
 )
-CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 2 * DEEPEST))
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 2 * MAX_DEPTH))
 TOO_LARGE = {
     "aliases": (BOMB, "more than 20,000 values"),
     "merged": (MERGES, "more than 20,000 values"),
-    "aliases within each other": (CHAIN, f"more than {DEEPEST} levels"),
-    "nested": (f"model: {'[' * 5000}{']' * 5000}\n", f"more than {DEEPEST} levels"),
-    "nested sections": (f"model: {'{a: ' * 5000}1{'}' * 5000}\n", f"more than {DEEPEST} levels"),
-    "a long list": (f"model: [{'1, ' * MOST_VALUES}1]\n", "more than 20,000 values"),
-    "many bytes": (f"model: {'x' * MOST_BYTES}\n", "bytes, a configuration at most"),
+    "aliases within each other": (CHAIN, f"more than {MAX_DEPTH} levels"),
+    "nested": (f"model: {'[' * 5000}{']' * 5000}\n", f"more than {MAX_DEPTH} levels"),
+    "nested sections": (f"model: {'{a: ' * 5000}1{'}' * 5000}\n", f"more than {MAX_DEPTH} levels"),
+    "a long list": (f"model: [{'1, ' * MAX_VALUES}1]\n", "more than 20,000 values"),
+    "many bytes": (f"model: {'x' * MAX_BYTES}\n", "bytes, a configuration at most"),
 }
 
 

@@ -38,7 +38,7 @@ from penstock.domains.folds.fold import (
     vote,
 )
 from penstock.domains.folds.splits import author_folds, author_split, check_split
-from penstock.domains.spectrograms import MOST_CLASSES
+from penstock.domains.spectrograms import MAX_CLASSES
 from penstock.errors import ConfigError, PlanError, StateError
 from penstock.extras import optional
 from penstock.fingerprints import short_digest
@@ -130,7 +130,7 @@ class TrainingEngine:
             )
         self.model_class = model_class
         self.num_classes = whole_number(
-            "num_classes", num_classes, minimum=1, maximum=MOST_CLASSES, error=ConfigError
+            "num_classes", num_classes, minimum=1, maximum=MAX_CLASSES, error=ConfigError
         )
         self.config = fold_config(config, ENGINE, known=ALL)
         path = run_directory

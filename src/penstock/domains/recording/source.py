@@ -21,7 +21,7 @@ from penstock.sources.array_source import ArrayReader, ArraySource
 from penstock.sources.contract import check_range, checked_buffers, checked_names
 from penstock.sources.thread_buffers import Bytes, ReusedMemory, borrowed_buffers
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 
 FloatRows = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.generic]
@@ -181,7 +181,7 @@ def create_zarr_loader(
         num_stim_dims: Neurons to read the stimulus of, the first ones; None for all.
         threads: Threads that decode one range; two are fast enough for most training.
     """
-    whole_number("threads", threads, minimum=1, maximum=MOST_THREADS)
+    whole_number("threads", threads, minimum=1, maximum=MAX_THREADS)
     files = layout.find_recording(data_path)
     data = files.reader(layout.dynamic_column(column_idx), None)
     stimulus = files.reader(layout.dynamic_column(stim_column_idx), num_stim_dims)

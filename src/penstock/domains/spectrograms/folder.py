@@ -20,7 +20,7 @@ from penstock.fingerprints import sampled_blocks, short_digest
 from penstock.order import Indices
 
 Strings = npt.NDArray[np.str_]
-MOST_CLASSES = 1_000_000  # a model has an output for each
+MAX_CLASSES = 1_000_000  # a model has an output for each
 
 Image = npt.NDArray[np.float32]
 
@@ -111,7 +111,7 @@ def _parse_class(path: Path, line: int, value: str | None) -> int:
         number = float(value or "")
     except ValueError:
         number = -1
-    if not 0 <= number < MOST_CLASSES or number != int(number):
+    if not 0 <= number < MAX_CLASSES or number != int(number):
         raise SourceError(f"{path.name!r} line {line}: {shown(value)} is not a class (0, 1, ...)")
     return int(number)
 

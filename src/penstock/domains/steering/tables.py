@@ -26,7 +26,7 @@ from penstock.atomic_files import replace_text, replacing
 from penstock.checks import InvalidDataError
 from penstock.domains.steering import layout
 from penstock.domains.steering.layout import SteeringConfig, read_config
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError, first_line
 from penstock.extras import optional
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.order import Indices, derive_key
@@ -119,7 +119,7 @@ class Files:
             try:
                 read = found[...]
             except OSError as error:
-                raise InvalidDataError(f"{place} cannot be read ({_brief(error)})") from error
+                raise InvalidDataError(f"{place} cannot be read ({first_line(error)})") from error
         return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
     def keywords(self) -> IdLists:
@@ -158,7 +158,7 @@ class Files:
             return hdf5_library().File(self.directory / layout.HDF5, "r")
         except OSError as error:
             raise InvalidDataError(
-                f"{layout.HDF5} cannot be read ({_brief(error)}): it is damaged; write it again"
+                f"{layout.HDF5} cannot be read ({first_line(error)}): it is damaged; write it again"
             ) from error
 
 
@@ -189,7 +189,7 @@ def load_pt(path: Path, *, mapped: bool) -> Any:
         if mapped and "mmap can only be used" in str(error):  # a file of an old torch, not a zip
             return load_pt(path, mapped=False)
         raise InvalidDataError(
-            f"{path.name} cannot be read ({_brief(error)}): it is truncated or not a .pt file; "
+            f"{path.name} cannot be read ({first_line(error)}): it is truncated or not a .pt file; "
             "write it again"
         ) from error
 
@@ -217,10 +217,6 @@ def id_lists(value: Any, place: str) -> IdLists:
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     flat = np.fromiter((i for ids in value for i in ids), np.int64, int(lengths.sum()))
     return np.concatenate([[0], np.cumsum(lengths)]), flat
-
-
-def _brief(error: BaseException) -> str:
-    return str(error).split("\n")[0][:120] or type(error).__name__
 
 
 # -- conversion

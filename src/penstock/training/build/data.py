@@ -129,7 +129,7 @@ def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
 
 def _of_sequences(section: Mapping[str, Any], maker: Maker, loaders: PartLoaders) -> Any:
     """Return a dataset with S4's conventions, which makes its loaders itself."""
-    # not those that end training: they are the business of the callback
+    # not the options that end training: the callback uses those
     own = inspect.signature(SequenceDataset.__init__).parameters
     own_options = [o for o in ChunkSettings.options() if o.key in own]
     fixed = {o.key: getattr(loaders.chunks, o.name) for o in own_options}
@@ -292,59 +292,38 @@ class PartLoaders:
 
     def training(self, data: Any) -> Any:
         """Return the training loader: shuffled; in chunks where training is chunked."""
-        if self.order:
-            return self._ordered(data)
-        shuffle = self.chunks.order_name != "sequential"
-        if is_source(data):
-            return self._stream(data, chunk_size=self._train_chunk(len(data)), shuffle=shuffle)
-        options = self._of_torch()
+        size, order = self.chunks.train_chunk_size, self.order
+        key = "train." + ("batch_by_length" if "lengths" in order else next(iter(order), ""))
         if isinstance(data, IterableDataset):
-            return ChunkedDataLoader(data, self.batch_size, self.chunks.train_chunk_size, **options)
-        options |= {"seed": self.chunks.seed}
-        if isinstance(data, Mixture):
-            if self.chunks.order == "block":
-                raise ConfigError(
-                    "train.chunk_order=block of a mixture: use shuffled or sequential"
-                )
-            chunk = self._train_chunk(data.make_order(0).size)
-            if data.is_stored and data.label is None and shuffle:
-                return self._stream(data, chunk_size=chunk)
-            return ChunkedDataLoader(data, self.batch_size, chunk, **options, shuffle=shuffle)
-        options |= {"order": order_factory(self.chunks.order_of)}
-        return ChunkedDataLoader(data, self.batch_size, self._train_chunk(len(data)), **options)
-
-    def _ordered(self, data: Any) -> Any:
-        """Return the training loader of weights, of epochs of another length, or of lengths."""
-        names = ["batch_by_length"] if "lengths" in self.order else []
-        names += [name for name in ORDERS if name in self.order]
-        key = f"train.{names[0]}"
-        if isinstance(data, IterableDataset):
-            raise self.refused(key, "needs samples by number: an iterable dataset has none")
-        if self.chunks.order == "block":
-            raise self.refused(key, "has its own order: leave out train.chunk_order=block")
-        order = {"shuffle": self.chunks.order_name != "sequential", **self.order}
+            if order:
+                raise self.refused(key, "needs samples by number: an iterable dataset has none")
+            return ChunkedDataLoader(data, self.batch_size, size, **self._of_torch())
+        mixed, shuffle = isinstance(data, Mixture), self.chunks.order_name != "sequential"
+        if self.chunks.order == "block" and (order or mixed):
+            why = f"chunk_order=block cannot be combined with {key if order else 'a mixture'}"
+            raise self.refused("train.chunk_order", f"{why}: use shuffled or sequential")
+        stored = data.is_stored and data.label is None and shuffle if mixed else is_source(data)
+        if "lengths" in order:
+            stored = False  # also of a source: batches are read sample by sample
+        else:
+            samples = data.make_order(0).size if mixed else len(data)
+            size = size or self._inferred(order.get("epoch_samples", samples))
         try:
-            if "lengths" in order:  # also of a source: batches are read sample by sample
-                size = self.chunks.train_chunk_size
-                options = self._of_torch(seed=self.chunks.seed, **order)
-                return ChunkedDataLoader(data, self.batch_size, size, **options)
-            of_mixture = isinstance(data, Mixture)
-            stored = data.is_stored and data.label is None if of_mixture else is_source(data)
-            chunk = self._train_chunk(self.order.get("epoch_samples", len(data)))
             if stored:
-                return self._stream(data, chunk_size=chunk, **order)
-            options = self._of_torch(seed=self.chunks.seed, **order)
-            return ChunkedDataLoader(data, self.batch_size, chunk, **options)
+                return self._stream(data, chunk_size=size, shuffle=shuffle, **order)
+            own: dict[str, Any] = {"shuffle": shuffle, **order}
+            if not order and not mixed:
+                own = {"order": order_factory(self.chunks.order_of)}
+            options = self._of_torch(seed=self.chunks.seed, **own)
+            return ChunkedDataLoader(data, self.batch_size, size, **options)
         except PlanError as error:
-            raise self.refused(key, str(error)) from error
+            raise (self.refused(key, str(error)) if order else error) from error
 
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""
         size = self.chunks.val_chunk_size
-        if is_source(data) and size is not None:
-            return self._validation_stream(data, size)
         if is_source(data):
-            return self.testing(data)
+            return self.testing(data) if size is None else self._validation_stream(data, size)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):
             return ChunkedDataLoader(data, self.batch_size, size, **options)
@@ -361,16 +340,9 @@ class PartLoaders:
             return ChunkedDataLoader(data, self.batch_size, **options)
         return validation_loader(data, self.batch_size, seed=self.chunks.seed, **options)
 
-    # -- chunk sizes
-
-    def _train_chunk(self, samples: int) -> int | None:
-        return self.chunks.train_chunk_size or self._inferred(samples)
-
     def _inferred(self, samples: int) -> int | None:
         """Return a whole partition in batches of this rank; None where nothing is chunked."""
         return partition_batches(samples, self.batch_size, ranks()) if self.chunks.sized else None
-
-    # -- streams
 
     def _validation_stream(self, source: Source, size: int) -> StreamLoader:
         if self.chunks.val_cycle:

@@ -22,9 +22,9 @@ from penstock.registry import close_name
 yaml: Any = optional("yaml", extra="train")
 
 ROOT_NAMES: Final = ("configs", "conf", "config")
-MOST_BYTES: Final = 4 << 20
-MOST_VALUES: Final = 20_000  # with all aliases expanded: Hydra takes seconds for this many
-DEEPEST: Final = 64  # nested lists and sections
+MAX_BYTES: Final = 4 << 20
+MAX_VALUES: Final = 20_000  # with all aliases expanded: Hydra takes seconds for this many
+MAX_DEPTH: Final = 64  # nested lists and sections
 ADVICE: Final = "keep long lists in a file of their own that your dataset reads"
 
 
@@ -152,14 +152,14 @@ def _overridden_files(tree: Tree, overrides: Sequence[str]) -> Iterator[Path]:
 def check_size(path: Path) -> None:
     """Refuse a file that is too large, too deeply nested, or expands to too many values."""
     size = path.stat().st_size
-    if size > MOST_BYTES:
-        most = f"a configuration at most {MOST_BYTES:,}: {ADVICE}"
+    if size > MAX_BYTES:
+        most = f"a configuration at most {MAX_BYTES:,}: {ADVICE}"
         raise ConfigError(f"{display_path(path)} has {size:,} bytes, {most}")
     line = _first_excess(path.read_text(encoding="utf-8"))
     if line is not None:
         raise ConfigError(
-            f"{display_path(path)}, line {line}: more than {MOST_VALUES:,} values, or more than "
-            f"{DEEPEST} levels, with every alias written out: {ADVICE}"
+            f"{display_path(path)}, line {line}: more than {MAX_VALUES:,} values, or more than "
+            f"{MAX_DEPTH} levels, with every alias written out: {ADVICE}"
         )
 
 
@@ -188,7 +188,7 @@ def _first_excess(text: str) -> int | None:
                 values += 1
             if opened and inside > opened[-1][2]:
                 opened[-1] = (*opened[-1][:2], inside)
-            if values > MOST_VALUES or len(opened) + inside > DEEPEST:
+            if values > MAX_VALUES or len(opened) + inside > MAX_DEPTH:
                 return int(event.start_mark.line) + 1
     except yaml.YAMLError:
         pass  # Hydra reads it later and reports the line
