@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import penstock
-from penstock.cli import main
+from penstock.cli import commands, main
 from tests.cli.projects import PENSTOCK
 
 
@@ -72,6 +72,14 @@ def test_wrong_arguments_are_reported_in_one_line(monkeypatch, capsys, arguments
     said = capsys.readouterr().err
     assert left.value.code == 2 and message in said
     assert len(said.splitlines()) == 1 or "--debug" in arguments, said
+
+
+def test_validate_without_its_domain_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(commands, "load_extensions", lambda group: {})
+    monkeypatch.setattr(sys, "argv", ["penstock", "validate", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2 and "is not installed" in capsys.readouterr().err
 
 
 def test_the_exit_code_of_help_is_0_and_of_no_command_2(monkeypatch, capsys):

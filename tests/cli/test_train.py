@@ -116,6 +116,8 @@ def test_a_dry_run_measures_and_leaves_nothing_behind(commands, project):
 def test_a_dry_run_refuses_what_a_run_would(commands, project):
     done = commands(project, "train", "tiny.yaml", "--dry-run", "dataset.train.size=0")
     assert done.code == 2 and not (project / "run").exists()
+    done = commands(project, "train", "tiny.yaml", "--dry-run", "trainer.limit_train_batches=0")
+    assert done.code == 2 and "no batch to train" in done.err, done.err
 
 
 # -- refusals: one sentence, exit code 2

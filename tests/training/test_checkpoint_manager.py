@@ -365,3 +365,9 @@ def test_all_faults_of_a_configuration_are_listed_at_once():
 def test_a_misspelled_setting_is_an_error_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
         TrainingConfig.from_dict({"learningrate": 1e-3})
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"checkpoint_dir .* cannot be created"):
+        CheckpointManager(tmp_path / "file" / "checkpoints")

@@ -213,7 +213,10 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Check every value of a dataset directory; exit code 1 where something is wrong."""
-    text, code = load_extensions("penstock.commands")["validate"](directory, as_json=as_json)
+    run = load_extensions("penstock.commands").get("validate")
+    if run is None:
+        raise ConfigError("nothing to validate with: penstock.domains.steering is not installed")
+    text, code = run(directory, as_json=as_json)
     print_result(text)
     raise SystemExit(code)
 

@@ -63,7 +63,7 @@ def run_stats(source: str, output: Path | None, *, per: int | str | None, **opti
         named = {name: each.to_dict() for name, each in found.items()}
         replace_text(output, json.dumps(named, indent=1) + "\n")
     columns = ("mean", "std", "min", "max", "count", "nans")
-    width = max(5, *map(len, found))
+    width = max([5, *map(len, found)])
     print(f"{'field':{width}}" + "".join(f" {column:>12}" for column in columns))
     for name, each in found.items():
         cells = [_cell(getattr(each, column)) for column in columns]
@@ -215,7 +215,7 @@ def _json_value(name: str, value: Any) -> Any:
 
 
 def _zarr_parts(store: ByteStore) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
-    """Return every array of a Zarr store, each with its own length, as it is store."""
+    """Return every array of a Zarr store, each with its own length, as it is stored."""
     root = read_node(store, "")
     paths = [""] if root is not None and root.array is not None else array_paths(store)
     if not paths:

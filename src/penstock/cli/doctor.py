@@ -94,7 +94,7 @@ def named_object(target: str) -> tuple[Any, str]:
     try:
         value: Any = import_module(name)
         file = getattr(value, "__file__", None)
-        program = Path(file).read_text() if file else ""
+        program = Path(file).read_text() if file and file.endswith(".py") else ""
         for part in attribute.split("."):
             value = getattr(value, part)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Training: by folds and splits, in one way, resumable."""
+"""Training from a configuration, checkpoints, and the settings of a run."""
 
 from penstock.training.checkpoint_files import CheckpointError as CheckpointError
 from penstock.training.checkpoint_files import CheckpointMetadata as CheckpointMetadata

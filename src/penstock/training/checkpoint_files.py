@@ -171,7 +171,7 @@ def check_loadable(state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         saved = io.BytesIO()
         try:
-            torch.save(hollow(value), saved)
+            torch.save(without_data(value), saved)
             saved.seek(0)
             torch.load(saved, weights_only=True)
         except Exception as error:  # an object's own pickling may raise anything
@@ -181,14 +181,14 @@ def check_loadable(state: Mapping[str, Any]) -> None:
             ) from error
 
 
-def hollow(value: Any) -> Any:
-    """Return the same structure with empty tensors: as loadable, and quick to save."""
+def without_data(value: Any) -> Any:
+    """Return the same structure with empty tensors: quick to save, and loads if the whole does."""
     if type(value) is torch.Tensor:
         return torch.empty(0, dtype=value.dtype)
     if type(value) in (dict, OrderedDict):
-        return {key: hollow(each) for key, each in value.items()}
+        return {key: without_data(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(hollow(each) for each in value)
+        return type(value)(without_data(each) for each in value)
     return value
 
 

@@ -68,26 +68,20 @@ class CheckpointManager:
         drive_backup: bool = False,
         drive_backup_path: str | Path | None = None,
     ) -> None:
-        self.checkpoint_dir = a_path("checkpoint_dir", checkpoint_dir, error=ConfigError)
-        counts = {"keep_best_k": keep_best_k, "keep_last_n": keep_last_n}
-        self.keep_best_k, self.keep_last_n = (
-            whole_number(name, count, minimum=0, error=ConfigError)
-            for name, count in counts.items()
-        )
+        a_directory = partial(a_path, error=ConfigError)
+        self.checkpoint_dir = a_directory("checkpoint_dir", checkpoint_dir)
+        whole = partial(whole_number, error=ConfigError)
+        self.keep_best_k = whole("keep_best_k", keep_best_k, minimum=0)
+        self.keep_last_n = whole("keep_last_n", keep_last_n, minimum=0)
         self.monitor = text("monitor", monitor, error=ConfigError)
         self.mode = choice("mode", mode, ("min", "max"), error=ConfigError)
-        self.save_interval_epochs = whole_number(
-            "save_interval_epochs", save_interval_epochs, minimum=1, error=ConfigError
-        )
+        self.save_interval_epochs = whole("save_interval_epochs", save_interval_epochs, minimum=1)
         self.drive_backup = flag("drive_backup", drive_backup, error=ConfigError)
         if drive_backup and drive_backup_path is None:
             raise ConfigError("drive_backup=True needs a drive_backup_path, got None")
-        self.drive_backup_path = (
-            a_path("drive_backup_path", drive_backup_path, error=ConfigError)
-            if drive_backup_path is not None
-            else None
-        )
-        self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        path = drive_backup_path
+        self.drive_backup_path = None if path is None else a_directory("drive_backup_path", path)
+        files.make_directory("checkpoint_dir", self.checkpoint_dir)
 
     # -- saving
 

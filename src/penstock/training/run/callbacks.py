@@ -296,8 +296,8 @@ def check_optimizers(optimizers: Iterable[Any]) -> None:
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ONE_KEY_PRESS_SECONDS: Final = 1.0  # launchers forward a terminal's Ctrl-C a second time
-LEAST_SECONDS: Final = 5.0  # between two writes
-LEAST_TIMES: Final = 300  # the time between two writes, in times of one
+MIN_SECONDS: Final = 5.0  # between two writes
+MIN_TIMES: Final = 300  # the time between two writes, in times of one
 
 
 class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
@@ -306,7 +306,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
     The file is replaced now and then, and at the end, so that a run in progress or a crashed one
     has it too. Its size is bounded, and writing takes less than a percent of the time. A run that
     is killed has every chunk that has ended; timeline, waiting and coverage are at most
-    `LEAST_SECONDS` old, or `LEAST_TIMES` as old as a write takes, if that is longer.
+    `MIN_SECONDS` old, or `MIN_TIMES` as old as a write takes, if that is longer.
 
     Args:
         run_dir: The run's directory.
@@ -384,7 +384,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
             environment=self._environment,
         ).write(self._run_dir)
         now = perf_counter()
-        self._next_write = now + max(LEAST_SECONDS, LEAST_TIMES * (now - begin))
+        self._next_write = now + max(MIN_SECONDS, MIN_TIMES * (now - begin))
         loader.metrics.pause()  # writing is no part of a step
 
 

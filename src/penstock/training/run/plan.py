@@ -41,6 +41,9 @@ from penstock.training.run.callbacks import AtomicCheckpointIO
 from penstock.training.run.directory import KEPT, RunPaths, last_readable
 from penstock.training.run.train import make_trainer, unlimited_epochs
 
+callbacks = optional("lightning.pytorch.callbacks", extra="train")
+dummies = optional("lightning.pytorch.loggers.logger", extra="train")
+
 ROWS = 12  # of the table of chunks; the middle of more is left out
 
 
@@ -107,7 +110,7 @@ def step_text(settings: Settings, step: int) -> str:
     whole_number("--step", step, minimum=0, error=ConfigError)
     with planned_loaders(settings) as (loader, _, world):
         epoch, within = epoch_of_step(loader, step)
-        steps = steps_of(loader).of(epoch)
+        steps = loader.plan.steps.of(epoch)
         place = f"epoch {epoch}, step {within:,} of {steps.count:,}"
         if steps.chunk is not None:
             chunk, batch = divmod(within, steps.chunk)
@@ -195,7 +198,7 @@ def resume_in(loader: Loader, settings: Settings) -> Cursor:
 
 def epoch_of_step(loader: Loader, step: int) -> tuple[int, int]:
     """Return the epoch of a step counted over all passes, and its number there."""
-    steps, epoch = steps_of(loader), 0
+    steps, epoch = loader.plan.steps, 0
     if steps.is_constant:
         return divmod(step, steps.count)
     while step >= (count := steps.of(epoch).count):
@@ -226,14 +229,9 @@ def accumulated(settings: Settings) -> int:
     return int(settings.trainer.get("accumulate_grad_batches") or 1)
 
 
-def steps_of(loader: Loader) -> Steps:
-    """Return how a loader divides its order into batches and chunks."""
-    return loader.position.plan.steps
-
-
 def table(loader: Loader) -> Iterator[str]:
     """Yield a line for each chunk of the first epoch; of many, for the first and last ones."""
-    steps, progress = steps_of(loader).of(0), loader.position.progress
+    steps, progress = loader.plan.steps.of(0), loader.position.progress
     if progress is not None:
         yield f"chunks: {progress.schedule}"
         return
@@ -252,7 +250,7 @@ def table(loader: Loader) -> Iterator[str]:
 
 def chunks_of(settings: Settings, loader: Loader) -> float:
     """Return the number of chunks of the run; infinite where nothing ends it."""
-    steps, passes = steps_of(loader), settings.chunks.passes
+    steps, passes = loader.plan.steps, settings.chunks.passes
     epochs, most = settings.trainer.get("max_epochs"), settings.trainer.get("max_steps")
     ends = [math.inf] if passes is None else [passes * steps.total_chunks]
     if epochs is not None and epochs >= 0:
@@ -264,7 +262,7 @@ def chunks_of(settings: Settings, loader: Loader) -> float:
 
 def length_text(loader: Loader, chunks: float) -> str:
     """Return the length of training, and how much of the dataset it sees."""
-    plan, steps = loader.position.plan, steps_of(loader)
+    plan, steps = loader.position.plan, loader.plan.steps
     if math.isinf(chunks):
         return "training has no end: give trainer.max_epochs, or train.max_passes"
     if steps.limit is not None:
@@ -348,9 +346,6 @@ def shapes_of(batch: Any) -> str:
     return type(batch).__name__
 
 
-callbacks = optional("lightning.pytorch.callbacks", extra="train")
-dummies = optional("lightning.pytorch.loggers.logger", extra="train")
-
 STEPS: Final = 5  # timed steps, after a first one that warms up
 SECONDS: Final = 20.0  # stop timing after this long
 VALIDATION_BATCHES: Final = 2
@@ -426,9 +421,11 @@ def forecast(settings: Settings, clock: Callable[[], float] = time.monotonic) ->
             trainer.fit(job.module, datamodule=job.data)
     loader, batches, chunks, waited = chunked.loader, trainer.num_training_batches, math.inf, 0.0
     if loader is not None:
-        steps = steps_of(loader)
+        steps = loader.plan.steps
         batches, chunks = steps.chunk or steps.count, chunks_of(settings, loader)
         waited = loader.waited_seconds / max(1, len(watch.steps))
+    if not watch.steps:
+        raise ConfigError("nothing can be estimated: the trainer's limits leave no batch to train")
     step = median(watch.steps[1:] or watch.steps)  # the first one warms up
     validated = int(sum(trainer.num_val_batches))
     chunk = int(batches) * step + validated * median(watch.validation or [0.0])

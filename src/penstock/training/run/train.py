@@ -41,13 +41,9 @@ from penstock.training.run.directory import (
 )
 
 lightning = optional("lightning.pytorch", extra="train")
-loggers = optional("lightning.pytorch.loggers", extra="train")
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
 
 log = logging.getLogger("penstock")
-
-callbacks = optional("lightning.pytorch.callbacks", extra="train")
-
 
 ENDS: Final = ("max_epochs", "max_steps", "max_time")
 
@@ -128,7 +124,9 @@ def make_trainer(kwargs: Mapping[str, Any]) -> Any:
 def default_loggers(paths: RunPaths, keep_below: int) -> list[Any]:
     """Return CSV and TensorBoard loggers; lines from step ``keep_below`` on are replaced."""
     root, version = paths.root, paths.board.name
-    board = loggers.TensorBoardLogger(root, name="", version=version, purge_step=keep_below)
+    board = lightning.loggers.TensorBoardLogger(
+        root, name="", version=version, purge_step=keep_below
+    )
     return [CsvLog(root, keep_below), board]
 
 
