@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, Self, TypeGuard, TypeVar, overload, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -129,14 +129,9 @@ def opened(data: Any, name: str) -> Any:
     is_table = type(data).__module__.startswith("pyarrow.")
     if is_table or isinstance(data, str | os.PathLike | Mapping):
         return open_source(data)
-    if is_source(data) or is_stream(data) or hasattr(data, "__getitem__"):
+    if isinstance(data, Source) or is_stream(data) or hasattr(data, "__getitem__"):
         return data
     raise ConfigError(f"{name}: cannot load samples from {type(data).__name__}; pass {ACCEPTED}")
-
-
-def is_source(data: Any) -> TypeGuard[Source]:
-    """Return whether ``data`` is a source, which streams from storage."""
-    return isinstance(data, Source)
 
 
 def is_stream(data: Any) -> bool:
@@ -146,7 +141,11 @@ def is_stream(data: Any) -> bool:
     """
     if isinstance(data, IterableDataset):  # torch's has a __getitem__ that only raises
         return True
-    return hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not is_source(data)
+    return (
+        hasattr(data, "__iter__")
+        and not hasattr(data, "__getitem__")
+        and not isinstance(data, Source)
+    )
 
 
 def is_hugging_face(data: Any) -> bool:
@@ -317,7 +316,7 @@ def split(data: Any, val_split: float, seed: int, *, steps: int = 1) -> tuple[An
             split, so with more than one the last rows of a source are the validation part.
     """
     train, validated = split_sizes(len(data), val_split)
-    if is_source(data):
+    if isinstance(data, Source):
         by = "random" if steps == 1 else "time"
         sizes = {"train": train, "val": validated}
         return tuple(composed(data).split(sizes, by=by, seed=seed).values())  # type: ignore[return-value]

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.loaders import ChunkedDataLoader, StreamLoader
 from penstock.loaders.replay import ReplayLoader, check_state_format
 from penstock.ranks import Seed, ranks
+from penstock.sources import Source
 from penstock.sources.contract import SourceLike
 from penstock.tuning import DataLoaderConfig
 from penstock.tuning.factory import build_loader, stack_tensors
@@ -236,7 +237,7 @@ class UniversalDataModule(ClosableModule):
     @property
     def _identity(self) -> dict[str, Any]:
         splits = self._val_given is None and self.val_split > 0
-        known = None if inputs.is_source(self._given) else fingerprint_of(self._given)
+        known = None if isinstance(self._given, Source) else fingerprint_of(self._given)
         return {
             "format": FORMAT,
             "seed": self.seed,
@@ -261,7 +262,7 @@ def _make_loader(
     data: Any, config: DataLoaderConfig, collate: Collator | None, seed: Seed, *, evaluation: bool
 ) -> ModuleLoader:
     """Return the loader for one part of the data, whatever its type."""
-    if inputs.is_source(data):
+    if isinstance(data, Source):
         return StreamLoader(
             data,
             config.batch_size,

@@ -174,7 +174,8 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if self._timing is not None and restored.get("timing"):
             self._timing.load(restored["timing"])
             self._validate_if_due()
-        agree(loader)
+        if trainer.world_size > 1:
+            agree(loader)
         self._history = reporting.RunHistory(
             restored,
             reporting.cursor_of(progress.loader),

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.arguments import array_of
-from penstock.datamodules.inputs import ClosableModule, check_share, is_source, split
+from penstock.datamodules.inputs import ClosableModule, check_share, split
 from penstock.datamodules.sequence import SequenceDataset
 from penstock.datasets.mixture import Mixture, prioritized
 from penstock.datasets.packed import PackedTokens, pack
@@ -76,7 +76,7 @@ def make_data(settings: Settings, maker: Maker, loaders: PartLoaders) -> Any:
         except (PlanError, TypeError) as error:
             raise settings.refused("train.priority", str(error)) from error
     ignored = loaders.options.keys() - {*STREAM_LOADER, "batch_size", "drop_last"}
-    if ignored and any(is_source(data) for data in parts.values()):
+    if ignored and any(isinstance(data, Source) for data in parts.values()):
         keys = ", loader.".join(sorted(ignored))
         log.info("a stream has its own threads: loader.%s have no effect", keys)
     loaders = replace(loaders, order=_order(settings), refused=settings.refused)
@@ -162,7 +162,7 @@ def _split(settings: Settings, made: Any, share: Any, loaders: PartLoaders) -> d
         raise settings.refused("dataset.val_split", why)
     steps = loaders.options.get("steps", 1)
     train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)
-    if is_source(made) and steps > 1:
+    if isinstance(made, Source) and steps > 1:
         log.info("loader.steps=%d: the last %d rows are the validation part", steps, len(val))
     return {"train": train, "val": val}
 
@@ -197,7 +197,7 @@ def _opened(key: str, section: Any, maker: Maker) -> Any:
         raise maker.settings.refused(key, why)
     plain = {n: v for n, v in section.items() if n != "val_split"}
     made = maker.make(key, plain)
-    return made if is_source(made) or not isinstance(made, Mapping) else open_source(made)
+    return made if isinstance(made, Source) or not isinstance(made, Mapping) else open_source(made)
 
 
 def _mixture(key: str, section: Mapping[str, Any], maker: Maker) -> Mixture:
@@ -302,7 +302,9 @@ class PartLoaders:
         if self.chunks.order == "block" and (order or mixed):
             why = f"chunk_order=block cannot be combined with {key if order else 'a mixture'}"
             raise self.refused("train.chunk_order", f"{why}: use shuffled or sequential")
-        stored = data.is_stored and data.label is None and shuffle if mixed else is_source(data)
+        stored = (
+            data.is_stored and data.label is None and shuffle if mixed else isinstance(data, Source)
+        )
         if "lengths" in order:
             stored = False  # also of a source: batches are read sample by sample
         else:
@@ -322,7 +324,7 @@ class PartLoaders:
     def validation(self, data: Any) -> Any:
         """Return the validation loader: the same batches each time, or the next chunk."""
         size = self.chunks.val_chunk_size
-        if is_source(data):
+        if isinstance(data, Source):
             return self.testing(data) if size is None else self._validation_stream(data, size)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):
@@ -333,7 +335,7 @@ class PartLoaders:
 
     def testing(self, data: Any) -> Any:
         """Return the test loader: all samples in order, never chunked."""
-        if is_source(data):
+        if isinstance(data, Source):
             return self._stream(data, evaluation=True)
         options = self._of_torch(drop_last=False)
         if isinstance(data, IterableDataset):

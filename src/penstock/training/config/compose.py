@@ -20,6 +20,8 @@ from penstock.extras import optional
 from penstock.registry import close_name
 
 yaml: Any = optional("yaml", extra="train")
+hydra: Any = optional("hydra", extra="train")
+omegaconf: Any = optional("omegaconf", extra="train")
 
 ROOT_NAMES: Final = ("configs", "conf", "config")
 MAX_BYTES: Final = 4 << 20
@@ -319,15 +321,14 @@ def compose(path: Any, overrides: Sequence[str], config_dir: Path | None) -> Com
 def _compose_in(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
     with _explained_errors(file, tree, overrides), _hydra_in(tree.root) as loader:
         check_sizes(file, tree, overrides)
-        parser = optional("hydra.core.override_parser.overrides_parser", extra="train")
-        parsed = parser.OverridesParser.create().parse_overrides(list(overrides))
+        parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
+        parsed = parser.parse_overrides(list(overrides))
         given = [_forced(override, tree) for override in parsed]
         if tree.beside is not None:
             given.append(f"hydra.searchpath=[file://{tree.beside}]")
-        run = optional("hydra.types", extra="train").RunMode.RUN
-        listed = loader.compute_defaults_list(tree.name, given, run).defaults
+        listed = loader.compute_defaults_list(tree.name, given, hydra.types.RunMode.RUN).defaults
         used = [each for each in listed if each.config_path is not None]
-        config = optional("hydra", extra="train").compose(tree.name, given)
+        config = hydra.compose(tree.name, given)
     primary = next((each for each in used if each.primary), None)
     if primary is not None and primary.package:
         raise CompositionError(
@@ -350,14 +351,13 @@ def _compose_in(tree: Tree, file: Path, overrides: tuple[str, ...]) -> Composed:
 @contextmanager
 def _hydra_in(root: Path) -> Iterator[Any]:
     """Set up Hydra for a folder and yield its config loader; restore Hydra's state afterwards."""
-    running = optional("hydra.core.global_hydra", extra="train").GlobalHydra
-    base = optional("hydra.version", extra="train").VersionBase.instance()
+    running = hydra.core.global_hydra.GlobalHydra
+    base = hydra.version.VersionBase.instance()
     before, in_use = base.getbase(), running.instance().hydra
     running.instance().clear()
     with warnings.catch_warnings():
         # without `_self_` the file's own values win, which is what people expect
         warnings.filterwarnings("ignore", message=".*missing `_self_`")
-        hydra = optional("hydra", extra="train")
         try:
             with hydra.initialize_config_dir(str(root), version_base=VERSION):
                 yield running.instance().config_loader()
@@ -394,7 +394,6 @@ def resolve(composed: Composed, ignored: Container[str]) -> dict[str, Any]:
 
     An ignored section is not resolved: it is ``{}``, or None where it is empty.
     """
-    omegaconf = optional("omegaconf", extra="train")
     config, provenance = composed.config, composed.provenance
     if not isinstance(config, omegaconf.DictConfig):
         raise ConfigError(f"{display_path(provenance.path)} must have sections: found a list")
@@ -413,7 +412,6 @@ def resolve(composed: Composed, ignored: Container[str]) -> dict[str, Any]:
 
 
 def _resolved_section(config: Any, name: Any, provenance: Provenance) -> Any:
-    omegaconf = optional("omegaconf", extra="train")
     try:
         value = config[name]
         if isinstance(value, omegaconf.DictConfig | omegaconf.ListConfig):
@@ -436,15 +434,13 @@ def _resolved_section(config: Any, name: Any, provenance: Provenance) -> Any:
 @contextmanager
 def _explained_errors(file: Path, tree: Tree, overrides: Sequence[str]) -> Iterator[None]:
     """Turn errors about files and overrides into a `CompositionError` with file and line."""
-    hydra = optional("hydra.errors", extra="train")
-    omegaconf = optional("omegaconf.errors", extra="train")
-    known: tuple[Any, ...] = (hydra.HydraException, omegaconf.OmegaConfBaseException)
+    known: tuple[Any, ...] = hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException
     known += (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:
         yield
-    except hydra.MissingConfigException as error:
+    except hydra.errors.MissingConfigException as error:
         raise MissingFileError(_missing_file(error, tree, overrides)) from error
-    except hydra.OverrideParseException as error:
+    except hydra.errors.OverrideParseException as error:
         raise CompositionError(
             f"{error.override!r} on the command line is not of the form key=value: quote it if it "
             "has spaces or brackets"

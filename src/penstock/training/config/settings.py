@@ -25,6 +25,8 @@ from penstock.loaders.chunk_settings import ChunkOption, ChunkSettings
 from penstock.registry import close_name
 from penstock.training.config.compose import Provenance, compose, resolve
 
+lightning: Any = optional("lightning.pytorch", extra="train")
+
 log = logging.getLogger("penstock")
 
 Section = dict[str, Any]
@@ -367,8 +369,9 @@ def split_trainer(resolved: Section, check: Checker) -> tuple[Section, Any, Any]
 
 def check_trainer(found: Section, check: Checker) -> Section:
     """Return the arguments of Lightning's Trainer."""
-    trainer = optional("lightning.pytorch", extra="lightning").Trainer
-    known = [n for n in inspect.signature(trainer).parameters if ("trainer", n) not in MOVED]
+    known = [
+        n for n in inspect.signature(lightning.Trainer).parameters if ("trainer", n) not in MOVED
+    ]
     used = dict(found)
     target = used.pop("_target_", None)
     if target is not None and not str(target).endswith(".Trainer"):

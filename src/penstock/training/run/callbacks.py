@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from penstock.errors import ConfigError, StateError, one_line
+from penstock.errors import ConfigError, StateError
 from penstock.extras import optional
 from penstock.integrations.lightning import compat
 from penstock.integrations.lightning.callback import ChunkedTraining
@@ -29,11 +28,9 @@ from penstock.training import checkpoint_files as files
 from penstock.training.run.directory import RunPaths
 
 plugins = optional("lightning.pytorch.plugins.io", extra="train")
-connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")
+callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
 log = logging.getLogger("penstock")
-
-callbacks = optional("lightning.pytorch.callbacks", extra="train")
 
 LOSSES: Final = ("val/loss", "val_loss", "valid/loss", "validation/loss")
 
@@ -253,35 +250,12 @@ class AtomicCheckpointIO(plugins.TorchCheckpointIO):  # type: ignore[misc, name-
         return files.read_checkpoint(Path(path))
 
 
-def raised_while_restoring(error: BaseException) -> bool:
-    """Return whether Lightning raised it while restoring a checkpoint."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename == connector.__file__ for frame, _ in frames)
-
-
 def mismatch_error(difference: str) -> ConfigError:
     """Return the error for a checkpoint that does not fit the configuration."""
     return ConfigError(
         f"the checkpoint does not fit this configuration: {difference}; resume with the "
         "model and optimizer it was trained with, or start in another run_dir"
     )
-
-
-def first_mismatch(error: BaseException) -> str:
-    """Return the first difference that torch found, of perhaps hundreds.
-
-    >>> first_mismatch(RuntimeError('Missing key(s) in state_dict: "a.b", "a.c".'))
-    "the model has 'a.b', the checkpoint does not"
-    """
-    for line in map(str.strip, str(error).splitlines()):
-        name = line.partition('"')[2].partition('"')[0]
-        if line.startswith("Missing key"):
-            return f"the model has {name!r}, the checkpoint does not"
-        if line.startswith("Unexpected key"):
-            return f"the checkpoint has {name!r}, the model does not"
-        if line.startswith("size mismatch"):
-            return line.rstrip(".")
-    return one_line(error)
 
 
 def check_optimizers(optimizers: Iterable[Any]) -> None:
@@ -296,17 +270,17 @@ def check_optimizers(optimizers: Iterable[Any]) -> None:
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ONE_KEY_PRESS_SECONDS: Final = 1.0  # launchers forward a terminal's Ctrl-C a second time
-MIN_SECONDS: Final = 5.0  # between two writes
-MIN_TIMES: Final = 300  # the time between two writes, in times of one
+WRITE_SECONDS: Final = 5.0  # at least, between two writes
+WRITE_RATIO: Final = 300  # at least: the time between two writes, divided by the time of one
 
 
 class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
     """Writes the figures of the training loader, and losses and scores of each chunk.
 
-    The file is replaced now and then, and at the end, so that a run in progress or a crashed one
-    has it too. Its size is bounded, and writing takes less than a percent of the time. A run that
-    is killed has every chunk that has ended; timeline, waiting and coverage are at most
-    `MIN_SECONDS` old, or `MIN_TIMES` as old as a write takes, if that is longer.
+    The file is replaced every few seconds and at the end, so that a run in progress or a crashed
+    one has it too. Its size is bounded, and writing takes less than a percent of the time. The file
+    of a killed run has every chunk that has ended; its timeline, waiting and coverage are at most
+    `WRITE_SECONDS` old, or `WRITE_RATIO` times as old as a write takes, if that is longer.
 
     Args:
         run_dir: The run's directory.
@@ -325,9 +299,8 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a session."""
-        self._number = next_session(self._run_dir, trainer.global_rank)
-        self._environment = environment()
         self._chunks, self._loss, self._batches, self._trained = [], 0.0, 0, False
+        self._environment = {}
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -371,6 +344,9 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         loader, begin = self._chunked.loader, perf_counter()
         if loader is None:
             return
+        if not self._environment:  # the first write of a session
+            self._number = next_session(self._run_dir, trainer.global_rank)
+            self._environment = environment()
         loader.metrics.note_memory(tree_bytes())
         coverage = None
         with suppress(StateError):  # nothing was trained on yet
@@ -384,7 +360,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
             environment=self._environment,
         ).write(self._run_dir)
         now = perf_counter()
-        self._next_write = now + max(MIN_SECONDS, MIN_TIMES * (now - begin))
+        self._next_write = now + max(WRITE_SECONDS, WRITE_RATIO * (now - begin))
         loader.metrics.pause()  # writing is no part of a step
 
 

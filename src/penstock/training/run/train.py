@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,7 @@ from penstock.training.run.callbacks import (
     SignalListener,
     StopOnSignal,
     StoppedBySignal,
-    first_mismatch,
     mismatch_error,
-    raised_while_restoring,
 )
 from penstock.training.run.directory import (
     CsvLog,
@@ -42,6 +41,7 @@ from penstock.training.run.directory import (
 
 lightning = optional("lightning.pytorch", extra="train")
 exceptions = optional("lightning.pytorch.utilities.exceptions", extra="train")
+connector = optional("lightning.pytorch.trainer.connectors.checkpoint_connector", extra="train")
 
 log = logging.getLogger("penstock")
 
@@ -266,6 +266,29 @@ def failure(error: Exception, run_dir: Path, *, began: bool) -> Exception:
     if not isinstance(error, PenstockError) and raised_while_restoring(error):
         return mismatch_error(first_mismatch(error))
     return error
+
+
+def raised_while_restoring(error: BaseException) -> bool:
+    """Return whether Lightning raised it while restoring a checkpoint."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename == connector.__file__ for frame, _ in frames)
+
+
+def first_mismatch(error: BaseException) -> str:
+    """Return the first difference that torch found, of perhaps hundreds.
+
+    >>> first_mismatch(RuntimeError('Missing key(s) in state_dict: "a.b", "a.c".'))
+    "the model has 'a.b', the checkpoint does not"
+    """
+    for line in map(str.strip, str(error).splitlines()):
+        name = line.partition('"')[2].partition('"')[0]
+        if line.startswith("Missing key"):
+            return f"the model has {name!r}, the checkpoint does not"
+        if line.startswith("Unexpected key"):
+            return f"the checkpoint has {name!r}, the model does not"
+        if line.startswith("size mismatch"):
+            return line.rstrip(".")
+    return one_line(error)
 
 
 def train(
