@@ -39,6 +39,10 @@ def make():
 
 def needs(folder):
     return folder
+
+class Rows(list):
+    def __init__(self, folder=None):
+        super().__init__(torch.randn(64, 4))
 """
 
 
@@ -71,6 +75,7 @@ def examined(tmp_path, capsys):
         ("make", 0, "nothing found"),
         ("number", 2, "int is no dataset: name a dataset"),
         ("needs", 2, "needs arguments"),
+        ("Rows", 0, "Rows: 64 samples, read all"),
         ("absent", 2, "has no attribute 'absent'"),
     ],
 )
