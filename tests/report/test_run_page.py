@@ -194,7 +194,7 @@ def test_a_run_in_progress_and_one_that_was_killed(tmp_path, monkeypatch):
     assert figures_in(page_of(Run.read(run_dir)))["state"] == "in progress"
     later = time.time() + 600
     monkeypatch.setattr(run_page.time, "time", lambda: later)
-    assert figures_in(page_of(Run.read(run_dir)))["state"].startswith("no news for 10 min")
+    assert figures_in(page_of(Run.read(run_dir)))["state"].startswith("no update for 10 min")
 
 
 @pytest.mark.steady

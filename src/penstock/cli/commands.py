@@ -72,7 +72,7 @@ def root(
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Keep the data and runs here.")] = None,
 ) -> None:
-    """Train from Zarr, be killed, resume, prove that nothing was lost, and compare with torch."""
+    """Train from Zarr, kill and resume the run, check that nothing is lost, compare with torch."""
     from penstock.cli.demo import run_demo
 
     if directory is not None:
@@ -155,7 +155,7 @@ def doctor(
     target: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with a dataset, and what to change; exit code 1 if there is something."""
+    """Report what is wrong with a dataset and what to change; exit code 1 if anything is."""
     from penstock.cli.doctor import run_doctor
 
     run_doctor(target, as_json=as_json)
@@ -169,7 +169,7 @@ def bench(
     memory_budget: Annotated[str, typer.Option(help="Limit of the buffers.")] = "1GB",
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast a stream is, against the fastest way to read its storage."""
+    """Compare the speed of a stream with the fastest way to read its storage."""
     from penstock.cli.measure import run_bench
 
     limits = {"seconds": seconds, "memory_budget": memory_budget}
@@ -228,7 +228,7 @@ def convert(
     ],
     target: Annotated[Path, typer.Argument(help="What to write; must not be there yet.")],
     chunk_rows: Annotated[
-        int | None, typer.Option(help="Rows a chunk; about a megabyte by default.")
+        int | None, typer.Option(help="Rows per chunk; about 1 MB by default.")
     ] = None,
 ) -> None:
     """Write data as Zarr made for streaming; a steering directory as HDF5."""
@@ -244,7 +244,7 @@ def stats(
     fields: Annotated[str | None, typer.Option(help="Names of fields, with commas.")] = None,
     along: Annotated[str | None, typer.Option(help="The dimension of samples.")] = None,
     per: Annotated[
-        str | None, typer.Option(help="An axis of a sample to have statistics for each index of.")
+        str | None, typer.Option(help="Compute statistics for each index of this axis of a sample.")
     ] = None,
 ) -> None:
     """Compute mean, deviation and extremes of each field in one pass; NaN is left out."""

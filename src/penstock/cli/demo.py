@@ -1,4 +1,4 @@
-"""The demo: train, be killed, resume, compare with a run that was not killed, and with torch."""
+"""The demo: a run is killed and resumed, and compared with one that was not, and with torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What `penstock train` writes for a report: one JSON file for each session and rank of a run.
 
-The file is replaced now and then. Chunks that end in between are lines of a second file, which is
-removed when the first one has them: a run that is killed has every chunk that has ended.
+The file is replaced every few seconds. Chunks that end in between are lines of a second file,
+which is removed when the first one has them: a run that is killed has every chunk that has ended.
 """
 
 from __future__ import annotations

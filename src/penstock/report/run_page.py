@@ -105,7 +105,7 @@ def state_of(session: Session) -> str:
     quiet = time.time() - session.written
     if quiet < QUIET_SECONDS:
         return "in progress"
-    return f"no news for {quiet / 60:,.0f} min: it hangs, waits, or was killed"
+    return f"no update for {quiet / 60:,.0f} min: the run hangs, waits, or was killed"
 
 
 def cards_of(run: Run, snapshot: Snapshot, last: Session) -> list[list[str]]:

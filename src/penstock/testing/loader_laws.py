@@ -60,12 +60,14 @@ def assert_resumes_everywhere(make_loader: Callable[[], Loader], *, epochs: int 
 
 def _expect_rest(rest: Iterator[_Delivered], want: Sequence[_Delivered], where: str) -> None:
     found = list(islice(rest, len(want) + 1))
-    _expect(len(found) >= len(want), f"{where}, only {len(found)} of {len(want)} batches came")
-    _expect(len(found) == len(want), f"{where}, more than {len(want)} batches came")
+    _expect(
+        len(found) >= len(want), f"{where}, only {len(found)} of {len(want)} batches were delivered"
+    )
+    _expect(len(found) == len(want), f"{where}, more than {len(want)} batches were delivered")
     for number, (came, due) in enumerate(zip(found, want, strict=True)):
         at = f"{where}, batch {number} of the rest"
         same = same_batch(came.batch, due.batch)
-        _expect(same, f"{at} is another: expected {due.batch!r}, got {came.batch!r}")
+        _expect(same, f"{at} differs: expected {due.batch!r}, got {came.batch!r}")
         _expect(came.after == due.after, f"{at} leaves state {came.after}, expected {due.after}")
         _expect(
             came.length == due.length, f"{at} has len(loader) {came.length}, expected {due.length}"
@@ -104,17 +106,20 @@ def assert_covers(
     for epoch in range(epochs):
         batches = [rank[epoch] for rank in ranks]
         counts = [len(mine) for mine in batches]
-        _expect(len(set(counts)) == 1, f"epoch {epoch}: ranks have {counts} batches, not as many")
+        _expect(
+            len(set(counts)) == 1,
+            f"epoch {epoch}: ranks have different numbers of batches: {counts}",
+        )
         _expect(all(all(mine) for mine in batches), f"epoch {epoch}: a batch is empty")
         seen = Counter(i for mine in batches for batch in mine for i in batch)
         strange = sorted(i for i in seen if not 0 <= i < samples)
         twice = sorted(i for i, times in seen.items() if times > 1)
         missing = samples - len(seen)
         _expect(not strange, f"epoch {epoch}: samples {strange[:9]} are not in range({samples})")
-        _expect(not twice, f"epoch {epoch}: samples {twice[:9]} came more than once")
+        _expect(not twice, f"epoch {epoch}: samples {twice[:9]} were delivered more than once")
         _expect(
             missing == dropped,
-            f"epoch {epoch}: {missing} samples never came, expected {dropped}: "
+            f"epoch {epoch}: {missing} samples were not delivered, expected {dropped}: "
             f"{sorted(set(range(samples)) - set(seen))[:9]}",
         )
 
@@ -153,7 +158,7 @@ def assert_topology_free(
             for rank in range(world)
         ]
         counts = [len(rank) for rank in ranks]
-        _expect(len(set(counts)) == 1, f"{world} ranks have {counts} batches, not as many")
+        _expect(len(set(counts)) == 1, f"{world} ranks have different numbers of batches: {counts}")
         steps = [[*chain(*parts)] for parts in zip(*ranks, strict=True)]
         first, expected = control = control or (world, steps)
         both = list(zip(expected, steps, strict=False))
@@ -214,7 +219,9 @@ def _deliveries(loader: Loader, epochs: int) -> Iterator[_Delivered]:
             yield _Delivered(batch, epoch, state, len(loader))
             if came < promised:  # after the last batch, len is that of the next chunk
                 _expect(len(loader) == length, f"len changed from {length} in mid-chunk ({state})")
-        _expect(came == promised, f"remaining promised {promised} batches, {came} came ({state})")
+        _expect(
+            came == promised, f"remaining was {promised} batches, {came} were delivered ({state})"
+        )
         _expect(came > 0, f"an iteration delivers nothing ({state})")
         repeated += state == start  # an evaluation loader: each iteration is an epoch
 
@@ -236,7 +243,7 @@ def _state(loader: Loader) -> dict[str, Any]:
     """Return the state after a conversion to JSON and back, as in a checkpoint."""
     state = loader.state_dict()
     again: dict[str, Any] = json.loads(json.dumps(state))
-    _expect(again == state, f"the state does not survive JSON: {state} comes back as {again}")
+    _expect(again == state, f"the state changes in JSON: {state} becomes {again}")
     return again
 
 

@@ -380,7 +380,7 @@ def unguarded(program: str) -> Iterator[str]:
     for node in tree.body if workers else ():
         if _runs(node, own):
             yield (
-                f"line {node.lineno} runs when the file is imported, as workers do it: put it "
+                f"line {node.lineno} runs when a worker imports the file: put it "
                 'under `if __name__ == "__main__":`'
             )
             return

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.domains.steering.layout import Curriculum, deal_variants
+from penstock.domains.steering.layout import Curriculum, assign_variants
 from penstock.errors import ConfigError
 
 EQUAL = dict.fromkeys(("zero", "centroid", "keyword", "residual"), 0.25)
@@ -20,8 +20,8 @@ shares = st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(lambda p: sum(
 @given(shares, st.integers(1, 400), st.integers(0, 2**32), st.integers(0, 10**6))
 def test_every_epoch_has_each_variant_in_its_share_to_one_pair(weights, size, seed, epoch):
     part = tuple(w / sum(weights) for w in weights)
-    dealt = deal_variants(size, part, seed, epoch)
-    counts = np.bincount(dealt, minlength=4)
+    assigned = assign_variants(size, part, seed, epoch)
+    counts = np.bincount(assigned, minlength=4)
     assert counts.sum() == size
     assert (np.abs(counts - np.array(part) * size) <= 1 + 1e-6).all()
     assert all(count == 0 for count, p in zip(counts, part, strict=True) if p == 0)
@@ -31,21 +31,21 @@ def test_each_pair_gets_each_variant_with_its_probability_over_the_epochs():
     part = (0.5, 0.25, 0.15, 0.1)
     seen = np.zeros((40, 4))
     for epoch in range(2000):
-        seen[np.arange(40), deal_variants(40, part, 42, epoch)] += 1
+        seen[np.arange(40), assign_variants(40, part, 42, epoch)] += 1
     assert np.abs(seen / 2000 - part).max() < 0.06  # five standard deviations
 
 
 def test_neighbours_and_epochs_are_not_alike():
     part = (0.25,) * 4
-    a, b = deal_variants(10_000, part, 42, 0), deal_variants(10_000, part, 42, 1)
+    a, b = assign_variants(10_000, part, 42, 0), assign_variants(10_000, part, 42, 1)
     assert abs((a == b).mean() - 0.25) < 0.02
     assert abs((a[1:] == a[:-1]).mean() - 0.25) < 0.02
-    assert abs((a == deal_variants(10_000, part, 43, 0)).mean() - 0.25) < 0.02
+    assert abs((a == assign_variants(10_000, part, 43, 0)).mean() - 0.25) < 0.02
 
 
 def test_variants_are_frozen():
-    dealt = deal_variants(24, (0.5, 0.2, 0.2, 0.1), 42, 3)
-    assert dealt.tolist() == GOLDEN
+    assigned = assign_variants(24, (0.5, 0.2, 0.2, 0.1), 42, 3)
+    assert assigned.tolist() == GOLDEN
 
 
 GOLDEN = [0, 1, 0, 1, 0, 2, 0, 0, 2, 2, 2, 3, 0, 3, 0, 0, 1, 0, 2, 0, 1, 0, 0, 1]

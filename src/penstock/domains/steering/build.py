@@ -233,16 +233,16 @@ def mine_negatives(
         if not others.any(1).all():
             full = question[others.any(1).argmin(), 0]
             raise PlanError(f"question {full} has every source: no negative is left")
-        luck = rng.random(others.shape, np.float32)
+        chance = rng.random(others.shape, np.float32)
         same, cosine = groups == cluster, questions[question[:, 0]] @ sources.T
         tiers = (
-            (same, luck),
-            (adjacent[cluster[:, 0]][:, groups], luck),
+            (same, chance),
+            (adjacent[cluster[:, 0]][:, groups], chance),
             (~same, cosine),
-            (~same, luck),
+            (~same, chance),
         )
-        # a tier may run out of sources: then any other source stands in, as tier 4
-        spare = _ranked(np.where(others, luck, -np.inf), n_neg, again=True)
+        # a tier may run out of sources: any other source is then used, as tier 4
+        spare = _ranked(np.where(others, chance, -np.inf), n_neg, again=True)
         ranked = [
             _ranked(np.where(others & allowed, score, -np.inf), number, again=False)
             for (allowed, score), number in zip(tiers, tier_counts(n_neg), strict=True)

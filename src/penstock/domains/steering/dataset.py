@@ -25,8 +25,8 @@ from penstock.domains.steering.layout import (
     BY_NAME,
     SPLITS,
     VARIANTS,
+    assign_variants,
     batch_schema,
-    deal_variants,
     read_config,
 )
 from penstock.domains.steering.tables import (
@@ -54,7 +54,7 @@ MAP_PAIR_BYTES: Final = 4 * 15  # per dimension: its vectors, negatives, and the
 # variant, how often the negatives were read again, and the state of the files they come from
 _EPOCH, _FORCED, _VERSION, _STAMP = range(4)
 _UNFORCED: Final = -1
-_NOT_DEALT: Final = (-1, np.empty(0, np.int64))
+_NOT_ASSIGNED: Final = (-1, np.empty(0, np.int64))
 
 
 class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
@@ -113,7 +113,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         self._switches = SharedIntegers(0, _UNFORCED, 0, 0)
         self.set_epoch(epoch)
         self._version = 0  # of the negatives held in this process
-        self._dealt: tuple[int, Indices] = _NOT_DEALT  # epoch and variants last used
+        self._assigned: tuple[int, Indices] = _NOT_ASSIGNED  # epoch and variants last used
         self._tables: SteeringTables | None = self._open()
         pairs = len(self._tables["pair_index"])
         self._rows = read_split(self._files, self.split, pairs)
@@ -160,11 +160,11 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
             return np.full(len(indices), forced, np.int64)
         if epoch is None:
             epoch = current_epoch(default=self.current_epoch)
-        dealt = self._dealt
-        if dealt[0] != epoch:
+        assigned = self._assigned
+        if assigned[0] != epoch:
             shares = tuple(self._config.curriculum.probabilities(epoch).values())
-            dealt = self._dealt = epoch, deal_variants(len(self), shares, self.seed, epoch)
-        return dealt[1].take(indices)
+            assigned = self._assigned = epoch, assign_variants(len(self), shares, self.seed, epoch)
+        return assigned[1].take(indices)
 
     # -- settings that may change during training, also in worker processes
 
@@ -262,7 +262,7 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         """Leave out mapped tables: the receiving process maps them itself."""
         state = self.__dict__.copy()
         state.pop("pair_keyword_ids", None)
-        state["_dealt"] = _NOT_DEALT
+        state["_assigned"] = _NOT_ASSIGNED
         if self.use_mmap and self._tables is not None:
             state |= {"_tables": None, "_stamp": self._tables.stamp}
         return state

@@ -322,7 +322,7 @@ def _number(key: str, value: Any) -> float:
 
 
 @lru_cache(maxsize=4)
-def deal_variants(size: int, shares: tuple[float, ...], seed: int, epoch: int) -> Indices:
+def assign_variants(size: int, shares: tuple[float, ...], seed: int, epoch: int) -> Indices:
     """Return the variant of each of ``size`` pairs in an epoch.
 
     The pairs are permuted by (seed, epoch), and the variants assigned along that order from a
@@ -335,16 +335,16 @@ def deal_variants(size: int, shares: tuple[float, ...], seed: int, epoch: int) -
         seed: Of the assignment.
         epoch: Of the assignment.
 
-    >>> np.bincount(deal_variants(1000, (0.5, 0.3, 0.2, 0.0), seed=42, epoch=7)).tolist()
+    >>> np.bincount(assign_variants(1000, (0.5, 0.3, 0.2, 0.0), seed=42, epoch=7)).tolist()
     [500, 300, 200]
     """
     position = Permutation(size, derive_key(seed, "steering", epoch))(np.arange(size))
     start = (derive_key(seed, "steering start", epoch) >> 11) * 2.0**-53
     upper = np.cumsum(shares)
     upper[np.flatnonzero(shares)[-1] :] = np.inf  # rounding must not reach a share of zero
-    dealt = np.searchsorted(upper, (position + start) / size, side="right")
-    dealt.setflags(write=False)
-    return dealt
+    assigned = np.searchsorted(upper, (position + start) / size, side="right")
+    assigned.setflags(write=False)
+    return assigned
 
 
 # -- config.json
