@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "penstock"
 
 MOST_PUBLIC_NAMES = 36
 MOST_LINES = 500  # of a module
-MOST_MODULES = 213
+MOST_MODULES = 212
 
 # access to private names that is left: by file, the names and why
 ALLOWED = {

@@ -141,7 +141,7 @@ def test_a_loader_that_does_not_cover_fails(kind, words):
 def test_strange_samples_and_unequal_ranks_fail():
     with pytest.raises(AssertionError, match=r"samples \[20, 21.*not in range\(20\)"):
         assert_covers(make, 20)
-    with pytest.raises(AssertionError, match=r"ranks have \[3, 2\] batches"):
+    with pytest.raises(AssertionError, match=r"ranks have different numbers of batches: \[3, 2\]"):
         assert_covers(lambda rank, world: make(samples=9 - 3 * rank), 9, world_size=2)
     with pytest.raises(AssertionError, match="more than 3 batches, and no end of epoch"):
         assert_covers(lambda rank, world: make(samples=25), 3)

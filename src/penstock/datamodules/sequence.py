@@ -23,7 +23,7 @@ from penstock.datamodules.sequence_loaders import (
 )
 from penstock.errors import ConfigError, StateError
 from penstock.loaders.chunk_schedule import ChunkSize
-from penstock.loaders.chunk_settings import ChunkSettings, partition_batches
+from penstock.loaders.chunk_settings import ChunkSettings, ChunkSizes, partition_batches
 from penstock.loaders.partition import validation_loader
 from penstock.loaders.replay import check_state_format
 from penstock.ranks import Seed, current_topology, ranks
@@ -226,12 +226,10 @@ class SequenceDataset(SequenceCollation, ClosableModule):
 
     def _infer_chunk_sizes(self, **loader: Any) -> tuple[int | None, int | None]:
         """Return both sizes for a loader with these arguments."""
-        train, val = self.explicit_train_chunk_size, self.explicit_val_chunk_size
-        if train is None and val is not None:
-            train = self._get_train_partition_size(**loader)
-        elif val is None and train is not None:
-            val = self._get_val_partition_size(**loader)
-        return train, val
+        sizes = ChunkSizes.given(self.explicit_train_chunk_size, self.explicit_val_chunk_size)
+        train, val = self._get_train_partition_size, self._get_val_partition_size
+        sizes = sizes.infer(partial(train, **loader), partial(val, **loader))
+        return sizes.train, sizes.val
 
     def _get_train_partition_size(self, **loader: Any) -> int | None:
         """Return the batches of the training partition on this rank; None if unknown."""

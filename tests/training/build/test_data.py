@@ -202,6 +202,7 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
         ("{train: {_target_: HERE.tensors, sise: 3}}", ConfigError, "did you mean 'size'?"),
         ("{train: {_target_: HERE.tensors}}", ConfigError, "tensors needs 'size': give dataset.tr"),
         ("{train: {_target_: HERE.no}}", ConfigError, "cannot be imported"),
+        ("{train: {_target_: a file.py}}", ConfigError, "cannot be imported"),
         ("{train: {_target_: no_such.thing}}", ConfigError, "No module named 'no_such'"),
         ("{train: {_target_: HERE.tensors, size: 4}, teste: 1}", ConfigError, "dataset.teste"),
         ("{_name_: tonse}", ConfigError, "unknown dataset 'tonse': did you mean 'tones'?"),

@@ -30,7 +30,7 @@ from penstock.registry import unknown_name
 from penstock.sources import open_source
 from penstock.sources.base import composed
 from penstock.sources.contract import Source
-from penstock.training.build.objects import Maker, located
+from penstock.training.build.objects import Maker, find_object
 from penstock.training.build.registries import datasets
 from penstock.training.config import Settings
 from penstock.training.config.settings import LOADER, STREAM_LOADER
@@ -122,8 +122,8 @@ def _array(settings: Settings, key: str, value: Any) -> Any:
 
 def _is_sequence_dataset(section: Mapping[str, Any]) -> bool:
     found = None
-    with suppress(ImportError, AttributeError):  # reported when the object is made
-        found = located(str(section.get("_target_", "")) or "builtins")
+    with suppress(ImportError, AttributeError, ValueError):  # reported when the object is made
+        found = find_object(str(section.get("_target_", "")) or "builtins")
     return isinstance(found, type) and issubclass(found, SequenceDataset)
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, NoneType
+from pkgutil import resolve_name
+from types import NoneType
 from typing import Any, Final, cast, get_args
 
 from torch import Tensor
@@ -120,8 +121,8 @@ class Maker:
     def _target(self, key: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         path = options["_target_"]
         try:
-            found = located(str(path))
-        except (ImportError, AttributeError) as error:
+            found = find_object(str(path))
+        except (ImportError, AttributeError, ValueError) as error:
             why = f"{path!r} cannot be imported: {error}"
             raise self.settings.refused(f"{key}._target_", why) from error
         if not callable(found):
@@ -191,24 +192,17 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return None
 
 
-def located(path: str) -> Any:
+def find_object(path: str) -> Any:
     """Return what a dotted path names: modules first, then attributes.
 
-    >>> located("collections.abc.Mapping.get").__name__
+    >>> find_object("collections.abc.Mapping.get").__name__
     'get'
     """
-    parts = path.split(".")
-    found = import_module(parts[0])
-    for number, part in enumerate(parts[1:], start=2):
-        name = ".".join(parts[:number])
-        if not hasattr(found, part) and isinstance(found, ModuleType):
-            try:
-                import_module(name)
-            except ModuleNotFoundError as error:
-                if error.name != name:
-                    raise  # the module exists, but a module it imports does not
-        found = getattr(found, part)
-    return found
+    try:
+        return resolve_name(path)
+    except AttributeError:
+        import_module(path.rpartition(".")[0])  # reports what a module that exists fails to import
+        raise
 
 
 def _named_in(section: Mapping[str, Any], text: str) -> str | None:
