@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import tempfile
+import traceback
 from pathlib import Path
 
 import netCDF4
 import numpy as np
 import pytest
+import torch
 
-from penstock import PlanError, SourceError, open_source
+from penstock import PlanError, SourceError, StreamLoader, open_source
 from tests.sources.bad_files import KINDS, files_of, opened, read_all
 
 
@@ -28,6 +33,7 @@ def overwrite(path):
         file.write_bytes(np.random.default_rng(1).bytes(file.stat().st_size))
 
 
+NOBODY = 65534
 FAULTS = {
     "emptied": lambda path: [os.truncate(file, 0) for file in files_of(path)],
     "cut short": lambda path: cut(path, 0.4),
@@ -62,6 +68,102 @@ def test_a_damaged_file_is_refused_in_a_sentence_or_still_right(path, fault, ope
     same = all(np.array_equal(found[name], rows) for name, rows in before.items())
     shorter = path.suffix == ".bin" and len(found[""]) < len(before[""])
     assert same or shorter or (path.suffix, fault, opened_before) == NOT_NOTICED
+
+
+def replace(path):
+    for file in files_of(path):
+        other = file.with_name("other")
+        shutil.copyfile(file, other)
+        overwrite(other)
+        os.replace(other, file)
+
+
+def rows_of(batch, count):
+    """Return the bytes of each sample of a batch."""
+    fields = batch if isinstance(batch, dict) else {"": batch}
+    found = [b""] * count
+    for each in fields.values():
+        dense = each.to_dense() if isinstance(each, torch.Tensor) else each.nested().unbind()
+        found = [row + dense[i].numpy().tobytes() for i, row in enumerate(found)]
+    return found
+
+
+def stream_through(path, fault):
+    """Stream three epochs, with a fault in the second one: right, or one sentence."""
+    source = opened(path)
+    size, options = max(2, len(source) // 10), {"block_samples": max(2, len(source) // 10)}
+    with StreamLoader(source, size, seed=1, window_blocks=2, drop_last=False, **options) as loader:
+        right = {}
+        for epoch in range(3):
+            for step, batch in enumerate(loader):
+                numbers = loader.samples_at(step, epoch).tolist()
+                for number, row in zip(numbers, rows_of(batch, len(numbers)), strict=True):
+                    assert right.setdefault(number, row) == row or not epoch
+                if (epoch, step) == (1, 0):
+                    fault(path)
+
+
+def in_a_child(function, *args):
+    """Run a function in a process of its own, and return the sentence that refused it, or ""."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function(*args)
+            code = 0
+        except (SourceError, PlanError) as error:
+            os.write(send, str(error).encode())
+            code = 0
+        except BaseException:  # noqa: BLE001 - it must not go on as a second run of the tests
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(send)
+    with open(receive, "rb") as answer:
+        said = answer.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert "\n" not in said and len(said) < 700
+    return said
+
+
+@pytest.mark.parametrize("fault", ["cut short", "overwritten", "replaced"])
+def test_a_file_that_changes_under_a_running_stream_is_refused_or_still_right(path, fault):
+    # a process of its own: touching lost pages would end it
+    in_a_child(stream_through, path, {**FAULTS, "replaced": replace}[fault])
+
+
+def test_a_file_that_another_program_has_locked_is_refused_or_right(path):
+    right = in_a_child(lambda: read_all(opened(path)))
+    assert right == ""
+    files = [file.open("rb+") for file in files_of(path)]
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    said = in_a_child(lambda: read_all(opened(path)))
+    assert ("locked" in said) == (path.name in ("x.h5", "x.h5ad", "4.nc"))
+    for file in files:
+        file.close()
+
+
+def as_nobody(path, source):
+    for file in files_of(path):
+        file.chmod(0)
+    if os.getuid() == 0:  # whom nothing is forbidden
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    read_all(source or opened(path))
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_file_that_must_not_be_read_is_refused_with_the_reason(path, opened_before):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        path = path.rename(Path(folder, path.name))
+        source = opened(path)
+        read_all(source)
+        said = in_a_child(as_nobody, path, source if opened_before else None)
+    assert "permission denied" in said or (opened_before and not said)
 
 
 @pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"])

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from penstock.arguments import a_path, whole_number
 from penstock.atomic_files import cache_directory, replacing
 from penstock.errors import SourceError
-from penstock.sources.storage import reading
+from penstock.sources.storage import stamp
 from penstock.sources.thread_buffers import Bytes
 
 Index: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -156,13 +156,6 @@ def cached_index(
         np.savez(written, **index)  # type: ignore[arg-type]
         cache.put(name, written.getvalue())
     return index
-
-
-def stamp(path: Path) -> tuple[int, int]:
-    """Return size and time of modification of a file, in bytes and nanoseconds."""
-    with reading(path):
-        found = path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def _private_cache() -> BlockCache | None:

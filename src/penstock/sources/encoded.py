@@ -20,7 +20,7 @@ from penstock.extras import optional
 from penstock.sources.base import BaseSource
 from penstock.sources.contract import Arrays, Field, Indices, Rows
 from penstock.sources.npy import parse_header
-from penstock.sources.storage import read_exactly, reading
+from penstock.sources.storage import changed_file, read_exactly, reading, stamp
 from penstock.sources.thread_buffers import Bytes, thread_buffer
 
 LEAVE_OUT = "write or copy it again, or leave it out"
@@ -178,20 +178,22 @@ class Members:
     Attributes:
         suffix: Of their names, which chooses the decoder.
         images: How images are read.
+        field: The field; ragged if the lengths differ.
         paths: The file of each sample, or the one file of all of them.
+        changed: When each of these files was written last, in nanoseconds.
         begins: Where the bytes of each sample begin in its file.
         sizes: The number of bytes of each sample.
         lengths: The length of each sample's first axis.
-        field: The field; ragged if the lengths differ.
     """
 
     suffix: str
     images: ImageOptions
+    field: Field
     paths: Sequence[Path] | Path
+    changed: Indices
     begins: Indices
     sizes: Indices
     lengths: Indices
-    field: Field
 
     def path(self, sample: int) -> Path:
         """Return the file of a sample."""
@@ -201,8 +203,11 @@ class Members:
         """Return a sample, if it still has the shape that it had when it was indexed."""
         decoder = decoder_for(self.suffix, self.images)
         raw = thread_buffer("encoded", int(self.sizes[sample]))
-        read_exactly(self.path(sample), raw, int(self.begins[sample]))
-        name, field = f"sample {sample} in {self.path(sample)}", self.field
+        path = self.path(sample)
+        read_exactly(path, raw, int(self.begins[sample]))
+        if stamp(path)[1] != self.changed[sample % len(self.changed)]:
+            raise changed_file(path)
+        name, field = f"sample {sample} in {path}", self.field
         array: Rows = decoder(decoder.decode, raw, name)
         shape = (int(self.lengths[sample]), *field.shape) if field.ragged else field.shape
         if array.shape != shape or array.dtype != field.dtype:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import a_path, shown
+from penstock.arguments import shown
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
 from penstock.sources.base import BaseSource
 from penstock.sources.cache import Index, cached_index
 from penstock.sources.contract import Arrays, Field, Indices, checked_names
-from penstock.sources.storage import new_memory, read_exactly, reading
+from penstock.sources.storage import LocalFile, new_memory, read_exactly, reading
 
 MOST_LINE_BYTES = 1 << 28
 DTYPES = {"bool": np.bool_, "int": np.int64, "float": np.float64, "text": np.uint8}
@@ -48,7 +48,8 @@ class JsonLinesSource(BaseSource):
     def __init__(
         self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None
     ) -> None:
-        self._path = a_path("path", path, error=SourceError)
+        self._file = LocalFile(path)
+        self._path = self._file.path
         names = checked_names("columns", columns)
         index = cached_index("jsonl-2", [self._path], names, lambda: _index(self._path, names))
         self._lines: Indices = index["lines"]
@@ -61,6 +62,7 @@ class JsonLinesSource(BaseSource):
         ends = (self._lines[start : stop + 1] - self._lines[start]).tolist()
         raw = new_memory(ends[-1])
         read_exactly(self._path, raw, int(self._lines[start]))
+        self._file.verify()
         objects = [_parsed(raw[a:b].tobytes(), self._path) for a, b in pairwise(ends)]
         for name, rows in out.items():
             values = [_value(each, name, self._path) for each in objects]

@@ -99,6 +99,7 @@ class NpySource(BaseSource):
                 np.take(array, indices, axis=0, out=rows, mode="clip")
             else:
                 np.copyto(rows, array[indices])
+        self._file.verify()  # also afterwards: pages change with the file
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         # None where bytes must be fetched or swapped

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
-from penstock.sources.cache import Index, cached_index, stamp
+from penstock.sources.cache import Index, cached_index
 from penstock.sources.contract import Field, Indices, checked_names
 from penstock.sources.encoded import (
     BYTES,
@@ -33,7 +33,7 @@ from penstock.sources.encoded import (
     decoder_for,
     one_field,
 )
-from penstock.sources.storage import is_pattern, read_exactly, reading
+from penstock.sources.storage import is_pattern, read_exactly, reading, stamp
 from penstock.sources.thread_buffers import thread_buffer
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,12 @@ class FolderSource(EncodedSource):
         files, kind = _samples_in(where, images)
 
         def build() -> Index:
-            sizes = [stamp(file)[0] for file in files]
-            pairs = zip(files, sizes, strict=True)
+            sizes, changed = np.array([stamp(file) for file in files], np.int64).T
+            pairs = zip(files, sizes.tolist(), strict=True)
             headers = ((str(f), _probe(f.suffix, images, f, 0, size)) for f, size in pairs)
-            places = np.zeros(len(files), np.int64), np.array(sizes, np.int64)
-            return _packed(*places, *one_field(headers, where))
+            return _packed(changed, np.zeros_like(sizes), sizes, *one_field(headers, where))
 
-        index = cached_index("files-2", files, [kind, images.size, images.mode], build)
+        index = cached_index("files-3", files, [kind, images.size, images.mode], build)
         super().__init__({"": _unpacked(index, "", files[0].suffix, images, files)}, where)
 
 
@@ -120,10 +119,12 @@ def _probe(suffix: str, images: ImageOptions, path: Path, begin: int, size: int)
     return found
 
 
-def _packed(begins: Indices, sizes: Indices, field: Field, lengths: Indices) -> Index:
+def _packed(
+    changed: Indices, begins: Indices, sizes: Indices, field: Field, lengths: Indices
+) -> Index:
     """Return where samples are, and what they are, as arrays that can be saved."""
     shape = np.array([field.ragged, *field.shape], np.int64)
-    places = {"begins": begins, "sizes": sizes, "lengths": lengths}
+    places = {"changed": changed, "begins": begins, "sizes": sizes, "lengths": lengths}
     return {**places, "shape": shape, "item": np.empty(0, field.dtype)}
 
 
@@ -132,8 +133,8 @@ def _unpacked(
 ) -> Members:
     ragged, *shape = index[f"{prefix}shape"].tolist()
     field = Field(tuple(shape), index[f"{prefix}item"].dtype, ragged=bool(ragged))
-    begins, sizes, lengths = (index[f"{prefix}{part}"] for part in ("begins", "sizes", "lengths"))
-    return Members(suffix, images, paths, begins, sizes, lengths, field)
+    places = (index[f"{prefix}{part}"] for part in ("changed", "begins", "sizes", "lengths"))
+    return Members(suffix, images, field, paths, *places)
 
 
 # -- WebDataset
@@ -173,7 +174,7 @@ class TarSource(EncodedSource):
         file = a_path("path", path, error=SourceError)
         names, images = checked_names("columns", columns), ImageOptions.checked(size, mode)
         index = cached_index(
-            "tar-2",
+            "tar-3",
             [file],
             [names, images.size, images.mode],
             lambda: _index_tar(file, names, images),
@@ -191,6 +192,7 @@ def _suffix(extension: str) -> str:
 
 def _index_tar(file: Path, names: list[str] | None, images: ImageOptions) -> Index:
     samples: dict[str, dict[str, TarMember]] = {}
+    changed = np.array(stamp(file)[1:], np.int64)
     for member in _tar_members(file):
         sample = samples.setdefault(member.key, {})
         if member.extension in sample:
@@ -208,7 +210,7 @@ def _index_tar(file: Path, names: list[str] | None, images: ImageOptions) -> Ind
         )
         ragged = decoder_for(suffix, images) is BYTES
         begins, sizes = np.array([member[2:] for member in members], np.int64).T
-        packed = _packed(begins, sizes, *one_field(shapes, str(file), ragged=ragged))
+        packed = _packed(changed, begins, sizes, *one_field(shapes, str(file), ragged=ragged))
         index |= {f"{name}/{part}": array for part, array in packed.items()}
     return index
 

@@ -120,6 +120,8 @@ def reading(
         raise
     except FileNotFoundError:
         raise SourceError(f"there is no file {name}") from None
+    except PermissionError as error:
+        raise _forbidden(name) from error
     except BlockingIOError as error:
         wait = "it is locked by a program that writes it; wait until that has closed it"
         raise SourceError(f"cannot read {name}: {wait}") from error
@@ -152,10 +154,8 @@ def new_memory(nbytes: int) -> Bytes:
 
 def read_exactly(path: Path | str, into: Bytes, offset: int) -> None:
     """Fill ``into`` with the bytes of ``path`` from ``offset``; a shorter file is an error."""
-    try:
+    with reading(path):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
     try:
         _fill(handle, into, offset, path)
     finally:
@@ -189,9 +189,28 @@ def byte_range(name: str, size: int, offset: int, nbytes: int | None) -> tuple[i
     return first, wanted
 
 
+def _forbidden(name: object) -> SourceError:
+    return SourceError(f"cannot read {name}: permission denied; let this user read it")
+
+
 def _truncated(name: Path | str, missing_bytes: int) -> SourceError:
     return SourceError(
         f"{name} ends {missing_bytes} bytes too early: it is truncated; write or copy it again"
+    )
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Return size and time of modification of a file, in bytes and nanoseconds."""
+    with reading(path):
+        found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def changed_file(path: Path) -> SourceError:
+    """Return the error of a file that was written or replaced since it was opened."""
+    return SourceError(
+        f"{path} has changed while it was read: do not write to a file that is being read; open it "
+        "again"
     )
 
 
@@ -261,10 +280,7 @@ class LocalFile(StoredFile):
         with reading(self.name):
             now = self.path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != self._identity:
-            raise SourceError(
-                f"{self.name} has changed while it was read: do not write to a file that is being "
-                "read; open it again"
-            )
+            raise changed_file(self.path)
 
     def mapped(self) -> mmap.mmap:
         """Return read-only pages; touching them after the file has shrunk would be SIGBUS."""
@@ -433,5 +449,7 @@ class DirectoryStore(ByteStore):
             return os.open(f"{self.path}/{key}", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except PermissionError as error:
+            raise _forbidden(self.name(key)) from error
         except OSError as error:
             raise SourceError(f"cannot read {self.name(key)}: {error.strerror}") from error

@@ -93,6 +93,7 @@ class ArrowSource(BaseSource):
     def _read(self, start: int, stop: int, out: Arrays) -> None:
         for name, first, values in self._pieces(start, stop, list(out)):
             np.copyto(out[name][first : first + len(values)], values)
+        self._table.verify()  # also afterwards: mapped pages change with the file
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         if self._table.batch_samples is not None or start == stop:

@@ -49,6 +49,10 @@ class MemoryRows:
         """Return an Arrow table of rows ``start:stop``."""
         return self.table().select(columns).slice(start, stop - start)
 
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the rows were written since they were opened."""
+        return
+
     def stored_bytes(self) -> Iterator[bytes] | None:
         """Return stored bytes for the fingerprint, or None if it uses rows."""
         return None
@@ -97,6 +101,10 @@ class MappedRows(MemoryRows):
                     self._opened = ipc.open_stream(arrow.py_buffer(pages)).read_all()
                 self._opened.validate()  # reading trusts what the file says of itself
         return self._opened
+
+    def verify(self) -> None:
+        """Raise ``SourceError`` if the file was written since it was opened."""
+        self._file.verify()
 
 
 class DatasetRows(MemoryRows):
@@ -158,6 +166,7 @@ class ParquetRows(MemoryRows):
             with reading(name, "pyarrow"), _opened(group.file) as file:
                 # the caller's threads are the parallelism
                 part = file.read_row_group(group.number, columns=list(columns), use_threads=False)
+            group.file.verify()  # also afterwards: what was read is of the file that was opened
             parts.append(part)
         begin = self._ends[first] - self._groups[first].samples
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)

@@ -23,6 +23,7 @@ from penstock.sources.storage import (
     Allocate,
     ByteStore,
     DirectoryStore,
+    LocalFile,
     byte_range,
     is_first_process,
     package_of,
@@ -131,7 +132,8 @@ class ZipByteStore(ByteStore):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self._file = LocalFile(path)
+        self.path = self._file.path
         with reading(self.path), zipfile.ZipFile(self.path) as file:
             self._entries = {each.filename: each for each in file.infolist()}
 
@@ -149,13 +151,15 @@ class ZipByteStore(ByteStore):
         first, wanted = byte_range(self.name(key), entry.file_size, offset, nbytes)
         if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1:
             begin = self._begin(entry)
-            byte_range(self.name(key), self.path.stat().st_size, begin, entry.file_size)
+            byte_range(self.name(key), self._file.size, begin, entry.file_size)
             into = allocate(wanted)
             read_exactly(self.path, into, begin + first)
+            self._file.verify()
             return into
         with reading(self.name(key)):
             with zipfile.ZipFile(self.path) as file, file.open(entry) as content:
                 found = np.frombuffer(content.read(entry.file_size), np.uint8)
+        self._file.verify()
         return found[byte_range(self.name(key), found.size, first, wanted)[0] :][:wanted]
 
     def children(self, key: str) -> list[str]:
