@@ -198,7 +198,7 @@ def test_folders_of_arrays_images_and_sound(tmp_path, cache):
     source = open_source(tmp_path / "n")
     np.save(tmp_path / "n" / "3.npy", np.zeros((5, 3)))
     assert open_source(tmp_path / "n").fields[""].ragged
-    with pytest.raises(SourceError, match=r"(changed|cannot read) .*sample 3|sample 3 .*changed"):
+    with pytest.raises(SourceError, match=r"3\.npy has changed while it was read"):
         source.read(0, 9, {"": np.empty((9, 4, 3))})
 
 
@@ -258,7 +258,7 @@ def test_an_archive_is_what_webdataset_reads(tmp_path):
     path.write_bytes(raw[:3000])
     with pytest.raises(SourceError, match=r"truncated|empty header"):
         open_source(path)
-    with pytest.raises(SourceError, match=r"truncated|ends"):
+    with pytest.raises(SourceError, match=r"has changed while it was read"):
         source.read(0, 9, {"cls": np.empty(9, np.int64)})
     with tarfile.open(path, "w") as archive:
         for name in ("a.txt", "b.cls"):

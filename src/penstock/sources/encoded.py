@@ -118,7 +118,7 @@ def decoder_for(suffix: str, images: ImageOptions) -> Decoder:
 def _probe_npy(raw: Bytes) -> Probed:
     header = parse_header(io.BytesIO(raw.data))
     if header.dtype.hasobject or header.nbytes > raw.size:
-        raise ValueError(f"it holds {header.shape} of {header.dtype} in {raw.size} bytes")
+        raise ValueError(f"it holds {header.shape} of dtype {header.dtype} in {raw.size} bytes")
     return Probed(header.shape, header.dtype.newbyteorder("="))
 
 
