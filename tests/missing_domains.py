@@ -9,7 +9,8 @@ import penstock
 
 FOLDER = Path(__file__).parent
 DOMAINS = Path(penstock.__file__).parent / "domains"
-IN_CONFIGURATIONS = {"audio": "qautoaudio sc09"}  # names that a domain registers
+# names that a domain registers, and configurations that use them
+IN_CONFIGURATIONS = {"audio": "qautoaudio sc09 musdb18mono"}
 
 
 @cache
