@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from penstock.datamodules.inputs import KeyedIndices, split, split_sizes
+from penstock.datamodules.inputs import KeyedIndices, split, split_sizes, without_empty_text
 from penstock.errors import ConfigError
 from penstock.sources import MemorySource
 from penstock.sources.base import ComposedSource
@@ -102,3 +102,8 @@ def test_a_share_that_leaves_nothing_to_train_on_is_refused(share):
 def test_too_few_samples_to_split_are_refused_with_what_to_do(samples):
     with pytest.raises(ConfigError, match=r"needs 2 samples or more.*val_data=, or val_split=0"):
         split_sizes(samples, 0.2)
+
+
+def test_rows_without_the_text_field_are_dropped_like_empty_ones():
+    rows = [{"text": "a"}, {"label": 1}, {"text": " "}, {"text": None}]
+    assert without_empty_text(rows, ["text"]) == [{"text": "a"}]

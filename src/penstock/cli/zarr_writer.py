@@ -238,7 +238,7 @@ class _Journal:
 @contextmanager
 def _journal(beside: Path, identity: str) -> Iterator[_Journal]:
     """Open the journal of a conversion; begin again if it is that of another one."""
-    if beside.is_symlink():  # never write where somebody else points to
+    if beside.is_symlink():  # somebody else may have planted it: never write through it
         raise ConfigError(f"{beside} is a symbolic link: remove it")
     beside.mkdir(exist_ok=True)
     with (beside / JOURNAL).open("a+") as file:

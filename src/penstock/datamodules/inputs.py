@@ -188,8 +188,8 @@ def without_empty_text(data: Any, fields: Sequence[str]) -> Any:
 def text_column(data: Any, fields: Sequence[str]) -> str | None:
     """Return the first of ``fields`` that holds strings; "" for a list of strings; else None."""
     if is_hugging_face(data):
-        found = [name for name in fields if _holds_strings(data.features.get(name))]
-        return found[0] if found else None
+        kinds = {name: getattr(data.features.get(name), "dtype", None) for name in fields}
+        return next((name for name in fields if kinds[name] in ("string", "large_string")), None)
     if not isinstance(data, list | tuple) or not data:
         return None
     if isinstance(data[0], str):
@@ -199,19 +199,13 @@ def text_column(data: Any, fields: Sequence[str]) -> str | None:
     return None
 
 
-def _holds_strings(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
-
-
 def _has_text(data: Any, name: str) -> Iterator[npt.NDArray[np.bool_]]:
     """Yield which rows have text, `TEXT_ROWS` at a time."""
     rows = data.select_columns([name]).with_format(None) if is_hugging_face(data) else data
     for start in range(0, len(data), TEXT_ROWS):
         some = rows[start : start + TEXT_ROWS]
-        if is_hugging_face(data):
-            texts = some[name]
-        else:
-            texts = [row[name] if name else row for row in some]
+        listed = rows is data
+        texts = [row.get(name) if name else row for row in some] if listed else some[name]
         yield np.array([bool(text and text.strip()) for text in texts], bool)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -312,14 +312,6 @@ loader_registry: Final[Registry[type[ChunkedDataLoader]]] = Registry(
 )
 
 
-class CachedLoader(NamedTuple):
-    """A loader and the arguments it was built from."""
-
-    dataset: Any
-    options: Mapping[str, Any]
-    loader: ChunkedDataLoader
-
-
 class LoaderCache:
     """One loader per partition. A loader built from other options continues at the same position.
 
@@ -327,7 +319,8 @@ class LoaderCache:
     """
 
     def __init__(self) -> None:
-        self._cached: dict[str, CachedLoader] = {}
+        self._cached: dict[str, ChunkedDataLoader] = {}
+        self._built_from: dict[str, tuple[Any, Mapping[str, Any]]] = {}  # data and options
         self._states: dict[str, dict[str, Any]] = {}  # of loaders that are not built yet
 
     def get(
@@ -345,27 +338,26 @@ class LoaderCache:
             options: Everything else the loader is built from.
             build: Builds the loader.
         """
-        before = self._cached.get(name)
-        if before is not None and before.dataset is dataset and before.options == options:
-            return before.loader
+        before, (data, used) = self._cached.get(name), self._built_from.get(name, (None, None))
+        if before is not None and data is dataset and used == options:
+            return before
         loader = build()
         state = self._states.pop(name, None)
-        if state is None and before is not None and before.dataset is dataset:
-            state = _common_state(before.loader, loader)
+        if state is None and before is not None and data is dataset:
+            state = _common_state(before, loader)
         if state is not None:
             loader.load_state_dict(state)
         if before is not None:
-            before.loader.close()
-        self._cached[name] = CachedLoader(dataset, dict(options), loader)
+            before.close()
+        self._cached[name], self._built_from[name] = loader, (dataset, dict(options))
         return loader
 
     def __getitem__(self, name: str) -> ChunkedDataLoader | None:
-        cached = self._cached.get(name)
-        return None if cached is None else cached.loader
+        return self._cached.get(name)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the states of all loaders whose position changes, by partition."""
-        found = {name: state_of(cached.loader) for name, cached in self._cached.items()}
+        found = {name: state_of(loader) for name, loader in self._cached.items()}
         return self._states | {name: state for name, state in found.items() if state is not None}
 
     def load_states(self, states: Mapping[str, dict[str, Any]]) -> None:
@@ -379,8 +371,8 @@ class LoaderCache:
 
     def close(self) -> None:
         """Stop all threads and processes of the loaders; they can be iterated again."""
-        for cached in self._cached.values():
-            cached.loader.close()
+        for loader in self._cached.values():
+            loader.close()
 
 
 def state_of(loader: ChunkedDataLoader) -> dict[str, Any] | None:

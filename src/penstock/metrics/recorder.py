@@ -80,9 +80,9 @@ _thread = _Thread()
 class Probe:
     """A context whose time counts as a stage of the loader that this thread works for.
 
-    A stage inside of another one counts only for itself. Where nothing is recorded, nothing is
-    measured. Of the short reads of a thread, one in `PROBED_SECONDS` is noted, with everything up
-    to the next one, so that shares are right and probes cost about a percent.
+    A stage inside of another one counts only for itself. Without a recorder, nothing is measured.
+    Of the short reads of a thread, one per `PROBED_SECONDS` is recorded, with all stages up to the
+    next read, so that shares are correct and probes cost about one percent of the time.
 
     Args:
         stage: One of `STAGES`.
@@ -163,11 +163,10 @@ def current_recorder() -> Recorder | None:
 class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
-    For most batches, two moments are appended to a list, and nothing else. Of batches that follow
-    each other within `PROBED_SECONDS`, one is noted with its stages, and the list is added up. What
-    was noted waits for `SETTLED_SECONDS`, and is then entered into histograms and slots together,
-    because a piece of code that runs rarely is slow. Threads and processes only append to
-    ``arrivals``, which needs no lock.
+    For most batches, only two times are appended to a list. One batch per `PROBED_SECONDS` is
+    recorded with its stages, and the list is added up. Recorded batches are entered into histograms
+    and slots together, every `SETTLED_SECONDS`, because code that runs rarely is slow. Threads and
+    processes only append to ``arrivals``, which needs no lock.
 
     Args:
         on: Whether anything is measured. May be changed at any time.

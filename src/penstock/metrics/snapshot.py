@@ -189,7 +189,7 @@ class Times:
 
 
 class Cursor(Protocol):
-    """Where a batch is: what has an epoch, and a position in it."""
+    """The place of a batch: an epoch, and a position in it."""
 
     @property
     def epoch(self) -> int:

@@ -113,7 +113,9 @@ def export_to_opentelemetry(loaders: Mapping[str, Any], provider: Any = None) ->
     def observe(values: Callable[[Recorder], Mapping[str, float]]) -> Any:
         def callback(options: Any) -> list[Any]:
             return [
-                api.Observation(value, {"loader": name, "rank": rank} | _by_stage(stage))
+                api.Observation(
+                    value, {"loader": name, "rank": rank} | ({"stage": stage} if stage else {})
+                )
                 for name, recorder in recorders.items()
                 for stage, value in values(recorder).items()
             ]
@@ -167,7 +169,3 @@ def _recorders(loaders: Mapping[str, Any]) -> tuple[dict[str, Recorder], str]:
 
 def _cursor_part(at: int) -> Callable[[Recorder], dict[str, float]]:
     return lambda recorder: {} if recorder.cursor is None else {"": recorder.cursor[at]}
-
-
-def _by_stage(stage: str) -> dict[str, str]:
-    return {"stage": stage} if stage else {}

@@ -90,7 +90,10 @@ def verdict_of(snapshot: Snapshot) -> Verdict:
         todo = "iterate over the loader first, or set loader.metrics.on = True"
         return Verdict(f"unknown: no batch was measured; {todo}", Figures("unknown"))
     ranks = snapshot.of_ranks()
-    shares = {rank["rank"]: waiting_of(rank) for rank in ranks}
+    shares = {  # of the time that each rank waited, without its first batch
+        rank["rank"]: share_of(max(0.0, rank["wait"] - rank["first"]), rank["step"])
+        for rank in ranks
+    }
     worst = max(shares, key=shares.__getitem__)
     others = [share for rank, share in shares.items() if rank != worst]
     slow_rank = others and shares[worst] > max(WAITING, APART * max(others))
@@ -132,11 +135,6 @@ def _not_data_bound(snapshot: Snapshot, figures: Figures) -> Verdict:
         return Verdict(text, replace(figures, bound="start-up"))
     text = f"compute-bound: waited {percent(figures.waiting)}; a faster loader would change nothing"
     return Verdict(text, figures)
-
-
-def waiting_of(rank: Mapping[str, float]) -> float:
-    """Return the share of the time that a rank waited, without its first batch."""
-    return share_of(max(0.0, rank["wait"] - rank["first"]), rank["step"])
 
 
 def causes_of(snapshot: Snapshot) -> dict[str, float]:

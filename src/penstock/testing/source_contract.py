@@ -254,7 +254,7 @@ class WatchedSource:
 
 
 def _buffers(expected: Expected, samples: int, fill: int = 170) -> dict[str, npt.NDArray[Any]]:
-    """Return buffers filled with a byte, so that a sample that is not written is noticed."""
+    """Return buffers filled with a byte, so that a sample that is not written is detected."""
     out = {n: np.empty((samples, *a.shape[1:]), a.dtype) for n, a in expected.items()}
     for array in out.values():
         array.reshape(-1).view(np.uint8)[:] = fill

@@ -1,4 +1,4 @@
-"""What `penstock doctor` measures of a dataset or source, once; `doctor.py` has what it means."""
+"""Measurements of a dataset or source for `penstock doctor`; `doctor.py` interprets them."""
 
 from __future__ import annotations
 

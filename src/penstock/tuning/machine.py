@@ -40,7 +40,8 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     """Return this machine: cores and memory within affinity and cgroup limits."""
-    memory = min(_physical_bytes(), limit_bytes(CGROUP))
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = min(physical, limit_bytes(CGROUP))
     return Machine(usable_cores(), torch.accelerator.is_available(), memory)
 
 
@@ -50,7 +51,3 @@ def limit_bytes(cgroup: Path) -> int:
         return int((cgroup / "memory.max").read_text())
     except (OSError, ValueError):  # "max" is no number
         return UNLIMITED
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

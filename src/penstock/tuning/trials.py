@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -116,7 +117,7 @@ class Trial:
             warnings.filterwarnings("ignore", "This DataLoader will create")
             begin = perf_counter()
             with ChunkedDataLoader(self.dataset, **self.config.options()) as loader:
-                for arrival, now in self._timed(_endless(loader), begin):
+                for arrival, now in self._timed(chain.from_iterable(repeat(loader)), begin):
                     arrivals.append(arrival)
                     if now >= deadline or self._is_enough(arrivals, seconds):
                         break
@@ -161,11 +162,6 @@ def same_arrays(one: Any, other: Any) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(first, second, strict=True)
     )
-
-
-def _endless(loader: ChunkedDataLoader) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def best_of(trials: Sequence[Trial], seconds: float, deadline: float, report: Print) -> Trial:

@@ -211,7 +211,7 @@ def _best(
     failed: str,
     left: int = 0,
 ) -> Found:
-    """Return the best split with a minimum of segments of a class to validate, or else a lower one.
+    """Return the best split that has a minimum of segments of each class; relax it if none has.
 
     Args:
         table: The authors.

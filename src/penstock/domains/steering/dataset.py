@@ -124,8 +124,8 @@ class JASPERSteeringDataset(Dataset[dict[str, torch.Tensor]]):
         )
 
     def _open(self) -> SteeringTables:
-        where = {"mapped": self.use_mmap, "device": str(self.device)}
-        return open_tables(self._files, self._config, **where)  # type: ignore[arg-type]
+        device = str(self.device)
+        return open_tables(self._files, self._config, mapped=self.use_mmap, device=device)
 
     # -- samples
 

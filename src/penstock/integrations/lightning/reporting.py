@@ -212,7 +212,7 @@ class RunHistory:
     Args:
         restored: What `to_state` returned in the session before; empty in the first one.
         here: Where this session starts.
-        elsewhere: Whether ``here`` is not where the session before ended.
+        elsewhere: Whether the session before ended at another position than ``here``.
         limit: Batches that Lightning uses of every pass; None for all.
     """
 

@@ -260,7 +260,7 @@ def start_ray(engine: Engine, tasks: Sequence[Launch]) -> None:
 
 
 def _quiet(*loggers: str) -> None:
-    """Leave out what other libraries say about themselves."""
+    """Silence the warnings and log messages of other libraries."""
     warnings.filterwarnings("ignore")
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)

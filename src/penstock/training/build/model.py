@@ -228,7 +228,7 @@ def cosine_warmup(
 
 
 class Chain(nn.Module):
-    """Modules one after the other; each gets those extras that it takes by name.
+    """Modules in sequence; each receives the extras that it takes by name.
 
     A module returns a tensor, or a tuple whose second item may be a dict of further extras.
     """

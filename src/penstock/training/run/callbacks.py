@@ -381,7 +381,7 @@ class StoppedBySignal(BaseException):
 
 
 class SignalListener:
-    """Remembers the signal that requested this process to stop.
+    """Stores the signal that asked this process to stop.
 
     It is active only while there is training to save. Before and after, a signal ends the process
     directly: the process may wait in native code for another rank, where no handler runs.
