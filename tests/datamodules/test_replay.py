@@ -44,7 +44,7 @@ def hugging_face(samples=24, shards=3):
 
 def loader_of(data, **options):
     return ReplayLoader(
-        data, **({"batch_size": 4, "num_workers": 0, "collate": None, "seed": 1} | options)
+        data, **({"batch_size": 4, "num_workers": 0, "collate_fn": None, "seed": 1} | options)
     )
 
 
