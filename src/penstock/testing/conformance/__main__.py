@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,7 +26,6 @@ from penstock.testing.conformance.script import EVENTS, check
 
 BEGIN: Final = "<!-- written by python -m penstock.testing.conformance -->"
 END: Final = "<!-- end -->"
-MISSING: Final = 3  # the exit code if rows were left for another call
 
 Row = tuple[str, str, int]  # engine, loader, number of ranks
 
@@ -100,7 +98,7 @@ def versions_of(engines: Sequence[Engine]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if a result is wrong, 3 if some are missing.
+    """Run the command; return 1 if a result is wrong.
 
     Args:
         arguments: Those of the command line; None for those of this process.
@@ -116,7 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--json", type=Path, help="keep the results here; those of the same code are not run again"
     )
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after")
     parser.add_argument("--write", type=Path, help=f"replace the table in this page, after {BEGIN}")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # one rank of it
     options = parser.parse_args(arguments)
@@ -127,11 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(name)  # once, before the ranks are forked
     if options.write:
         around_table(options.write)  # a page without a place for the table is refused at once
-    until = time.monotonic() + options.seconds
     kept: dict[str, Any] = {}
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text())
-    results, missing = dict[Row, dict[str, str]](), list[str]()
+    results: dict[Row, dict[str, str]] = {}
     # engines that fork go first: others leave threads in this process
     for engine in sorted(engines, key=lambda engine: engine.start is not None):
         versions = versions_of([engine])
@@ -142,9 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _say(f"{row} was run with {', '.join(ran_with)} and is run again")
                 found = {}
             events = [event for event in options.events if event not in found]
-            if events and time.monotonic() >= until:
-                missing.append(row)
-                continue
             if events:
                 with tempfile.TemporaryDirectory() as folder:
                     found |= check(engine, loader, world, Path(folder) / "run", events)
@@ -153,9 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.json:
                     replace_text(options.json, json.dumps(kept, indent=1))
             results[engine.name, loader, world] = {event: found[event] for event in options.events}
-    if missing:
-        _say("missing; call this again:", "; ".join(missing))
-        return MISSING
     order = [engine.name for engine in engines]
     rows = dict(sorted(results.items(), key=lambda row: order.index(row[0][0])))
     text = table(rows, versions_of(engines))
