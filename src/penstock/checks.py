@@ -173,9 +173,13 @@ class TensorSpec:
         return found + self._value_faults(name, value)
 
     def _value_faults(self, name: str, value: torch.Tensor) -> list[str]:
-        if value.numel() == 0 or value.is_complex() or value.is_meta:
+        if value.is_complex() or value.is_meta:
             return []
-        value = value.detach()
+        if value.layout != torch.strided or value.is_nested:
+            name = f"{name} (stored values)"
+        value = _stored_values(value.detach())
+        if value.numel() == 0:
+            return []
         smallest, largest = extremes(value)
         if self.finite and value.is_floating_point() and not math.isfinite(smallest + largest):
             for what, bad in (("NaN", torch.isnan), ("Inf", torch.isinf)):
@@ -329,11 +333,24 @@ def extremes(value: torch.Tensor) -> tuple[float, float]:
     >>> extremes(torch.tensor([3, 1, 2]))
     (1.0, 3.0)
     """
-    if value.device.type == "cpu" and value.dtype != torch.bfloat16:
+    if value.device.type == "cpu":
         array = value.numpy()  # in this thread: torch's thread pool stalls when all cores are busy
         return float(array.min()), float(array.max())
     smallest, largest = torch.aminmax(value)
     return float(smallest), float(largest)
+
+
+def _stored_values(value: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor of any layout, in a dtype that numpy and torch.isin have."""
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+    if value.layout != torch.strided or value.is_nested:
+        value = value.values()
+    if value.is_quantized:
+        return value.dequantize()
+    if value.is_floating_point() and value.itemsize < 4:
+        return value.float()
+    return value.to(torch.uint8) if value.dtype == torch.bool else value
 
 
 def fields_of(batch: Any) -> Mapping[str, Any]:

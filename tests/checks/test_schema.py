@@ -67,6 +67,31 @@ def test_each_fault_has_its_sentence(field, value, message):
     assert issubclass(BatchError, AssertionError)
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+        lambda x: x.to(torch.float8_e5m2),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.qint8),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_values_of_every_layout_and_dtype_are_checked(convert):
+    x = torch.eye(3)
+    assert TensorSpec(low=0, high=1).faults("x", convert(x)) == []
+    x[1, 1] = 4
+    (found,) = TensorSpec(low=0, high=1).faults("x", convert(x))
+    assert "out of range [0, 1]: 4.0" in found
+
+
+def test_booleans_have_labels():
+    assert TensorSpec(labels=frozenset({0, 1})).faults("x", torch.tensor([True, False])) == []
+    assert TensorSpec(labels=frozenset({0})).faults("x", torch.tensor([True, False]))
+
+
 def test_missing_and_further_fields_are_named():
     with pytest.raises(BatchError, match="y is missing"):
         SCHEMA.check({"x": torch.zeros(4, 3)})
