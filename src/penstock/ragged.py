@@ -101,6 +101,8 @@ class Ragged:
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, torch.Tensor) and rows.ndim == 0 and rows.dtype != torch.bool:
+            rows = rows.item()
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
             row = int(rows) + len(self) if rows < 0 else int(rows)
             if not 0 <= row < len(self):
@@ -122,9 +124,17 @@ class Ragged:
         """Return the rows as one tensor, padded at their ends.
 
         Args:
-            value: What is put after the end of a row.
+            value: What is put after the end of a row; the dtype of the values must have it.
             multiple_of: The width is a multiple of this number.
         """
+        try:
+            filled = self.values.new_full((), value).item()
+        except (RuntimeError, TypeError):  # NaN among integers, or no number
+            filled = None
+        # torch rounds a float among integers, and wraps around what is out of range
+        rounds = self.dtype.is_floating_point or self.dtype.is_complex
+        if filled is None or not (rounds or filled == value):
+            raise BatchError(f"value={value!r} cannot be padding among values of {self.dtype}")
         multiple = whole_number("multiple_of", multiple_of, minimum=1)
         width = -(-int(self.lengths.max() if len(self) else 0) // multiple) * multiple
         out = self.values.new_full((len(self), width, *self.values.shape[1:]), value)

@@ -52,6 +52,20 @@ def test_a_ragged_batch_as_nested_tensor_and_as_text():
     assert "3 rows" in repr(words)
 
 
+@pytest.mark.parametrize("value", [0.5, -1, 256, float("nan"), "0", None])
+def test_padding_that_the_values_cannot_have_is_refused(value):
+    rows = Ragged(torch.tensor([7, 8, 9], dtype=torch.uint8), [0, 2, 3])
+    with pytest.raises(BatchError, match="cannot be padding among values of torch"):
+        rows.padded(value)
+    assert rows.padded(2.0).tolist() == [[7, 8], [9, 2]]
+    assert rows.to(torch.float32).padded(0.1)[1, 1].item() == pytest.approx(0.1)
+
+
+def test_a_row_is_chosen_by_a_tensor_of_one_number():
+    rows = Ragged(torch.tensor([7, 8, 9]), [0, 2, 3])
+    assert rows[torch.tensor(-1)].tolist() == [9] and rows[torch.tensor([1])].tolist() == [[9]]
+
+
 @pytest.mark.parametrize(
     ("values", "offsets"),
     [([1, 2], [0, 1]), ([1, 2], [1, 2]), ([1, 2], [0, 2, 1, 2]), (3, [0]), ([1], []), ("a", [0])],
