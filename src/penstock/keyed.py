@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from penstock.arguments import whole_number
+from penstock.arguments import shown, whole_number
 from penstock.errors import PlanError
 from penstock.order.permutation import LARGEST, Indices, Keys, derive_key
 
@@ -53,10 +53,10 @@ class Reading:
             return self.epoch
         if self.row is not None:
             return int(self.passes[self.row])
-        if samples.shape == self.samples.shape and not np.isin(samples, self.samples).all():
-            return self.passes  # other indices for the same samples, as those of a subset
-        if np.array_equal(samples, self.samples):
-            return self.passes
+        if samples.shape == self.samples.shape:
+            in_order = np.array_equal(samples, self.samples)
+            if in_order or not np.array_equal(np.sort(samples), np.sort(self.samples)):
+                return self.passes  # other indices for the same samples, as those of a subset
         found = dict(zip(self.samples.tolist(), self.passes.tolist(), strict=True))
         return np.array([found.get(sample, self.epoch) for sample in samples.tolist()], np.int64)
 
@@ -187,8 +187,8 @@ def sample_keys(samples: Indices, *purpose: int | str, seed: int | None = None) 
     True
     """
     indices = np.atleast_1d(samples)
-    if indices.dtype.kind not in "iu":
-        raise PlanError(f"samples must be integers, got {samples!r}")
+    if indices.dtype.kind not in "iu" or (indices.size and indices.min() < 0):
+        raise PlanError(f"samples must be integers of at least 0, got {shown(samples)}")
     return np.asarray(derive_key(_base(seed, purpose, indices), indices))
 
 

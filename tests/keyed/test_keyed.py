@@ -3,10 +3,12 @@
 import threading
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import PlanError
 from penstock.keyed import (
     Reading,
     announce,
@@ -28,6 +30,21 @@ def test_many_keys_at_once_are_the_keys_one_by_one(wanted, purpose, seed):
     keys = sample_keys(np.array(wanted), *purpose, seed=seed)
     assert keys.dtype == np.uint64
     assert keys.tolist() == [sample_key(sample, *purpose, seed=seed) for sample in wanted]
+
+
+def test_a_sample_has_an_index_of_at_least_zero():
+    for wrong in (np.array([3, -1]), np.array([0.5])):
+        with pytest.raises(PlanError, match="samples must be integers of at least 0"):
+            sample_keys(wrong)
+
+
+def test_samples_by_other_indices_keep_their_passes():
+    announce(Reading(1, 0, np.array([0, 0, 1]), passes=np.array([0, 5, 7])))
+    try:
+        own, other = sample_keys(np.array([0, 0, 1])), sample_keys(np.array([1, 1, 0]))
+        assert len(set(own.tolist() + other.tolist())) == 6
+    finally:
+        announce(None)
 
 
 @given(seeds, st.integers(0, 2**40), st.integers(0, 2**62))

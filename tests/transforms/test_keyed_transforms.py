@@ -61,6 +61,13 @@ def test_a_generator_decides_and_pickling_changes_nothing(transform):
     assert torch.equal(first, again)
 
 
+@pytest.mark.parametrize("transform", [SpecAugment(p=1.0), GaussianNoise(p=1.0), Standardize(1, 2)])
+def test_an_array_is_a_sample_too(transform):
+    array = np.ones((30, 50), np.float32)
+    one, other = (transform(x, keyed_generator(3)) for x in (array, torch.from_numpy(array)))
+    assert torch.equal(one, other) and (array == 1).all()
+
+
 def test_called_by_hand_it_draws_from_torchs_default_generator():
     transform = GaussianNoise(p=1.0)
     with torch.random.fork_rng():

@@ -285,8 +285,9 @@ class Standardize(Transform):
         """Return one sample, standardised; ``rng`` is not used."""
         keys = np.zeros(1, np.uint64)
         if not isinstance(sample, Mapping):
-            return self.batch(sample.unsqueeze(0), keys).squeeze(0)
-        done = self.batch({name: sample[name].unsqueeze(0) for name in sample}, keys)
+            return self.batch(torch.as_tensor(sample).unsqueeze(0), keys).squeeze(0)
+        fields = {name: torch.as_tensor(sample[name]).unsqueeze(0) for name in sample}
+        done = self.batch(fields, keys)
         return {name: each.squeeze(0) for name, each in done.items()}
 
     def _like(self, statistic: Statistic, batch: torch.Tensor) -> float | torch.Tensor:

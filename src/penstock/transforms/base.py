@@ -34,10 +34,10 @@ class Transform(ABC):
         """Return one transformed sample.
 
         Args:
-            sample: A sample, without a batch axis.
+            sample: A sample, without a batch axis: a tensor, or an array of numpy.
             rng: Where to draw from; None for torch's default generator.
         """
-        return self.batch(sample.unsqueeze(0), draw_keys(1, rng)).squeeze(0)
+        return self.batch(torch.as_tensor(sample).unsqueeze(0), draw_keys(1, rng)).squeeze(0)
 
 
 def uniforms(keys: Keys, count: int) -> npt.NDArray[np.float64]:
