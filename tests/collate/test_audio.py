@@ -70,6 +70,8 @@ def test_hugging_face_recordings_and_their_rates():
         AudioCollator(sample_rate=8000)([{"audio": recording}])
     with pytest.raises(ValueError, match="sample 0 has 5 samples a second, expected 8000"):
         AudioCollator(sample_rate=8000)([{"array": np.ones(4), "sampling_rate": 5}])
+    with pytest.raises(ValueError, match="sample 0 has fast samples a second, expected 8000"):
+        AudioCollator(sample_rate=8000)([{"array": np.ones(4), "sampling_rate": "fast"}])
 
 
 def test_pairs_are_waveforms_and_labels():

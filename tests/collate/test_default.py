@@ -119,6 +119,8 @@ def test_the_batch_is_the_callers_own():
     ("samples", "message"),
     [
         ([], "empty batch"),
+        (None, "samples must be a list of samples, got None"),
+        ({"x": torch.ones(2)}, "samples must be a list of samples, got a dict"),
         ([None], "sample 0 is None"),
         ([1, None], "sample 1 is None"),
         ([1.5, None], "sample 1 is None"),

@@ -704,6 +704,14 @@ def test_groups_are_texts_or_numbers_and_texts_may_be_a_ragged_field():
             table.split({"a": 0.5, "b": 0.5}, by="group", groups=np.array(wrong, object))
 
 
+def test_lists_of_different_lengths_are_refused():
+    source, ragged = open_source(np.zeros((3, 2))), [[1], [2, 3], [1]]
+    with pytest.raises(PlanError, match="indices_or_mask must be an array"):
+        source.select(ragged)
+    with pytest.raises(PlanError, match="groups must be one label a sample"):
+        source.split({"a": 0.5, "b": 0.5}, by="group", groups=ragged)
+
+
 def test_names_of_offsets_are_strings_and_sizes_may_be_an_array():
     with pytest.raises(PlanError, match="names of outputs must be strings, got 1"):
         open_source(np.zeros(9)).windows(offsets={1: [0]})

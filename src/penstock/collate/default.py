@@ -40,7 +40,7 @@ class DefaultCollator:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of ``samples``."""
-        _check_not_empty(samples)
+        _check_samples(samples)
         return collate_values(samples, "")
 
 
@@ -118,7 +118,7 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
         return {key: _column(values) for key, values in samples.items()}
     if isinstance(samples, Ragged):
         return {names[0]: _column(samples)}
-    _check_not_empty(samples)
+    _check_samples(samples)
     first = samples[0]
     if isinstance(first, Mapping):
         return _mapped_columns(samples)
@@ -135,7 +135,7 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
 
 def _column(values: Any) -> Any:
     """Return a field of a batch with one value per sample; `Ragged` rows are one already."""
-    _check_not_empty(values)
+    _check_samples(values)
     return values if isinstance(values, Ragged) else list(values)
 
 
@@ -161,7 +161,9 @@ def _mapped_columns(samples: Sequence[Mapping[Any, Any]], path: str = "") -> dic
     raise CollateError(f"the samples' keys at {path!r} change while they are read")
 
 
-def _check_not_empty(samples: Sequence[Any]) -> None:
+def _check_samples(samples: Any) -> None:
+    if not hasattr(samples, "__len__") or isinstance(samples, Mapping | str | bytes):
+        raise CollateError(f"samples must be a list of samples, got {describe(samples)}")
     if len(samples) == 0:
         raise CollateError("empty batch: collating needs at least one sample")
 

@@ -277,7 +277,7 @@ class AudioCollator:
     def _waveforms(self, values: list[Any], columns: Columns) -> list[torch.Tensor]:
         rates = [v.get("sampling_rate") if isinstance(v, Mapping) else None for v in values]
         if "sampling_rate" in columns:
-            rates = [int(each) for each in columns["sampling_rate"]]
+            rates = list(collate_values(columns["sampling_rate"], "sampling_rate"))
         wanted = next((rate for rate in (self.sample_rate, *rates) if rate is not None), None)
         for number, rate in enumerate(rates):
             if rate is not None and rate != wanted:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole_number
+from penstock.arguments import array_of, whole_number
 from penstock.errors import PlanError
 from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.order.subset import Bitmap, Kept, Ranges, kept_ranges, takes_bitmap
@@ -309,7 +309,7 @@ def selected(name: str, chosen: Any, samples: int) -> Kept:
         if low < 0 or high >= samples:
             raise PlanError(f"{name} must be within the {samples} samples, got {chosen}")
         return Ranges(np.array([low], np.int64), np.array([high + 1], np.int64), samples)
-    given = np.asarray(chosen)
+    given = array_of(name, chosen)
     if given.dtype == bool:
         if given.shape != (samples,):
             raise PlanError(

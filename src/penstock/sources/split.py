@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import choice, real_number, whole_number
+from penstock.arguments import choice, real_number, shown, whole_number
 from penstock.errors import PlanError
 from penstock.order import Permutation, derive_key
 from penstock.order.subset import Kept, kept_ranges
@@ -149,7 +149,10 @@ def _group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
     if groups is None:
         return np.repeat(np.arange(len(runs) - 1), np.diff(runs))
     if not isinstance(groups, str):
-        labels = np.asarray(groups)
+        try:
+            labels = np.asarray(groups)
+        except (TypeError, ValueError, RuntimeError) as error:  # ragged, or on a device
+            raise PlanError(f"groups must be one label a sample, got {shown(groups)}") from error
     elif groups not in source.fields:
         near = did_you_mean(groups, source.fields)
         raise PlanError(f"groups: no field {groups!r} in this source{near}")
