@@ -16,11 +16,12 @@ from penstock import (
     sample_batch_within_chunk,
 )
 from penstock.errors import PenstockError, PlanError, SourceError
-from penstock.loaders.stream_settings import NOT_OURS, OURS
+from penstock.loaders.stream_settings import NOT_OURS
 
 zarr = pytest.importorskip("zarr")
 
 ARRAY = np.arange(4000).reshape(1000, 4)
+OURS = set(inspect.signature(StreamLoader).parameters) - {"not_ours"}
 
 
 def batches_of(loader):
@@ -31,11 +32,15 @@ def batches_of(loader):
 # -- torch's arguments
 
 
-def test_every_argument_is_listed():
-    names = list(inspect.signature(StreamLoader).parameters)
-    assert set(names) - {"not_ours"} == set(OURS)
+def test_every_argument_of_torch_is_taken_or_refused_with_advice():
     torchs = set(inspect.signature(DataLoader).parameters) - {"dataset"}
-    assert torchs <= set(OURS) | set(NOT_OURS)
+    assert torchs <= OURS | set(NOT_OURS)
+
+
+def test_all_arguments_are_listed_where_none_is_close():
+    with pytest.raises(TypeError) as refused:
+        StreamLoader(ARRAY, 10, qqqqqq=2)
+    assert set(str(refused.value).partition("it takes ")[2].split(", ")) == OURS
 
 
 @pytest.mark.parametrize("name", NOT_OURS)

@@ -152,7 +152,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
         epoch_samples: int | None = None,
         **not_ours: Any,
     ) -> None:
-        refuse_arguments(not_ours)
+        refuse_arguments(not_ours, StreamLoader.__init__)
         batch_size = whole_number("batch_size", batch_size, minimum=1, unit="sample")
         chunks = chunk_schedule(chunk_size)
         self.steps = whole_number("steps", steps, minimum=1, unit="row")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,18 +75,12 @@ NOT_OURS: Final[Mapping[str, str]] = {
     "dataset": "pass the data as the first argument, source",
     "path": "pass it as the first argument, source",
 }
-OURS: Final = (
-    *("source", "batch_size", "fields", "block_samples", "window_blocks", "chunk_size"),
-    *("shuffle", "seed", "drop_last", "steps", "device", "memory_budget", "transform", "tune"),
-    *("collate_fn", "evaluation", "rank", "world_size", "lanes", "mixing", "threads", "timeout"),
-    *("collate", "on_error", "quarantine", "weights", "epoch_samples"),
-)
 
 
-def refuse_arguments(given: Mapping[str, Any]) -> None:
+def refuse_arguments(given: Mapping[str, Any], init: Callable[..., None]) -> None:
     """Refuse arguments that `StreamLoader` does not have, with what to pass instead.
 
-    >>> refuse_arguments({"num_workers": 4})
+    >>> refuse_arguments({"num_workers": 4}, print)
     Traceback (most recent call last):
     ...
     penstock.errors.PlanError: StreamLoader has no num_workers: reader threads do the reading; ...
@@ -93,7 +88,8 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     for name in given:
         if name in NOT_OURS:
             raise PlanError(f"StreamLoader has no {name}: {NOT_OURS[name].format(name=name)}")
-        meant = did_you_mean(name, OURS, otherwise="it takes")
+        known = [*signature(init).parameters][1:-1]  # without self and these
+        meant = did_you_mean(name, known, otherwise="it takes")
         raise TypeError(f"StreamLoader has no argument {name!r}{meant}")
 
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from penstock.arguments import choice, flag
+from penstock.arguments import a_path, choice, flag
 from penstock.errors import SourceError
 from penstock.registry import did_you_mean
 from penstock.sources.array_source import (
@@ -19,13 +20,13 @@ from penstock.sources.array_source import (
 )
 from penstock.sources.cf import Attributes, zarr_attributes
 from penstock.sources.contract import SourceLike, checked_names
-from penstock.sources.storage import ByteStore, new_memory
+from penstock.sources.storage import ByteStore, DirectoryStore, new_memory, package_of
 from penstock.sources.thread_buffers import Bytes
 from penstock.sources.zarr.chunks import MissingChunks
 from penstock.sources.zarr.codecs import NotDirect
 from penstock.sources.zarr.direct import DirectArray
 from penstock.sources.zarr.metadata import ArrayMetadata, BadMetadata, metadata_v2, metadata_v3
-from penstock.sources.zarr.stores import GenericArray, store_of
+from penstock.sources.zarr.stores import GenericArray, ZarrPythonStore, ZipByteStore
 
 MOST_METADATA_BYTES = 1 << 28  # consolidated metadata of a large store has some megabytes
 MOST_DEPTH = 32
@@ -45,7 +46,7 @@ class ZarrSource(StoreSource):
 
     Args:
         path: A directory, a zip file, an object of zarr-python or icechunk, or a `ByteStore`; see
-            `stores.store_of`.
+            `store_of`.
         fields: Paths of arrays in a group; all of them if None.
         axis: The axis of samples in every array, by number or by dimension name.
         direct: False reads every array with zarr-python.
@@ -87,6 +88,33 @@ class ZarrSource(StoreSource):
 
 
 # -- the arrays of a store, each with its reader
+
+
+def store_of(where: Any) -> ByteStore:
+    """Return the store of anything that holds Zarr.
+
+    Chunks with common codecs are decoded directly; of an object of zarr-python only their bytes
+    come from its store, or from the files if the store is a directory.
+
+    Args:
+        where: A directory, a zip file (nothing is unpacked), a `ByteStore`, an array, a group or a
+            store of zarr-python, or a session or a store of icechunk. What is in the store is read,
+            also if that changed since it was opened.
+    """
+    if isinstance(where, ByteStore):
+        return where
+    if package_of(where) not in ("zarr", "icechunk"):
+        path = a_path("path", where, error=SourceError)
+        return ZipByteStore(path) if path.suffix.lower() == ".zip" else DirectoryStore(path)
+    store, inside = getattr(where, "store", where), getattr(where, "path", "")
+    if not hasattr(store, "list_dir"):
+        raise SourceError(
+            f"a {type(where).__name__} of {package_of(where)} is no array, group or store: of a "
+            'repository of icechunk pass open_source(repository.readonly_session("main").store)'
+        )
+    if type(store).__name__ == "LocalStore":
+        return DirectoryStore(Path(store.root) / inside)
+    return ZarrPythonStore(store, inside)
 
 
 def stored_arrays(

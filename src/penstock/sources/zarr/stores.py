@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.arguments import a_path
 from penstock.errors import SourceError
 from penstock.extras import optional
 from penstock.sources.array_source import Box
@@ -26,7 +25,6 @@ from penstock.sources.storage import (
     LocalFile,
     byte_range,
     is_first_process,
-    package_of,
     read_exactly,
     reading,
 )
@@ -36,33 +34,6 @@ from penstock.sources.zarr.chunks import MissingChunks
 LOCAL_HEADER = 30  # bytes before the file name of an entry, which ends with the two lengths below
 REMOTE_CONCURRENCY = 8  # requests of one read to stores that are usually far away
 NEAR = ("MemoryStore", "LocalStore", "ZipStore")
-
-
-def store_of(where: Any) -> ByteStore:
-    """Return the store of anything that holds Zarr.
-
-    Chunks with common codecs are decoded directly; of an object of zarr-python only their bytes
-    come from its store, or from the files if the store is a directory.
-
-    Args:
-        where: A directory, a zip file (nothing is unpacked), a `ByteStore`, an array, a group or a
-            store of zarr-python, or a session or a store of icechunk. What is in the store is read,
-            also if that changed since it was opened.
-    """
-    if isinstance(where, ByteStore):
-        return where
-    if package_of(where) not in ("zarr", "icechunk"):
-        path = a_path("path", where, error=SourceError)
-        return ZipByteStore(path) if path.suffix.lower() == ".zip" else DirectoryStore(path)
-    store, inside = getattr(where, "store", where), getattr(where, "path", "")
-    if not hasattr(store, "list_dir"):
-        raise SourceError(
-            f"a {type(where).__name__} of {package_of(where)} is no array, group or store: of a "
-            'repository of icechunk pass open_source(repository.readonly_session("main").store)'
-        )
-    if type(store).__name__ == "LocalStore":
-        return DirectoryStore(Path(store.root) / inside)
-    return ZarrPythonStore(store, inside)
 
 
 class ZarrPythonStore(ByteStore):
