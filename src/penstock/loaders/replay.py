@@ -72,6 +72,7 @@ class ReplayLoader(Measured, TorchLoader):
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         seed: Seed of random numbers drawn during collation; None draws one for all ranks.
         evaluation: Every ``iter()`` is epoch 0 from its start.
+        collate: Another name for ``collate_fn``, which the first edition had.
 
     >>> class Numbers(IterableDataset):
     ...     def __iter__(self):
@@ -91,6 +92,7 @@ class ReplayLoader(Measured, TorchLoader):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         seed: Seed | int | None = 42,
         evaluation: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
         **unknown: Any,  # refused below; Lightning's predict rebuilds a DataLoader with them
     ) -> None:
         for name in unknown:
@@ -101,7 +103,7 @@ class ReplayLoader(Measured, TorchLoader):
         num_workers = whole_number("num_workers", num_workers, minimum=0)
         self._data, self.evaluation = dataset, flag("evaluation", evaluation)
         self.num_workers = workers_for(dataset, num_workers)
-        self._collate = function("collate_fn", collate_fn)
+        self._collate = function("collate_fn", collate_fn) or function("collate", collate)
         self._seed = Seed.of(seed)
         self._iteration, self._iterating = 0, False
         self._workers: WorkerContext | None = None  # of the newest iteration
