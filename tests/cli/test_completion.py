@@ -58,7 +58,7 @@ def test_help_is_made_of_sentences():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("tran", "penstock: No such command 'tran'. Did you mean 'train'?: see 'penstock --help'"),
+        ("tran", "penstock: No such command 'tran'. Did you mean 'train'? See 'penstock --help'"),
         ("train", "penstock: Missing argument 'config': see 'penstock train --help'"),
         ("report x --bogus", "penstock: No such option: --bogus: see 'penstock report --help'"),
         ("bench x --batch-size 0", "see 'penstock bench --help'"),

@@ -30,5 +30,6 @@ def main() -> None:
         # The message is empty where the help was printed instead.
         if message := error.format_message():
             path = error.ctx.command_path if error.ctx else "penstock"
-            print(f"penstock: {message.rstrip('.')}: see '{path} --help'", file=sys.stderr)
+            lead = f"{message} See" if message.endswith("?") else f"{message.rstrip('.')}: see"
+            print(f"penstock: {lead} '{path} --help'", file=sys.stderr)
         raise SystemExit(2) from None

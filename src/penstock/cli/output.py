@@ -27,6 +27,10 @@ LIGHTNING_NOTES: Final = (  # warnings about what Penstock decides for the user
     ".*sync_dist=True",
     ".*across ranks is zero",
 )
+LIGHTNING_LOGS: Final = (  # not their packages: these set their own level when they are imported
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+)
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def command_output(*, debug: bool) -> Iterator[None]:
     levels = {"penstock": logging.INFO}
     log.addHandler(handler)
     if not debug:
-        levels |= dict.fromkeys(("lightning.pytorch", "lightning.fabric"), logging.WARNING)
+        levels |= dict.fromkeys(LIGHTNING_LOGS, logging.WARNING)
     before = {name: logging.getLogger(name).level for name in levels}
     with warnings.catch_warnings():
         for pattern in () if debug else LIGHTNING_NOTES:

@@ -200,7 +200,10 @@ def step_of(checkpoint: Path) -> int:
 def check_no_run(paths: RunPaths) -> None:
     """Refuse to start a new run in a directory that already has one."""
     if paths.saved() or paths.damaged() or paths.best.is_symlink() or paths.best.exists():
-        raise ConfigError(f"{str(paths.root)!r} already holds a run: continue it with --resume")
+        raise ConfigError(
+            f"{str(paths.root)!r} already holds a run: continue it with --resume, "
+            "or pass another directory: run_dir=..."
+        )
 
 
 @dataclass(frozen=True, slots=True)
