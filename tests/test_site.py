@@ -61,6 +61,9 @@ def test_every_link_leads_to_a_page_and_an_anchor(site):
     assert followed > 5000 and broken == []
 
 
+SCHEME = "document.body.getAttribute('data-md-color-scheme')"
+
+
 def test_every_page_opens_without_an_error_or_a_request(site):
     looks = itertools.cycle(itertools.product(browser.WIDTHS.values(), (False, True)))
     with browser.started() as chromium:
@@ -68,8 +71,10 @@ def test_every_page_opens_without_an_error_or_a_request(site):
             if path.name == "404.html":
                 continue
             width, dark = next(looks)
-            drawn = browser.draw(chromium, path.as_uri(), width=width, dark=dark)
+            drawn = browser.draw(chromium, path.as_uri(), width=width, dark=dark, script=SCHEME)
             assert drawn.errors == drawn.requests == [], path
+            # a redirect has no colours
+            assert drawn.value in ("slate" if dark else "default", None), path
             assert drawn.width <= width, path
 
 
