@@ -298,7 +298,7 @@ def _near(path: Path) -> str:
     try:
         beside = [each.name for each in path.parent.iterdir()]
     except OSError:
-        return f": the folder {path.parent} cannot be read"
+        return ": its folder cannot be read"  # not named: of a URL, it may hold a password
     near = close_name(path.name, beside)
     return "" if near is None else f": did you mean {str(path.with_name(near))!r}?"
 
