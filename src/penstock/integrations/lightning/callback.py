@@ -21,7 +21,7 @@ from penstock.loaders.chunk_report import ChunkSummary, describe_position, sampl
 from penstock.loaders.chunk_settings import ChunkSettings
 from penstock.metrics import Gauges, Snapshot, Verdict, merge, verdict_of
 from penstock.metrics.verdict import percent
-from penstock.ranks import gathered_texts
+from penstock.ranks import gathered_texts, has_several_ranks
 
 log = logging.getLogger("penstock")
 
@@ -174,7 +174,7 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
         if self._timing is not None and restored.get("timing"):
             self._timing.load(restored["timing"])
             self._validate_if_due()
-        if trainer.world_size > 1:
+        if has_several_ranks():
             agree(loader)
         self._history = reporting.RunHistory(
             restored,
