@@ -73,7 +73,7 @@ def examined(tmp_path, capsys):
         ("parts", 1, "8 of 8 samples of 'val' are in 'train' too"),
         ("loader", 0, "nothing found"),
         ("make", 0, "nothing found"),
-        ("number", 2, "int is no dataset: name a dataset"),
+        ("number", 2, "int is not a dataset: name a dataset"),
         ("needs", 2, "needs arguments"),
         ("Rows", 0, "Rows: 64 samples, read all"),
         ("absent", 2, "has no attribute 'absent'"),

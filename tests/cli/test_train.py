@@ -182,7 +182,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_reason(commands, pro
 def test_a_place_that_cannot_hold_a_run_is_refused(commands, project):
     for place in ("tiny.yaml", "tiny.yaml/x", "/proc/x"):
         done = commands(project, "train", "tiny.yaml", f"run_dir={place}")
-        assert done.code == 2 and "give another run_dir" in done.err, done.err
+        assert done.code == 2 and "choose another run_dir" in done.err, done.err
 
 
 @pytest.mark.parametrize("module", ["typer", "lightning"])

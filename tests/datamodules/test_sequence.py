@@ -139,7 +139,7 @@ def test_extras_without_a_name_and_unequal_samples_are_refused():
 def test_a_partition_that_is_none_has_no_loader():
     data = made(train=0, val=0, test=0)
     assert data.train_dataloader() is data.val_dataloader() is data.test_dataloader() is None
-    with pytest.raises(ConfigError, match="has no data: give it a setup"):
+    with pytest.raises(ConfigError, match="has no data: implement setup"):
         SequenceDataset().setup()
 
 

@@ -61,7 +61,7 @@ class NoLength(Dataset):
 
 
 def test_a_dataset_without_a_length_is_refused():
-    with pytest.raises(ConfigError, match=r"NoLength has no length .*give it a __len__"):
+    with pytest.raises(ConfigError, match=r"NoLength has no length .*add a __len__"):
         tune(NoLength(), 2)
 
 

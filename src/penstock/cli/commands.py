@@ -137,7 +137,7 @@ def plan(
     from penstock.training.run import plan_text, sample_text, skip_text, step_text
 
     if sum(value is not None for value in (step, sample, skip_steps)) > 1:
-        raise ConfigError("give only one of --step, --sample and --skip-steps")
+        raise ConfigError("use only one of --step, --sample and --skip-steps")
     settings = read_settings(config, overrides or [])
     if step is not None:
         text = step_text(settings, step)

@@ -196,9 +196,10 @@ def _hdf5_parts(path: Path) -> tuple[list[Part], dict[str, Mapping[str, Any]]]:
             refused.append(str(error))
     if refused:
         raise SourceError(f"cannot convert {path}: {'; '.join(refused)}")
+    file = next(iter(arrays.values())).raw.file
     groups: dict[str, Mapping[str, Any]] = {
-        path: {key: _json_value(key, each) for key, each in attributes.items()}
-        for path, attributes in hdf5.group_attributes(stored.raw.file).items()
+        group: {key: _json_value(key, each) for key, each in attributes.items()}
+        for group, attributes in hdf5.group_attributes(file).items()
     }
     return parts, groups
 

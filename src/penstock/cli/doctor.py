@@ -142,8 +142,8 @@ def subjects_of(value: Any, name: str, opened: ExitStack) -> Iterator[Subject]:
         yield from subjects_of(_called(value), name, opened)
     else:
         raise ConfigError(
-            f"{type(value).__name__} is no dataset: name a dataset, a source, a loader, a data "
-            "module, a dict of these, or a function without arguments that returns one"
+            f"{type(value).__name__} is not a dataset: name a dataset, a source, a loader, a "
+            "data module, a dict of these, or a function without arguments that returns one"
         )
 
 

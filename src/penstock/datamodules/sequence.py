@@ -171,7 +171,7 @@ class SequenceDataset(SequenceCollation, ClosableModule):
         """Set ``dataset_train``, ``dataset_val`` and ``dataset_test``; subclasses implement it."""
         if self.dataset_train is self.dataset_val is self.dataset_test is None:
             raise ConfigError(
-                f"{type(self).__name__} has no data: give it a setup() that sets dataset_train, "
+                f"{type(self).__name__} has no data: implement setup(), which sets dataset_train, "
                 "dataset_val and dataset_test"
             )
 

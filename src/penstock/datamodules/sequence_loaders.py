@@ -50,7 +50,7 @@ class SequenceCollation:
         if len(extras) != len(cls._collate_arg_names):
             raise CollateError(
                 f"samples have {len(extras)} values beyond x and y, {cls.__name__} names "
-                f"{list(cls._collate_arg_names)!r}: give _collate_arg_names one name for each"
+                f"{list(cls._collate_arg_names)!r}: set _collate_arg_names to one name for each"
             )
         return x, y, dict(zip(cls._collate_arg_names, extras, strict=True))
 

@@ -157,7 +157,7 @@ class Times:
 
     Args:
         sums: The sums up to here.
-        before: When the batch before arrived; 0 if what follows it is no step.
+        before: When the batch before arrived; 0 if what follows is not a step.
         samples: Samples of each batch.
         step: Seconds of the last step; None if there was none.
     """

@@ -260,11 +260,11 @@ class Run:
             ConfigError: There is no run, or it has no measurements.
         """
         if not run_dir.is_dir():
-            raise ConfigError(f"{str(run_dir)!r} is not a directory: give the run_dir of a run")
+            raise ConfigError(f"{str(run_dir)!r} is not a directory: pass the run_dir of a run")
         paths = [path for path in (run_dir / FOLDER).glob("*.json") if NAME.fullmatch(path.name)]
         if not paths:
             raise ConfigError(
-                f"{str(run_dir)!r} has no measurements in {FOLDER}/: give the run_dir of a run of "
+                f"{str(run_dir)!r} has no measurements in {FOLDER}/: pass the run_dir of a run of "
                 "`penstock train` that has begun"
             )
         sessions = [Session.read(path) for path in paths]

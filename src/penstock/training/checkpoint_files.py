@@ -28,8 +28,8 @@ from penstock.errors import ConfigError, PenstockError
 
 log = logging.getLogger("penstock")
 
-# what torch and zipfile raise for bytes that are no checkpoint; KeyError: for a part that is gone;
-# OSError: for a seek to where no file can go
+# what torch and zipfile raise for bytes that are not a checkpoint; KeyError: for a missing part;
+# OSError: for a seek to a position that no file can have
 DAMAGED: Final = (
     OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
     pickle.UnpicklingError, struct.error, zlib.error, AttributeError, TypeError, IndexError,
@@ -74,7 +74,7 @@ def make_directory(name: str, path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"cannot be created or written to ({error.strerror}): give another {name}"
+        why = f"cannot be created or written to ({error.strerror}): choose another {name}"
         raise ConfigError(f"{name} {str(path)!r} {why}") from error
 
 
@@ -94,7 +94,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         NoCheckpointError: There is no file of that name.
-        DamagedCheckpointError: All of it was read, and it is no checkpoint.
+        DamagedCheckpointError: All of it was read, and it is not a checkpoint.
         UnreadableCheckpointError: It cannot be read now. Nothing is known about its content.
     """
     try:
@@ -110,7 +110,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def _read(file: IO[bytes], watched: _Watched, path: Path) -> dict[str, Any]:
     try:
-        file.read(1)  # zipfile would take a file that cannot be read for one that is no archive
+        file.read(1)  # zipfile would take a file that cannot be read for one that is not an archive
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()  # torch does not compare checksums
         if damaged is not None:

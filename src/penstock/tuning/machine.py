@@ -49,5 +49,5 @@ def limit_bytes(cgroup: Path) -> int:
     """Return the bytes a container may use; `UNLIMITED` without a limit."""
     try:
         return int((cgroup / "memory.max").read_text())
-    except (OSError, ValueError):  # "max" is no number
+    except (OSError, ValueError):  # "max" is not a number
         return UNLIMITED

@@ -302,7 +302,7 @@ def _check_tunable(dataset: Any) -> None:
     try:
         samples = len(dataset)
     except TypeError as error:
-        raise ConfigError(f"{kind} has no length ({error}): give it a __len__") from error
+        raise ConfigError(f"{kind} has no length ({error}): add a __len__") from error
     if samples == 0:
         raise ConfigError(f"{kind} is empty: there is nothing to measure")
 

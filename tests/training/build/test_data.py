@@ -200,7 +200,7 @@ def test_a_sequence_dataset_gets_loader_and_chunks(tmp_path):
         ("{val: {_target_: HERE.tensors, size: 3}}", ConfigError, "there is no training data"),
         ("{train: {size: 3}}", ConfigError, "dataset.train (run.yaml, line 2): has no _target_"),
         ("{train: {_target_: HERE.tensors, sise: 3}}", ConfigError, "did you mean 'size'?"),
-        ("{train: {_target_: HERE.tensors}}", ConfigError, "tensors needs 'size': give dataset.tr"),
+        ("{train: {_target_: HERE.tensors}}", ConfigError, "tensors needs 'size': set dataset.tr"),
         ("{train: {_target_: HERE.no}}", ConfigError, "cannot be imported"),
         ("{train: {_target_: a file.py}}", ConfigError, "cannot be imported"),
         ("{train: {_target_: no_such.thing}}", ConfigError, "No module named 'no_such'"),

@@ -181,8 +181,8 @@ def test_no_logger_is_one_that_does_nothing(tmp_path):
         (["decoder={_name_: sequence, mode: middle}"], "command line) must be one of last"),
         (["task.loss=cross_entrpy"], "unknown loss 'cross_entrpy': did you mean 'cross_entropy'?"),
         (["task.metrics=[acuracy]"], "unknown metric 'acuracy': did you mean 'accuracy'?"),
-        (["task.loss=null"], "Task needs 'loss': give task.loss"),
-        (["~task"], "has no task: give task.loss"),
+        (["task.loss=null"], "Task needs 'loss': set task.loss"),
+        (["~task"], "has no task: set task.loss"),
         (["~model"], "names no model"),
         (
             ["optimizer.lr=fast"],

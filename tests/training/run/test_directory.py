@@ -104,7 +104,7 @@ def test_cleaning_removes_what_a_killed_process_left_unfinished(paths):
 @pytest.mark.parametrize("place", ["file", "file/inside", "/proc/x"])
 def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match=r"cannot be created or written to .*give another"):
+    with pytest.raises(ConfigError, match=r"cannot be created or written to .*choose another"):
         RunPaths(tmp_path / place).make()
 
 

@@ -57,7 +57,7 @@ def build(settings: Settings) -> Job:
     own = type(module).train_dataloader is not lightning.LightningModule.train_dataloader
     if data is None and not own:
         raise ConfigError(
-            f"{settings.path.name} has no training data: give a section 'dataset' with {WAYS}"
+            f"{settings.path.name} has no training data: add a section 'dataset' with {WAYS}"
         )
     _check_loaders(settings, module, data)
     if isinstance(settings.logger, bool):  # False: none; True: those of the run directory

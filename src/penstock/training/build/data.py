@@ -158,7 +158,7 @@ def _split(settings: Settings, made: Any, share: Any, loaders: PartLoaders) -> d
         return {"train": made}
     check_share(share)
     if isinstance(made, Mixture):
-        why = "is of a mixture: give dataset.train a mixture, and dataset.val a path"
+        why = "is of a mixture: set dataset.train to a mixture, and dataset.val to a path"
         raise settings.refused("dataset.val_split", why)
     steps = loaders.options.get("steps", 1)
     train, val = split(made, share, loaders.chunks.seed or 0, steps=steps)

@@ -40,7 +40,7 @@ log = logging.getLogger("penstock")
 def make_module(settings: Settings, maker: Maker, data: Any) -> Any:
     """Return the LightningModule: the user's own, or a task around the section ``model``."""
     if settings.model is None:
-        raise ConfigError(f"{settings.path.name} names no model: give a section 'model'")
+        raise ConfigError(f"{settings.path.name} names no model: add a section 'model'")
     section = as_section(settings.model)
     heads = {} if "_target_" in section else {n: section.pop(n, None) for n in HEADS}
     model = maker.make("model", section, registries.models)
@@ -106,7 +106,7 @@ def make_task(settings: Settings, maker: Maker, given: Mapping[str, Any]) -> Any
     """Return the task, with names of losses and metrics replaced by functions."""
     if settings.task is None:
         name = settings.path.name
-        raise ConfigError(f"{name} has no task: give task.loss, or train a LightningModule")
+        raise ConfigError(f"{name} has no task: set task.loss, or train a LightningModule")
     section = as_section(settings.task)
     if "_target_" in section:
         return maker.make("task", section, given=given)

@@ -168,7 +168,7 @@ class Maker:
             named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if named and each.default is each.empty and each.name not in {*wanted, *fixed}:
                 raise self.settings.refused(
-                    key, f"{called} needs {each.name!r}: give {key}.{each.name}"
+                    key, f"{called} needs {each.name!r}: set {key}.{each.name}"
                 )
 
 

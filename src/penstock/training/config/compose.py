@@ -72,7 +72,7 @@ def existing_file(path: str | os.PathLike[str], config_dir: Path | None) -> Path
     if not file.exists():
         raise ConfigError(f"there is no configuration file {str(path)!r}: check its path")
     if not file.is_file():
-        raise ConfigError(f"{str(path)!r} is a folder: give the configuration file in it")
+        raise ConfigError(f"{str(path)!r} is a folder: pass the configuration file in it")
     if file.suffix != ".yaml":
         raise ConfigError(f"a configuration is a .yaml file, got {str(path)!r}: rename it")
     return file.absolute()
@@ -421,7 +421,7 @@ def _resolved_section(config: Any, name: Any, provenance: Provenance) -> Any:
         key = str(getattr(error, "full_key", None) or name)
         if isinstance(error, omegaconf.errors.MissingMandatoryValue):
             raise ConfigError(
-                f"{key} ({provenance.where(key)}) is ???: give it a value, in a file or as "
+                f"{key} ({provenance.where(key)}) is ???: set it, in a file or as "
                 f"{key}=... on the command line"
             ) from error
         why = str(getattr(error, "msg", None) or error).splitlines()[0]

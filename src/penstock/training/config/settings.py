@@ -105,7 +105,7 @@ SECTIONS: Final[dict[str, Check]] = {
     }.items()
 }
 IGNORED_SECTIONS: Final = {  # of S4 and Hydra, with the reason
-    "wandb": "logs go to the run directory; give a logger section for others",
+    "wandb": "logs go to the run directory; add a logger section for others",
     "tolerance": "runs are resumed with --resume",
     "hydra": "the run directory is run_dir",
 }
@@ -263,7 +263,7 @@ class Checker:
         """Refuse an unknown key that is misspelled or misplaced; with ``strict``, every one."""
         key, known = f"{section}.{name}".lstrip("."), list(known)
         if (section, name) in MOVED:
-            where = f"give {MOVED[section, name]} instead"
+            where = f"set {MOVED[section, name]} instead"
             raise self.error(key, f"is in the wrong section: {where}")
         near = close_name(name, known)
         if near is not None:
@@ -332,7 +332,7 @@ def check_callbacks(found: Any, check: Checker) -> Any:
         elif section is not None:
             if name not in IGNORED_CALLBACKS:
                 check.unknown("callbacks", str(name), CALLBACKS, strict=False)
-            why = IGNORED_CALLBACKS.get(name, "give it a _target_")
+            why = IGNORED_CALLBACKS.get(name, "add a _target_")
             check.note(f"callback {name!r} has no effect: {why}")
     return used
 

@@ -361,7 +361,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
         ).write(self._run_dir)
         now = perf_counter()
         self._next_write = now + max(WRITE_SECONDS, WRITE_RATIO * (now - begin))
-        loader.metrics.pause()  # writing is no part of a step
+        loader.metrics.pause()  # writing is not part of a step
 
 
 def finite(value: Any) -> float | None:

@@ -260,7 +260,7 @@ def locked(directory: Path) -> Iterator[None]:
         # O_NOFOLLOW: a symbolic link would let us overwrite the file it points to
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        why = f"cannot be written to ({error.strerror}): give another one"
+        why = f"cannot be written to ({error.strerror}): choose another one"
         raise ConfigError(f"run_dir {str(directory)!r} {why}") from error
     try:
         try:
@@ -269,7 +269,7 @@ def locked(directory: Path) -> Iterator[None]:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             raise RunInUseError(
                 f"run directory {str(directory)!r} is in use by {holder}: wait for it, stop it, or "
-                "give another run_dir"
+                "choose another run_dir"
             ) from None
         os.truncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -264,7 +264,7 @@ def length_text(loader: Loader, chunks: float) -> str:
     """Return the length of training, and how much of the dataset it sees."""
     plan, steps = loader.position.plan, loader.plan.steps
     if math.isinf(chunks):
-        return "training has no end: give trainer.max_epochs, or train.max_passes"
+        return "training has no end: set trainer.max_epochs, or train.max_passes"
     if steps.limit is not None:
         epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
         return f"training: {epochs}, the first ones of another shuffle each time"
