@@ -9,8 +9,8 @@ import penstock
 
 FOLDER = Path(__file__).parent
 DOMAINS = Path(penstock.__file__).parent / "domains"
-# names that a domain registers, and configurations that use them
-IN_CONFIGURATIONS = {"audio": "qautoaudio sc09 musdb18mono"}
+# names that a domain registers, and configurations and examples that use them
+IN_CONFIGURATIONS = {"audio": "qautoaudio sc09 musdb18mono", "recording": "latent_streaming"}
 
 
 @cache

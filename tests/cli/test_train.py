@@ -218,7 +218,7 @@ def test_nobody_who_reads_on_is_no_failure():
 @pytest.mark.steady
 def test_without_its_libraries_the_command_names_the_extra(tmp_path):
     program = (
-        "import sys; sys.modules['lightning.pytorch'] = None; "
+        "import sys; sys.modules['lightning'] = None; "
         "from penstock.cli.commands import app; app(['train', 'x.yaml'])"
     )
     done = subprocess.run(

@@ -295,9 +295,10 @@ def test_every_public_callable_of_the_training_side_is_in_the_table(places):
     listed = {getattr(each, "__name__", "") for each in table(places)}
     rooms = ("transforms", "datasets", "collate", "checks", "training")
     for name in penstock.__all__:
+        if penstock._HOME[name].split(".")[1] not in rooms:  # others may be of a deleted domain
+            continue
         value = getattr(penstock, name)
-        home = getattr(value, "__module__", "")
-        if not callable(value) or not home.startswith(tuple(f"penstock.{room}" for room in rooms)):
+        if not callable(value):
             continue
         exempt = inspect.isabstract(value) or not inspect.signature(value).parameters
         known = {"TrainingConfig", "CollatorInfo", "CollatorRegistry"}  # values, checked when used

@@ -72,7 +72,7 @@ def test_a_priority_gives_parts_their_shares_and_covers_all(tmp_path):
     [
         (MIXED, ["dataset.weights.code=-1"], "weights"),
         (MIXED, ["+dataset.weight=1"], "weight"),
-        (MIXED, ["+dataset.val_split=0.2"], "dataset.train a mixture"),
+        (MIXED, ["+dataset.val_split=0.2"], "dataset.train to a mixture"),
         (MIXED, ["+train.chunk_order=block"], "chunk_order"),
         (PRIORITY, ["+train.priority.cover_within_epochs=1"], "raise its weight"),
         (PRIORITY, ["train.priority.parts.hard=[0,90]"], "parts"),
