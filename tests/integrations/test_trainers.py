@@ -127,6 +127,11 @@ def expected(make):
     return [ids(batch) for batch in islice(forever(loader), SAVED, SAVED + MORE)]
 
 
+def warnings_in(caplog):
+    """What Penstock warned of."""
+    return [each.getMessage() for each in caplog.records if each.name == "penstock"]
+
+
 # -- loops that ask the loader for its state
 
 
@@ -191,7 +196,7 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def lightning(loader, callbacks, checkpoint=None, *, at=SAVED, folder=None, **options):
+def lightning(loader, callbacks, checkpoint=None, *, at=SAVED, folder=None, model=None, **options):
     saving = [ModelCheckpoint(folder, "{step}", every_n_train_steps=at)] if folder else []
     steps = {"max_steps": at} if folder else {"max_steps": SAVED + MORE}
     trainer = pl.Trainer(
@@ -202,7 +207,7 @@ def lightning(loader, callbacks, checkpoint=None, *, at=SAVED, folder=None, **op
         callbacks=[*callbacks, *saving],
         **({"max_epochs": 100, "enable_checkpointing": bool(folder)} | steps | options),
     )
-    model = Model()
+    model = Model() if model is None else model
     trainer.fit(model, loader, ckpt_path=checkpoint)
     return model.seen
 
@@ -216,33 +221,81 @@ def test_lightning_resumes_exactly(kinds, tmp_path, name, ours):
     assert found == expected(make)
 
 
-def test_lightning_alone_leaves_out_a_batch_of_a_stream_and_says_so(kinds, tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "penstock")
+def test_lightning_alone_would_leave_out_a_batch_of_a_stream_and_is_refused(
+    kinds, tmp_path, caplog
+):
     lightning(kinds["replay"](), [], folder=tmp_path)
-    assert "one batch ahead" in caplog.text
-    found = lightning(kinds["replay"](), [], tmp_path / f"step={SAVED}.ckpt")
-    assert found[: MORE - 1] == expected(kinds["replay"])[1:]
+    with pytest.raises(StateError, match=r"reads it one batch ahead, .* in a loop of your own"):
+        lightning(kinds["replay"](), [], tmp_path / f"step={SAVED}.ckpt")
+    with pytest.raises(StateError, match="reads it one batch ahead"):  # by the state it loads
+        lightning(CombinedLoader(kinds["replay"]()), [], tmp_path / f"step={SAVED}.ckpt")
+    assert caplog.text.count("and such a resume is refused: use a dataset with an index") == 1
 
 
-@pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
-def test_lightning_alone_at_the_end_of_an_epoch_begins_again_with_a_warning(
+@pytest.mark.parametrize("name", ["chunked", "chunked, chunk_size", "stream", "replay"])
+def test_lightning_alone_at_the_end_of_an_epoch_is_refused_before_the_first_batch(
     kinds, tmp_path, name, caplog
 ):
     """It saves the loader's state there, and does not load it."""
-    caplog.set_level(logging.WARNING, "penstock")
-    make, ends = kinds[name], {"max_epochs": 2, "max_steps": -1}
+    make, ends, model = kinds[name], {"max_epochs": 2, "max_steps": -1}, Model()
     saving = ModelCheckpoint(tmp_path, "end", save_on_train_epoch_end=True)
     lightning(make(), [saving], enable_checkpointing=True, **(ends | {"max_epochs": 1}))
-    assert "its position was not restored" not in caplog.text
-    lightning(make(), [], tmp_path / "end.ckpt", **ends)
-    assert "its position was not restored" in caplog.text
-    if name != "replay":  # as advised
-        saving = ModelCheckpoint(tmp_path / "ours", "end", save_on_train_epoch_end=True)
-        lightning(make(), [ChunkedTraining(), saving], enable_checkpointing=True, max_epochs=1)
+    advice = "use a dataset" if name == "replay" else r"add callbacks=\[ChunkedTraining"
+    with pytest.raises(StateError, match=f"cannot resume this .*Loader exactly: .*; {advice}"):
+        lightning(make(), [], tmp_path / "end.ckpt", model=model, **ends)
+    assert not model.seen
+    used = make()  # in the same process, at another epoch
+    lightning(used, [], **(ends | {"max_epochs": 3}))
+    with pytest.raises(StateError, match="cannot resume this"):
+        lightning(used, [], tmp_path / "end.ckpt", **ends)
+    if name != "replay":  # as advised: the same checkpoint, exactly
         caplog.clear()
-        found = lightning(make(), [ChunkedTraining()], tmp_path / "ours" / "end.ckpt", **ends)
-        assert found == [ids(batch) for batch in islice(forever(make()), EPOCH, 2 * EPOCH)]
-        assert not caplog.text
+        found = lightning(make(), [ChunkedTraining()], tmp_path / "end.ckpt", **ends)
+        first = len(make())
+        assert found == [ids(batch) for batch in islice(forever(make()), first, 2 * first)]
+        assert "written without ChunkedTraining" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
+def test_lightning_alone_warns_once_at_the_start_of_a_run_that_saves(kinds, tmp_path, name, caplog):
+    saves = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    sentence = "does not restore the position of a "
+    lightning(kinds[name](), [], max_epochs=3, max_steps=-1, **saves)
+    assert [sentence in warning for warning in warnings_in(caplog)] == [True]
+    caplog.clear()
+    lightning(kinds[name](), [], max_epochs=3, max_steps=-1)  # saves nothing
+    if name != "replay":
+        lightning(kinds[name](), [ChunkedTraining()], max_epochs=3, max_steps=-1, **saves)
+    assert not warnings_in(caplog)
+
+
+def test_a_new_loader_in_every_epoch_of_lightning_is_warned_of(kinds, caplog):
+    class Asked(Model):
+        def train_dataloader(self):
+            return kinds["chunked"]()
+
+    options = {"max_epochs": 2, "max_steps": -1, "reload_dataloaders_every_n_epochs": 1}
+    seen = lightning(None, [], model=Asked(), **options)
+    assert "epoch 1 begins with a new ChunkedDataLoader at its start" in caplog.text
+    caplog.clear()
+    kept = kinds["chunked"]()  # as advised
+    Asked.train_dataloader = lambda self: kept
+    found = lightning(None, [], model=Asked(), **options)
+    assert seen[:EPOCH] == found[:EPOCH] == seen[EPOCH:] != found[EPOCH:]
+    assert not warnings_in(caplog)
+
+
+def test_a_loop_that_sets_the_epoch_of_the_sampler_moves_nothing_and_is_warned(kinds, caplog):
+    loader, new = kinds["chunked"](), kinds["chunked"]()
+    loader.sampler.set_epoch(2)
+    assert loader.state_dict() == new.state_dict()
+    assert "call load_state_dict, or loader.set_epoch(2), which moves the loader" in caplog.text
+    caplog.clear()
+    loader.set_epoch(2)  # as advised
+    for epoch in range(2, 4):
+        loader.sampler.set_epoch(epoch)
+        assert ids(next(iter(loader))) == loader.samples_at(0, epoch).tolist()
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -308,8 +361,11 @@ class Network(torch.nn.Module):
 
 
 class Stop(TrainerCallback):
+    def __init__(self, at):
+        self.at = at
+
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= SAVED
+        control.should_training_stop = state.global_step >= self.at
 
 
 def as_fields(loader):
@@ -317,21 +373,22 @@ def as_fields(loader):
     return {"relevance": loader} if isinstance(loader, torch.Tensor) else loader
 
 
-def hugging_face(loader, folder, *, resume):
+def hugging_face(loader, folder, *, resume, at=SAVED, **options):
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=SAVED + MORE,
-        save_steps=SAVED,
+        save_steps=at,
         logging_strategy="no",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
         remove_unused_columns=False,
+        **options,
     )
     model = Network()
-    trainer = Fed(model, arguments, callbacks=[] if resume else [Stop()])
+    trainer = Fed(model, arguments, callbacks=[] if resume else [Stop(at)])
     trainer.fed = loader
-    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED}") if resume else None)
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{at}") if resume else None)
     return model.seen
 
 
@@ -350,17 +407,31 @@ class Named(Numbers):
         return ({"relevance": each} for each in super().__iter__())
 
 
+@pytest.mark.parametrize("at", [SAVED, EPOCH], ids=["mid-epoch", "epoch's end"])
 @pytest.mark.parametrize("name", ["chunked", "stream", "replay"])
-def test_a_trainer_given_a_loader_as_it_is_trains_and_refuses_to_resume(tmp_path, name, caplog):
+def test_a_trainer_given_a_loader_as_it_is_trains_warned_and_refuses_to_resume(
+    tmp_path, name, at, caplog
+):
     make = partial(named, name, tmp_path)
-    seen = hugging_face(make(), tmp_path, resume=False)
-    assert seen == [ids(batch) for batch in islice(forever(make()), SAVED)]
-    with pytest.raises(StateError, match=r"return TrainerLoader\(loader\) from the Trainer's get_"):
-        hugging_face(make(), tmp_path, resume=True)
+    seen = hugging_face(make(), tmp_path, resume=False, at=at)
+    assert seen == [ids(batch) for batch in islice(forever(make()), at)]
+    assert caplog.text.count("does not save the position of a ") == 1
+    with pytest.raises(StateError, match=r"TrainerLoader\(loader, self\) from the Trainer's get_"):
+        hugging_face(make(), tmp_path, resume=True, at=at)
     if name != "replay":  # as advised: the same checkpoint, exactly
-        found = hugging_face(TrainerLoader(make()), tmp_path, resume=True)
-        assert found == expected(make)
-        assert "does not say of which batches" in caplog.text
+        found = hugging_face(TrainerLoader(make()), tmp_path, resume=True, at=at)
+        assert found[SAVED - at :][:MORE] == expected(make) and len(warnings_in(caplog)) == 1
+
+
+def test_a_trainer_that_saves_nothing_is_not_warned_of_a_loader_as_it_is(tmp_path, caplog):
+    hugging_face(named("chunked", tmp_path), tmp_path, resume=False, save_strategy="no")
+    assert not caplog.text
+
+
+def test_a_trainer_given_a_loader_in_chunks_as_it_is_is_refused_at_start(tmp_path):
+    rows = [{"relevance": float(i)} for i in range(SAMPLES)]
+    with pytest.raises(ConfigError, match="chunk_size=4: give a Penstock loader without"):
+        hugging_face(ChunkedDataLoader(rows, BATCH, 4), tmp_path, resume=False)
 
 
 class Checked(Fed):
@@ -370,8 +441,16 @@ class Checked(Fed):
         return TrainerLoader(self.fed, self)
 
 
-def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog, monkeypatch):
-    monkeypatch.setitem(globals(), "Fed", Checked)
+class Found(Fed):
+    """As `Checked`, but it does not say who it is."""
+
+    def get_train_dataloader(self):
+        return TrainerLoader(self.fed)
+
+
+@pytest.mark.parametrize("kind", [Checked, Found])
+def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog, monkeypatch, kind):
+    monkeypatch.setitem(globals(), "Fed", kind)
     rows = [{"relevance": float(i)} for i in range(SAMPLES)]
     make = partial(ChunkedDataLoader, rows, shuffle=True)
     hugging_face(make(batch_size=BATCH), tmp_path, resume=False)
@@ -385,13 +464,14 @@ def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog,
     assert found == expected(partial(make, batch_size=BATCH)) and not caplog.text
 
 
-def test_a_trainer_that_does_not_say_in_which_epoch_it_skips_is_refused():
+def test_a_trainer_that_does_not_say_in_which_epoch_it_skips_is_refused(caplog):
     loader = ChunkedDataLoader(numbers(), BATCH, shuffle=True)
     given = TrainerLoader(loader)
-    with pytest.raises(StateError, match="skips 3 steps and does not say of which epoch"):
+    with pytest.raises(StateError, match="3 steps are skipped, and it is unknown of which epoch"):
         next(iter(skip_first_batches(given, 3)))
-    given.set_epoch(1)
+    given.set_epoch(1)  # as advised
     assert ids(next(iter(skip_first_batches(given, 3)))) == loader.samples_at(3, 1).tolist()
+    assert "does not say of which batches" in caplog.text  # there is no Trainer to ask
 
 
 def test_what_a_loader_skips_is_not_lost_in_a_distributed_checkpoint(kinds, tmp_path):

@@ -34,6 +34,8 @@ def test_every_trainer_on_two_ranks_killed_and_resumed_on_other_numbers_of_ranks
     done, found = results(commands, tmp_path, *FORKED, *options)
     assert done.code == 0, done.err[-3000:]
     assert set(found) == {f"{ENGINES[name].name}, chunked, 2" for name in FORKED}
+    refused = found.pop(f"{ENGINES['huggingface-alone'].name}, chunked, 2")
+    assert all(text.startswith("refused: cannot ") for text in refused.values())
     assert all(each == {"mid-chunk": "exact", "other ranks": "exact"} for each in found.values())
     assert "| accelerate | chunked | 2 | exact | exact |" in done.out
 
@@ -60,7 +62,11 @@ def test_every_trainer_through_every_event(commands, tmp_path, name):
     for row, events in found.items():
         loader = row.split(", ")[-2]
         exact = {event for event, text in events.items() if text == "exact"}
-        if name == "huggingface" and loader != "replay":  # counts steps
+        if name == "huggingface-alone" or (name == "lightning-alone" and loader == "replay"):
+            assert exact == {"uninterrupted"}
+        elif name == "lightning-alone":
+            assert exact == set(EVENTS) - {"accumulated", "end", "other batch"}
+        elif name == "huggingface" and loader != "replay":  # counts steps
             assert exact == set(EVENTS) - {"other batch"}
         elif name in ("huggingface", "lightning") and loader == "replay":  # refused at start
             assert not exact

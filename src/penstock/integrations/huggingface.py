@@ -9,16 +9,16 @@ from typing import Any, Final, TypeAlias
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.errors import ConfigError, StateError
-from penstock.extras import optional
+from penstock.integrations import running_trainer
 from penstock.loaders import Loader
 
 Address: TypeAlias = tuple[int | None, int]  # epoch, step
 RECORD: Final = "PenstockSteps"  # in the trainer's state
 UNCHECKED: Final = (
     "the Trainer continues after %s steps, and its checkpoint does not say of which batches: this "
-    "is exact with the batch_size * world_size and gradient_accumulation_steps of before; use "
-    "TrainerLoader(loader, trainer), which checks it"
+    "is exact with the batch_size * world_size and gradient_accumulation_steps of before"
 )
+ADVICE: Final = "return TrainerLoader(loader, self) from the Trainer's get_train_dataloader"
 
 log = logging.getLogger("penstock")
 
@@ -32,12 +32,12 @@ class TrainerLoader(DataLoader[Any]):
     at an address, seeking if needed. A loader built around them delivers the right batches, read by
     the workers of the Penstock loader. Nothing has to be saved besides the trainer's step count.
 
-    A step count means other samples if the steps are made of other batches. With ``trainer``, its
-    checkpoints record what the steps are made of, and a resume with something else is refused.
+    A step count means other samples if the steps are made of other batches. The checkpoints of the
+    trainer record what the steps are made of, and a resume with something else is refused.
 
     Args:
         loader: A loader without ``chunk_size``.
-        trainer: The trainer; None for a resume that is not checked.
+        trainer: The trainer; None for the one that iterates this loader.
 
     ::
 
@@ -56,19 +56,14 @@ class TrainerLoader(DataLoader[Any]):
                 "give a Penstock loader of data with an index (ChunkedDataLoader, StreamLoader)"
             )
         if loader.position.chunk is not None:
-            raise ConfigError(
-                f"a Trainer's epoch is a pass over the data, and the loader has chunk_size="
-                f"{loader.position.chunk}: give a Penstock loader without chunk_size"
-            )
+            raise ConfigError(_chunked(loader))
         self.loader, self._addresses = loader, _Addresses(loader)
         super().__init__(
-            _Addressed(loader, checked=trainer is not None),
+            _Addressed(loader, trainer),
             batch_sampler=self._addresses,
             collate_fn=_unchanged,
             num_workers=0,
         )
-        if trainer is not None:
-            trainer.add_callback(_step_check(loader, self))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -100,53 +95,94 @@ class _Addresses:
 class _Addressed(Dataset[Any]):
     """A dataset whose items are whole batches, by their addresses."""
 
-    def __init__(self, loader: Loader, *, checked: bool) -> None:
-        self._loader, self._checked = loader, checked
+    def __init__(self, loader: Loader, trainer: Any) -> None:
+        self._loader, self._trainer = loader, trainer
         self._batches: Iterator[Any] = iter(())
         self._next: Address | None = None
+        self._checked: Any = None  # the state of the trainer in this training
 
     def __len__(self) -> int:
         return int(self._loader.plan.steps.size)
 
     def __getitems__(self, addresses: list[Address]) -> Any:
         ((epoch, step),) = addresses
-        if epoch is None and step and self._next is None:
-            raise StateError(
-                f"the Trainer skips {step} steps and does not say of which epoch, as some versions "
-                "of transformers before 5.18: use TrainerLoader(loader, trainer), or a later one"
-            )
-        epoch = epoch or 0
-        if self._next is None and (epoch or step) and not self._checked:
-            log.warning(UNCHECKED, epoch * len(self._loader) + step)
         if (epoch, step) != self._next or step == 0:
-            self._loader.seek(epoch, step)
-            self._batches = iter(self._loader)
+            self._seek(epoch, step)
         self._next = (epoch, step + 1)
         return next(self._batches)
 
+    def _seek(self, epoch: int | None, step: int) -> None:
+        trainer = self._trainer
+        if trainer is None and (found := running_trainer("transformers.trainer.Trainer")):
+            trainer = found[0]
+        if trainer is not None:
+            state, accumulated = trainer.state, trainer.args.gradient_accumulation_steps
+            if state is not self._checked:
+                check_steps(state, self._loader, accumulated)
+                self._checked = state
+            if epoch is None:  # some versions of transformers set the epoch of a resume nowhere
+                epoch = state.global_step // max(1, -(-len(self._loader) // accumulated))
+        elif epoch is None and step:
+            raise StateError(
+                f"{step} steps are skipped, and it is unknown of which epoch: use a "
+                "transformers.Trainer, or call set_epoch"
+            )
+        elif self._next is None and (epoch or step):
+            log.warning(UNCHECKED, (epoch or 0) * len(self._loader) + step)
+        self._loader.seek(epoch or 0, step)
+        self._batches = iter(self._loader)
 
-def _step_check(loader: Loader, shown: TrainerLoader) -> Any:
-    """Return a callback that records what steps are made of, and compares it at a resume."""
 
-    class StepCheck(optional("transformers", extra="dev").TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            accumulated = args.gradient_accumulation_steps
-            ours = _steps_of(loader, accumulated)
-            # some versions of transformers set the epoch of a resume nowhere
-            shown.set_epoch(state.global_step // max(1, -(-len(loader) // accumulated)))
-            theirs = state.stateful_callbacks.get(RECORD) if state.global_step else ours
-            if theirs is None:
-                log.warning(UNCHECKED, state.global_step)
-            for name, value in ours.items() if theirs else ():
-                if theirs.get(name) != value:
-                    raise StateError(
-                        f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
-                        f"{value!r}: its {state.global_step} steps would be other samples; resume "
-                        f"with the same {name}, or save loader.state_dict() in a loop of your own"
-                    )
-            state.stateful_callbacks[RECORD] = ours  # is in every checkpoint from here on
+def check_steps(state: Any, loader: Loader, accumulated: int) -> None:
+    """Refuse a resume whose steps are made of other samples; record what they are made of.
 
-    return StepCheck()
+    Args:
+        state: The trainer's state, at the start of its training.
+        loader: The loader that it is trained on.
+        accumulated: Batches of an optimizer step.
+    """
+    ours = _steps_of(loader, accumulated)
+    theirs = state.stateful_callbacks.get(RECORD) if state.global_step else ours
+    if theirs is None:
+        log.warning(UNCHECKED, state.global_step)
+    for name, value in ours.items() if theirs else ():
+        if theirs.get(name) != value:
+            raise StateError(
+                f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
+                f"{value!r}: its {state.global_step} steps would be other samples; resume "
+                f"with the same {name}, or save loader.state_dict() in a loop of your own"
+            )
+    state.stateful_callbacks[RECORD] = ours  # is in every checkpoint from here on
+
+
+def check_loader(trainer: Any, loader: Any) -> None:
+    """Refuse a resume with a loader that is not in a `TrainerLoader`, and warn a new run once.
+
+    Called when the Trainer sets the epoch of a loader, which it does before every epoch.
+
+    Args:
+        trainer: Hugging Face's Trainer, which calls the loader.
+        loader: The loader, as it was given to the Trainer.
+    """
+    name, steps, advice = type(loader).__name__, trainer.state.global_step, ADVICE
+    if not isinstance(loader, Loader):
+        advice = f"use a dataset with an index (Parquet, Zarr, a map-style dataset), and {ADVICE}"
+    if isinstance(loader, Loader) and loader.position.chunk is not None:
+        raise ConfigError(_chunked(loader))
+    if not loader.is_new:
+        return
+    if steps:
+        raise StateError(
+            f"cannot resume after {steps} steps with a {name}, whose position is in none of the "
+            f"Trainer's checkpoints: {advice}"
+        )
+    if isinstance(loader, Loader):  # so that what was saved can be resumed as advised
+        check_steps(trainer.state, loader, trainer.args.gradient_accumulation_steps)
+    if trainer.args.save_strategy != "no" and trainer.is_world_process_zero():
+        log.warning(
+            "the Trainer does not save the position of a %s, and a resume is refused: %s",
+            *(name, advice),
+        )
 
 
 def _steps_of(loader: Loader, accumulated: int) -> dict[str, Any]:
@@ -159,6 +195,13 @@ def _steps_of(loader: Loader, accumulated: int) -> dict[str, Any]:
         "drop_last": steps.drop_last,
         **order,
     }
+
+
+def _chunked(loader: Loader) -> str:
+    return (
+        "a Trainer's epoch is a pass over the data, and the loader has chunk_size="
+        f"{loader.position.chunk}: give a Penstock loader without chunk_size"
+    )
 
 
 def _unchanged(batch: Any) -> Any:

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 from penstock.errors import BatchError, PenstockError, PlanError
 from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.position import Position
+from penstock.loaders.torch_loader import checked_by_trainer
 from penstock.metrics import Recorder, Snapshot
 from penstock.order import Cursor, Indices, Occurrence, Plan
 from penstock.ranks import current_topology
@@ -275,6 +276,7 @@ class Loader(Measured, Generic[Batch]):
         Args:
             epoch: The epoch, counted from 0.
         """
+        checked_by_trainer(self)
         before = self.position.cursor
         self.position.set_epoch(epoch)
         if self.position.chunk is not None and before.position and before.epoch < epoch:

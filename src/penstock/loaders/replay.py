@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
 from functools import partial
@@ -25,7 +24,7 @@ from penstock.loaders.pass_through import (
     share_of_rank,
     workers_for,
 )
-from penstock.loaders.torch_loader import OwnedSampler, TorchLoader
+from penstock.loaders.torch_loader import OwnedSampler, TorchLoader, checked_by_trainer
 from penstock.loaders.workers import WorkerContext, starting_workers
 from penstock.metrics import Probe
 from penstock.ranks import Seed, current_topology, ranks
@@ -206,6 +205,7 @@ class ReplayLoader(Measured, TorchLoader):
             epoch: The epoch, counted from 0.
         """
         epoch = whole_number("epoch", epoch, minimum=0)
+        checked_by_trainer(self)
         left = self._batches and not self._exact and not self._iterating
         if epoch != self._epoch or left:
             self._move(epoch)
@@ -383,18 +383,6 @@ class Unindexed:
 
 class StreamSampler(OwnedSampler):
     """The ``loader.sampler`` that trainers find: without indices and without a length."""
-
-    _warned = False
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing; Lightning calls this before every epoch."""
-        super().set_epoch(epoch)
-        if not self._warned and {"lightning.pytorch", "pytorch_lightning"} & sys.modules.keys():
-            self._warned = True
-            log.warning(
-                "Lightning reads a loader without a length one batch ahead, and its checkpoints "
-                "count that batch as trained: a run resumed inside an epoch skips it"
-            )
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a stream has no indices")

@@ -12,6 +12,7 @@ import logging
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, Self
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
@@ -20,6 +21,15 @@ from penstock.errors import PlanError, StateError
 from penstock.loaders.position import Position
 
 log = logging.getLogger("penstock")
+
+
+def checked_by_trainer(loader: Any) -> bool:
+    """Have the adapter of the trainer that runs check a loader; return whether a trainer runs.
+
+    By name: a layer above this one knows the trainers, and nobody else imports it here.
+    """
+    found: bool = import_module("penstock.integrations").check_running_trainer(loader)
+    return found
 
 
 class TorchLoader(DataLoader[Any]):
@@ -81,12 +91,12 @@ class OwnedSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Do nothing but check: the loader has its own epoch, sent with the indices."""
         owner = None if self.owner is None else self.owner()
-        if epoch > 0 and owner is not None and owner.is_new:
+        if owner is not None and not checked_by_trainer(owner) and epoch > 0 and owner.is_new:
             log.warning(
                 "epoch %d begins with a loader at its start, where training was before epoch 0: "
-                "its position was not restored, or it is a new loader; use ChunkedTraining in "
-                "Lightning, or load_state_dict",
-                epoch,
+                "its position was not restored, or it is a new loader; call load_state_dict, or "
+                "loader.set_epoch(%d), which moves the loader as set_epoch of its sampler does not",
+                *(epoch, epoch),
             )
 
 
@@ -142,7 +152,7 @@ class PlannedBatches(BatchSampler):
             f"cannot iterate the batch sampler of a {name} in another loader, as accelerate's "
             "skip_first_batches and a resumed Hugging Face Trainer do: the loader has its own "
             "position; iterate the loader itself after load_state, and return "
-            "TrainerLoader(loader) from the Trainer's get_train_dataloader"
+            "TrainerLoader(loader, self) from the Trainer's get_train_dataloader"
         )
 
 

@@ -409,14 +409,45 @@ def test_without_the_callback_a_fresh_run_is_exact_if_lightning_reloads():
     assert program.fit(job, callback=None)["events"] == program.fit(job)["events"]
 
 
-def test_without_the_callback_checkpoints_of_steps_resume_at_the_right_sample(tmp_path):
-    """With equal chunks and no accumulation; see docs/trainers.md for what is not exact."""
-    options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
-    job = {"samples": 24, "batch": 2, "chunk": 4, "trainer": options, "plateau": False}
-    program.fit({**job, "points": ["batch", "validated"]}, save_to=tmp_path, callback=None)
-    whole = {**job, "trainer": {**options, "max_epochs": 4}}
-    for name, run in program.run({**whole, "resume_from": str(tmp_path)}, callback=None).items():
-        assert samples(run) == samples(program.fit(whole)), name
+EACH_STEP = {"accumulate_grad_batches": 1}
+ALONE = {name: (a, {**b, **EACH_STEP}, c) for name, (a, b, c) in SITUATIONS.items()} | {
+    "accumulated": SITUATIONS["no chunks"],
+    "loaders are asked for again": ({}, {"reload_dataloaders_every_n_epochs": 1}, {}),
+    "steps of epochs": ({"chunk": None}, {"max_steps": 13, "max_epochs": -1}, {"max_steps": 20}),
+}
+OFTEN_EXACT = {  # a checkpoint inside an epoch, after an optimizer step
+    *("no chunks", "steps", "loaders are asked for again", "steps of epochs", "no validation"),
+    *("validation of every other chunk", "validation inside chunks"),
+}
+
+
+@pytest.mark.parametrize("of_each", [2, pytest.param(None, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("situation", ALONE)
+def test_without_the_callback_a_resume_is_exact_or_refused(tmp_path, situation, of_each):
+    loading, training, further = ALONE[situation]
+    job = {"samples": 22, "batch": 2, "chunk": 4, "plateau": False, **loading}
+    saved = {**job, "trainer": {"max_epochs": 3, **training}}
+    whole = {**job, "trainer": {**saved["trainer"], **(further or {"max_epochs": 5})}}
+    program.fit(saved, save_to=tmp_path, callback=None)
+    uninterrupted, found = program.fit(whole, callback=None), Counter()
+    for path in program.chosen(tmp_path, of_each):
+        try:
+            run = program.fit(whole, ckpt_path=str(path), callback=None)
+        except StateError as error:
+            assert str(error).endswith("; " + ADVICE), path.stem
+            continue
+        found[path.stem[4:]] += 1
+        assert samples(run) == samples(uninterrupted), path.stem
+        assert validated(run) == validated(uninterrupted), path.stem
+    assert not found.keys() - {"batch", "validated", "ended"}
+    assert found["batch"] or situation not in OFTEN_EXACT
+
+
+ADVICE = "add callbacks=[ChunkedTraining()] to the Trainer of lightning.pytorch"
+
+
+def validated(run: dict) -> list:
+    return [event[:3] for event in run["events"] if event[0] == "validate"]
 
 
 def test_a_stock_loader_is_left_to_lightning(tmp_path):

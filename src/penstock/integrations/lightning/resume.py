@@ -205,7 +205,8 @@ class ExactResume:
     def _adopt(self, loader: Loader, states: list[dict[str, Any]]) -> None:
         log.warning(
             "the checkpoint was written without ChunkedTraining: training continues after the last "
-            "batch delivered, and a validation that was due may be skipped"
+            "batch delivered, which an optimizer step may not have reached yet, and a validation "
+            "that was due may be skipped"
         )
         if states and not self._loaders.starts_at_chunk:
             loader.load_state_dict(states[0])

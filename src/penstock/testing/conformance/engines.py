@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,8 +138,8 @@ def accelerated(run: Run) -> None:
     loader.close()
 
 
-def lightning(run: Run) -> None:
-    """Lightning with `ChunkedTraining`."""
+def lightning(run: Run, *, alone: bool = False) -> None:
+    """Lightning with `ChunkedTraining`, or alone."""
     pl = optional("lightning.pytorch", extra="lightning")
     from penstock.integrations.lightning import ChunkedTraining
 
@@ -177,7 +178,9 @@ def lightning(run: Run) -> None:
         accumulate_grad_batches=task.accumulate,
         max_steps=task.until // task.accumulate,
         max_epochs=-1,
-        callbacks=[ChunkedTraining(), *([saving] if task.save_at else [])],
+        callbacks=[*([] if alone else [ChunkedTraining()]), *([saving] if task.save_at else [])],
+        # Lightning reads a length once, and without a length a batch at every reload
+        reload_dataloaders_every_n_epochs=int(alone and task.chunk_size is not None),
         enable_checkpointing=bool(task.save_at),
     )
     resumed = task.resume_from and f"{task.resume_from}.ckpt"
@@ -185,14 +188,14 @@ def lightning(run: Run) -> None:
     trainer.fit(Module(), ckpt_path=resumed, **loaders)
 
 
-def hugging_face(run: Run) -> None:
-    """Hugging Face's ``Trainer`` with a `TrainerLoader`."""
+def hugging_face(run: Run, *, alone: bool = False) -> None:
+    """Hugging Face's ``Trainer`` with a `TrainerLoader`, or with the loader as it is."""
     transformers, task = optional("transformers", extra="dev"), run.launch
     _quiet("transformers")
 
     class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
         def get_train_dataloader(self) -> Any:
-            return TrainerLoader(run.make_loader(), self)
+            return run.make_loader() if alone else TrainerLoader(run.make_loader(), self)
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             return run.make_validation()
@@ -271,9 +274,18 @@ ENGINES: Final = {
     "torchrun": Engine("plain loop, torchrun", plain, start=torchrun("plain")),
     "dcp": Engine("torch.distributed.checkpoint", checkpointed),
     "lightning": Engine("Lightning", lightning, ("lightning",)),
+    "lightning-alone": Engine(
+        "Lightning, without the callback", partial(lightning, alone=True), ("lightning",)
+    ),
     "accelerate": Engine("accelerate", accelerated, ("accelerate",)),
     "huggingface": Engine(
         "Hugging Face Trainer", hugging_face, ("transformers.trainer",), chunks=False
+    ),
+    "huggingface-alone": Engine(
+        "Hugging Face Trainer, a loader as it is",
+        partial(hugging_face, alone=True),
+        ("transformers.trainer",),
+        chunks=False,
     ),
     "ray": Engine("Ray Train", ray_train, ("ray",), start=start_ray),
 }
