@@ -1,7 +1,8 @@
 """Every verb and every chain of two: what is delivered is what numpy enumerates.
 
 Each chain is streamed over two epochs, stopped and resumed in the middle, and read on other numbers
-of ranks with other numbers of threads. `REFUSED` lists the chains that have no meaning.
+of ranks with other numbers of threads; some also in worker processes. `REFUSED` lists the chains
+that have no meaning.
 """
 
 from collections import Counter
@@ -10,7 +11,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from penstock import PlanError, SourceError, StreamLoader, concatenate, zip_sources
+from penstock import (
+    ChunkedDataLoader,
+    PlanError,
+    SourceError,
+    StreamLoader,
+    concatenate,
+    zip_sources,
+)
 from penstock.sources.base import composed
 from tests.loaders.test_stream_verbs import Chunked
 
@@ -120,8 +128,8 @@ REFUSED = {  # each with the sentence that says what to do instead
 }
 
 
-def everything(source):
-    source = source.drawn(SEED, 0)
+def everything(source, epoch=0):
+    source = source.drawn(SEED, epoch)
     out = {name: np.empty((len(source), *f.shape), f.dtype) for name, f in source.fields.items()}
     source.read(0, len(source), out)
     return [{name: rows[i] for name, rows in out.items()} for i in range(len(source))]
@@ -204,6 +212,42 @@ def test_each_chain_of_two_delivers_its_enumeration(first, second):
             runs = [[sample] for sample in everything(source)]
         source, runs = VERBS[second](source, runs)
     check(source, flat(runs))
+
+
+CHAINS = [  # each verb once, of those with most to compute
+    ("patches", "windows"),
+    ("select", "offsets"),
+    ("random patches", "concatenate"),
+    ("zip_sources", "split"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), CHAINS)
+def test_worker_processes_deliver_the_same_also_from_the_middle(first, second):
+    source, _ = VERBS[second](*VERBS[first](*base()))
+    right = [everything(source, epoch) for epoch in range(2)]
+
+    def deliver(loader, epoch, steps=None):
+        before = len(loader) - loader.remaining
+        for step, batch in enumerate(loader, before):
+            numbers = loader.samples_at(step, epoch).tolist()
+            for number, sample in zip(numbers, rows_of(batch, len(numbers)), strict=True):
+                assert bag([sample]) == bag([right[epoch][number]])
+                yield number
+            if step + 1 == steps:
+                return
+
+    options = {"seed": SEED, "shuffle": True, "num_workers": 2}
+    with ChunkedDataLoader(source, 3, **options) as loader:
+        assert sorted(deliver(loader, 0)) == list(range(len(source)))
+        begun = list(deliver(loader, 1, steps=2))
+        state = loader.state_dict()
+    rest = []
+    for rank in range(2):
+        with ChunkedDataLoader(source, 3, rank=rank, world_size=2, **options) as loader:
+            loader.load_state_dict(state)
+            rest += deliver(loader, 1)
+    assert len(begun) == 6 and sorted([*begun, *rest]) == list(range(len(source)))
 
 
 def again(verb, source, parent, runs):
