@@ -449,9 +449,12 @@ def _decoding(loader: StreamLoader) -> str:
     block = min(loader.block_samples, stored)
     if not source.decodes:
         return "none: storage is mapped"
-    cost = source.cost(block)
-    again = cost.decoded_bytes / cost.own_bytes
-    each = cost.decoded_bytes / (block * source.sample_bytes) * stored / loader.samples
+    decoded, blocks, order = source.decoded_in_all(block), -(-stored // block), loader.plan.order
+    own = source.cost(block).own_bytes * (stored / block if source.rows is None else blocks)
+    again = decoded / own
+    # blocks without a selected sample are not read
+    read = len(order.held) / blocks if isinstance(order, SelectedBlocks) else 1
+    each = decoded * read / (loader.samples * source.sample_bytes)
     text = f"{each:.3g} bytes per byte delivered"
     text += f", {again:.3g} per byte of different rows: "
     if again < 1.01:

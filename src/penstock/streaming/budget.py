@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -205,12 +206,25 @@ class Pace(NamedTuple):
         chunk_rows: Rows that are decoded together; 0 if none are decoded.
         chunk_bytes: Bytes that are decoded together: fewer than of whole rows if a row has several
             chunks.
+        whole_bytes: Bytes of a row with all of its last chunks, which may end after it.
     """
 
     rows: int
     row_bytes: int
     chunk_rows: int
     chunk_bytes: int
+    whole_bytes: int = 0
+
+    def decoded_in_all(self, block: int) -> int:
+        """Return the bytes decoded for all rows in blocks of ``block`` rows.
+
+        >>> Pace(rows=12, row_bytes=2, chunk_rows=4, chunk_bytes=8, whole_bytes=2).decoded_in_all(6)
+        32
+        """
+        chunk, borders = max(1, self.chunk_rows), -(-self.rows // block) - 1
+        # the chunks of every border between two blocks are decoded twice, unless one begins there
+        twice = borders - borders // (chunk // gcd(block, chunk))
+        return (-(-self.rows // chunk) + twice) * chunk * self.whole_bytes
 
     def decoded(self, rows: int) -> int:
         """Return the bytes decoded for ``rows`` rows that begin where a chunk begins."""

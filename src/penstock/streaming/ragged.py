@@ -137,7 +137,7 @@ class RaggedInput(StreamInput):
             items = int(offsets_of(source, name)[-1]) if each.ragged else len(source)
             mean = -(-each.nbytes * items // max(1, len(source)))
             rows = 0 if in_place else chunks.get(name, (source.block_samples,))[0]
-            paces[name] = Pace(len(source), mean, rows, rows * mean)
+            paces[name] = Pace(len(source), mean, rows, rows * mean, mean)
         ragged = ragged_fields(source, source.fields)
         found = [] if varies(source) else resident_fields(paces, budget)
         names = [name for name in found if name not in ragged]

@@ -104,6 +104,12 @@ class StreamInput:
         own = block * sum(pace.row_bytes for pace in self.paces)
         return BlockCost(nbytes, own, sum(pace.decoded(block) for pace in self.paces))
 
+    def decoded_in_all(self, block: int) -> float:
+        """Return the bytes that are decoded for all samples, in blocks of this many."""
+        if self.rows is not None:
+            return self.cost(block).decoded_bytes * -(-len(self.source) // block)
+        return sum(pace.decoded_in_all(block) for pace in self.paces)
+
     @property
     def block_samples(self) -> int:
         """Samples that are cheapest to read together."""
@@ -125,7 +131,9 @@ class StreamInput:
 def _pace(leaf: Leaf, number: int) -> Pace:
     mapped = number < MAPPED_LEAVES and leaf.in_place
     rows, nbytes = (0, 0) if mapped else (leaf.chunks[0], leaf.chunk_bytes)
-    return Pace(leaf.rows, leaf.row_bytes, rows, nbytes)
+    sizes = zip(leaf.shape, leaf.chunks[1:], strict=True)
+    whole = prod(-(-size // chunk) * chunk for size, chunk in sizes) * leaf.dtype.itemsize
+    return Pace(leaf.rows, leaf.row_bytes, rows, nbytes, whole)
 
 
 class ResidentSource(BaseSource):
