@@ -136,7 +136,7 @@ def test_lasting_trouble_is_reported_at_once(server, status):
 def test_chunks_of_a_shard_come_in_one_request(server, tmp_path, compressors):
     data = np.random.default_rng(0).integers(0, 99, (240, 60)).astype("i4")
     options = {"chunks": (4, 6), "shards": (120, 60), "compressors": compressors}
-    zarr.create_array(server.root / f"many-{compressors}", data=data, **options)
+    zarr.create_array(server.root / f"many-{compressors}", data=data, overwrite=True, **options)
     url = f"{server.url}/many-{compressors}"
 
     def requests(start, stop, **options):
