@@ -126,9 +126,11 @@ def main() -> None:
             samples, loss = evaluate(model, options.dir, device)
             if rank == 0:
                 print(f"val loss {loss:.6f} of {samples} samples, each once")
-    # gloo's threads may still release the tensor of the last all_reduce, for which they need the
-    # interpreter: a group that is destroyed at that moment waits for them forever
-    dist.barrier()
+    # gloo's threads release the tensor of an operation that has ended, for which they need the
+    # interpreter; a group that is destroyed at that moment waits for them forever. Others have done
+    # so before all ranks are here, and the tensor of the last operation lives as long as `last`
+    last = dist.barrier(async_op=True)
+    last.wait()
     dist.destroy_process_group()
 
 

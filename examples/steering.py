@@ -157,7 +157,8 @@ def main() -> None:
     if options.dir is not None:
         run(options.dir, options.stop_at)
         if dist.is_initialized():
-            dist.barrier()
+            last = dist.barrier(async_op=True)  # kept, see examples/ddp.py
+            last.wait()
             dist.destroy_process_group()
         return
     with tempfile.TemporaryDirectory() as directory:

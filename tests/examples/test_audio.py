@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_experiment_trains_through_the_whole_corpus_and_learns(commands, folder):
+    shutil.rmtree(folder / "runs", ignore_errors=True)  # of the same test, if it is repeated
     out = output(commands(folder, "train", EXPERIMENT, "train.max_passes=1"))
     assert "done after 44 steps, 5 chunks" in out
     assert "88 samples, 1 pass, 100.00% of the dataset" in out

@@ -97,7 +97,7 @@ def test_the_same_data_has_the_same_fingerprint_here_and_there(server, root):
 
 
 def test_a_missing_chunk_is_the_fill_value_and_a_missing_store_a_sentence(server, root):
-    shutil.copytree(root / "bucket/plain", root / "bucket/holes")
+    shutil.copytree(root / "bucket/plain", root / "bucket/holes", dirs_exist_ok=True)
     (root / "bucket/holes/c/1/0").unlink()
     found = read(open_source("s3://bucket/holes", **server.options()), 0, 203)[""]
     assert (found[32:64] == 0).all() and np.array_equal(found[64:], DATA[64:])
@@ -120,7 +120,7 @@ def test_wrong_credentials_are_refused_at_once(server):
 
 
 def test_damaged_objects_are_refused_by_name(server, root):
-    shutil.copytree(root / "bucket/plain", root / "bucket/damaged")
+    shutil.copytree(root / "bucket/plain", root / "bucket/damaged", dirs_exist_ok=True)
     os.truncate(root / "bucket/damaged/c/1/0", 100)
     source = open_source("s3://bucket/damaged", **server.options())
     with pytest.raises(SourceError, match="s3://bucket/damaged/c/1/0"):
