@@ -18,6 +18,7 @@ from penstock.loaders.chunk_schedule import ChunkSize
 from penstock.loaders.position import Position
 from penstock.loaders.torch_loader import checked_by_trainer
 from penstock.metrics import Recorder, Snapshot
+from penstock.metrics.snapshot import STALL_SECONDS
 from penstock.order import Cursor, Indices, Occurrence, Plan
 from penstock.ranks import current_topology
 
@@ -165,21 +166,23 @@ class Loader(Measured, Generic[Batch]):
         metrics = self._metrics
         if metrics is None or not metrics.active:
             return self._take(plan, self.position)
-        position, samples = self.position, 0
-        cursor = position.cursor
-        # not by `Recorder.timed`: calls take a percent of a small batch in memory
-        asked = perf_counter()
-        try:
-            if asked < metrics.next_probe:
-                fetched = self._take(plan, position)
-            else:
-                with metrics.work(""):
-                    fetched = self._take(plan, position)
-            samples = plan.steps.batch
-        finally:
-            waited = metrics.arrived(asked, samples, cursor)
-        if self._online:
-            self._tune(waited, samples, fetched[1])
+        asked, position = perf_counter(), self.position
+        cursor, samples = position.cursor, plan.steps.batch
+        if asked >= metrics.next_probe or metrics.samples != samples or self._online:
+            fetched = metrics.timed(lambda: self._take(plan, position), samples, cursor)
+            if self._online:
+                self._tune(perf_counter() - asked, samples, fetched[1])
+            return fetched
+        try:  # not by `Recorder.timed`: calls take a percent of a small batch in memory
+            fetched = self._take(plan, position)
+        except BaseException:
+            metrics.arrived(asked, 0, cursor)
+            raise
+        if (now := perf_counter()) - asked > STALL_SECONDS:
+            metrics.arrived(asked, samples, cursor)
+        else:
+            metrics.extend((asked, now))
+            metrics.place = cursor
         return fetched
 
     def _tune(self, waited: float, samples: int, batch: Any) -> None:

@@ -181,8 +181,8 @@ class Recorder:
         self._stages: dict[str, Histogram] = {}
         self._inside: dict[str, float] = {}  # seconds of stages in the caller's thread
         self._workers: dict[str, list[float]] = {}
-        self._cursor: Place | None = None  # of the last batch
-        self._times = Times(Sums(), 0.0, 0)  # replaced in one piece: other threads read it
+        self.place: Place | None = None  # of the last batch
+        self._use(Times(Sums(), 0.0, 0), on=on)
         self._noted: list[Noted] = []
         self._settled = Sums()  # what was entered
         self._first: float | None = None
@@ -206,11 +206,18 @@ class Recorder:
         self.active = flag("on", on)  # what a loader reads for every batch
         self._asked = 0.0
         self.pause()
+        self._use(self._times, on=on)
+
+    def _use(self, times: Times, *, on: bool = True) -> None:
+        self._times = times  # replaced in one piece: other threads read it
+        # for batches that a loader notes itself: it adds two moments, and sets ``place``
+        moments: list[float] = times.moments if on else []
+        self.extend, self.samples = moments.extend, times.samples
 
     @property
     def cursor(self) -> tuple[int, int] | None:
         """Epoch and position of the last batch."""
-        at = self._cursor
+        at = self.place
         return at if at is None or isinstance(at, tuple) else (at.epoch, at.position)
 
     @property
@@ -253,35 +260,36 @@ class Recorder:
         self._asked = now = perf_counter()
         return now >= self.next_probe
 
-    def receive(self, samples: int, cursor: tuple[int, int] | None = None) -> float:
+    def receive(self, samples: int, cursor: Place | None = None) -> float:
         """Note that the batch has arrived, or has failed; return the seconds it was waited for.
 
         Args:
             samples: Samples of the batch; 0 if it failed.
-            cursor: Its epoch and position; None if they are unknown.
+            cursor: Its epoch and position, or an object that has both; None if they are unknown.
         """
         return self.arrived(self._asked, samples, cursor) if self._asked else 0.0
 
     def arrived(self, asked: float, samples: int, cursor: Place | None) -> float:
         """Note a batch that has arrived, or has failed, as `receive` does, in one call.
 
+        A loader does this itself, without a call, for batches that are neither noted nor slow nor
+        of another number of ``samples``.
+
         Args:
             asked: When it was asked for, by `perf_counter`. At ``next_probe`` or later, its stages
                 are measured.
             samples: As for `receive`.
-            cursor: As for `receive`, or an object that has both.
+            cursor: As for `receive`.
         """
         now, times = perf_counter(), self._times
         if not self.active:  # switched off in the meantime
             return 0.0
         if samples != times.samples:
             times = self._add_up(samples)
-        moments = times.moments
-        moments.append(asked)
-        moments.append(now)
+        times.moments += (asked, now)
         waited = now - asked
         if samples:
-            self._cursor = cursor
+            self.place = cursor
         else:
             self.pause()
         if asked >= self.next_probe or waited > STALL_SECONDS:
@@ -291,13 +299,13 @@ class Recorder:
     def _add_up(self, samples: int) -> Times:
         """Begin a new list of moments, of batches with this number of samples."""
         sums, before, _ = self._times.total()
-        self._times = times = Times(sums, before, samples)
+        self._use(times := Times(sums, before, samples))
         return times
 
     def _note(self, asked: float, now: float, samples: int) -> None:
         """Note the batch that was added last on its own."""
         sums, before, step = self._times.total()
-        self._times = Times(sums, before, samples, step)
+        self._use(Times(sums, before, samples, step))
         probed = asked >= self.next_probe
         self._noted.append(Noted(asked, now - asked, step, samples, self.cursor, probed, sums))
         if probed:
@@ -308,15 +316,13 @@ class Recorder:
             self._next_settling = now + SETTLED_SECONDS
             self._settle()
 
-    def timed(
-        self, work: Callable[[], T], samples: int, cursor: tuple[int, int] | None = None
-    ) -> T:
+    def timed(self, work: Callable[[], T], samples: int, cursor: Place | None = None) -> T:
         """Return ``work()``, which is a batch; note how long it was waited for.
 
         Args:
             work: Returns the batch, or raises.
             samples: Samples of the batch.
-            cursor: Its epoch and position; None if they are unknown.
+            cursor: As for `receive`.
         """
         if not self.active:
             return work()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import sub
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 STAGES: Final = (
@@ -176,13 +177,16 @@ class Times:
         asked, arrived = moments[::2], moments[1::2]
         del asked[len(arrived) :]  # read by another thread, between the two
         before = [self.before, *arrived[:-1]]
-        steps = [one - other for one, other in zip(asked, before, strict=True) if one and other]
-        batches = len(asked) - asked.count(0.0)
+        if self.before and 0.0 not in asked:  # as most are: subtracted without a loop in Python
+            batches, steps = len(asked), list(map(sub, asked, before))
+        else:
+            batches = len(asked) - asked.count(0.0)
+            steps = [one - other for one, other in zip(asked, before, strict=True) if one and other]
         sums = Sums(
             self.sums.batches + batches,
             self.sums.samples + batches * self.samples,
             self.sums.steps + len(steps),
-            self.sums.waited + sum([now - one for one, now in zip(asked, arrived, strict=True)]),
+            self.sums.waited + sum(map(sub, arrived, asked)),
             self.sums.stepped + sum(steps),
         )
         return sums, arrived[-1], asked[-1] - before[-1] if asked[-1] and before[-1] else None
