@@ -128,7 +128,7 @@ def test_refusals_of_a_schedule():
         loader.set_chunk(2)
     state = loader.state_dict()
     del state["chunk_done"]
-    with pytest.raises(StateError, match="chunk_size, chunks alone"):
+    with pytest.raises(StateError, match="has no chunk_done: it is damaged"):
         loader.load_state_dict(state)
     fixed = ChunkedDataLoader(torch.arange(9), 3, 2)  # chunk sizes are not part of the identity
     fixed.load_state_dict(loader.state_dict())
