@@ -143,23 +143,34 @@ def weather(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
 def decode(files: list[Path], nbytes: int, samples: int, epochs: int) -> float:
     """Seconds of a sample if every chunk is decoded once an epoch by all cores, and that is all."""
     left = [file for _ in range(epochs) for file in np.random.default_rng(0).permutation(files)]
+
+    def work(into: np.ndarray, stored: bytes) -> None:
+        zstd.decompress(stored, into)
+
+    return on_all_cores(left, lambda: np.zeros(nbytes, np.uint8), work) / samples / epochs
+
+
+def on_all_cores(
+    left: list[Path], memory: Callable[[], np.ndarray], work: Callable[[np.ndarray, bytes], None]
+) -> float:
+    """Seconds until all cores have worked on the bytes of each file, with memory of each core."""
     begin = time.perf_counter()
 
-    def work() -> None:
-        into = np.zeros(nbytes, np.uint8)
+    def each() -> None:
+        into = memory()
         while left:
             try:
                 file = left.pop()
             except IndexError:
                 return
-            zstd.decompress(file.read_bytes(), into)
+            work(into, file.read_bytes())
 
-    threads = [threading.Thread(target=work) for _ in range(CORES)]
+    threads = [threading.Thread(target=each) for _ in range(CORES)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return (time.perf_counter() - begin) / samples / epochs
+    return time.perf_counter() - begin
 
 
 # -- microscopy: patches of a 5-D array
@@ -167,13 +178,8 @@ def decode(files: list[Path], nbytes: int, samples: int, epochs: int) -> float:
 
 def patches(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
     shape, chunk, size = ((2, 2, 2, 64, 64), 32, 16) if tiny else ((8, 2, 8, 1024, 1024), 512, 256)
-    path, chunks = folder / "images.zarr", (1, 1, 1, chunk, chunk)
-    array = zarr.create_array(
-        path, shape=shape, chunks=chunks, dtype="u2", compressors=ZstdCodec(),
-        dimension_names=("t", "c", "z", "y", "x"),
-    )  # fmt: skip
-    for t in range(shape[0]):
-        array[t] = (1000 + smooth(t, shape[1:], 1 / 8) * 64).astype("u2")
+    path = folder / "images.zarr"
+    array = images(path, shape, (1, 1, 1, chunk, chunk))
     emit(case="patches", mb=array.nbytes / 1e6, patch_kb=size * size * 2 / 1e3)
     sizes = {"c": 1, "z": 1, "y": size, "x": size}
     options = {"batch": 32 if not tiny else 4, "epochs": 1 if tiny else 10}
@@ -208,12 +214,7 @@ def stacks(folder: Path, rounds: int, tiny: bool) -> None:
     """Planes of images in chunks of many planes: a patch needs a slice of several chunks."""
     shape, chunk, size = ((1, 1, 8, 64, 64), 16, 32) if tiny else ((2, 2, 32, 1024, 1024), 64, 256)
     path, planes = folder / "stacks.zarr", shape[2]
-    array = zarr.create_array(
-        path, shape=shape, chunks=(1, 1, planes, chunk, chunk), dtype="u2", compressors=ZstdCodec(),
-        dimension_names=("t", "c", "z", "y", "x"),
-    )  # fmt: skip
-    for t in range(shape[0]):
-        array[t] = (1000 + smooth(t, shape[1:], 1 / 8) * 64).astype("u2")
+    array = images(path, shape, (1, 1, planes, chunk, chunk))
     source = open_source(path).patches({"c": 1, "z": 1, "y": size, "x": size})
     files = [file for file in sorted(path.glob("c/**/*")) if file.is_file()]
     epochs, nbytes = 1 if tiny else 10, planes * chunk * chunk * 2
@@ -226,6 +227,16 @@ def stacks(folder: Path, rounds: int, tiny: bool) -> None:
     seconds = compare(cases, rounds, "patches")
     found = ratio(seconds, "stacks, penstock", "stacks, zarr-python, a patch a call")
     claim("patches of stacks: times faster than zarr-python by sample", found, at_least=20)
+
+
+def images(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...]) -> zarr.Array:
+    array = zarr.create_array(
+        path, shape=shape, chunks=chunks, dtype="u2", compressors=ZstdCodec(),
+        dimension_names=("t", "c", "z", "y", "x"),
+    )  # fmt: skip
+    for t in range(shape[0]):
+        array[t] = (1000 + smooth(t, shape[1:], 1 / 8) * 64).astype("u2")
+    return array
 
 
 def corners(shape: tuple[int, ...], steps: tuple[int, ...], seed: int) -> np.ndarray:
@@ -461,27 +472,15 @@ def packed(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
 
 def unpack(files: list[Path], shape: tuple[int, int], rows: int, epochs: int) -> float:
     """Seconds of a row: chunks are decompressed and decoded as xarray does it, by all cores."""
-    left, begin = list(files) * epochs, time.perf_counter()
 
-    def work() -> None:
-        into = np.zeros(shape, np.int16)
-        while left:
-            try:
-                file = left.pop()
-            except IndexError:
-                return
-            zstd.decompress(file.read_bytes(), into)
-            values = into.astype(np.float64)
-            values = np.where(into == -32767, np.nan, values)
-            values *= 0.01
-            values += 280.0
+    def work(into: np.ndarray, stored: bytes) -> None:
+        zstd.decompress(stored, into)
+        values = into.astype(np.float64)
+        values = np.where(into == -32767, np.nan, values)
+        values *= 0.01
+        values += 280.0
 
-    threads = [threading.Thread(target=work) for _ in range(CORES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.perf_counter() - begin) / rows / epochs
+    return on_all_cores(files * epochs, lambda: np.zeros(shape, np.int16), work) / rows / epochs
 
 
 PARTS = {
