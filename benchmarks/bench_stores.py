@@ -143,15 +143,12 @@ def weather(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
 def decode(files: list[Path], nbytes: int, samples: int, epochs: int) -> float:
     """Seconds of a sample if every chunk is decoded once an epoch by all cores, and that is all."""
     left = [file for _ in range(epochs) for file in np.random.default_rng(0).permutation(files)]
-
-    def work(into: np.ndarray, stored: bytes) -> None:
-        zstd.decompress(stored, into)
-
-    return on_all_cores(left, lambda: np.zeros(nbytes, np.uint8), work) / samples / epochs
+    seconds = on_all_cores(left, lambda: np.zeros(nbytes, np.uint8), zstd.decompress)
+    return seconds / samples / epochs
 
 
 def on_all_cores(
-    left: list[Path], memory: Callable[[], np.ndarray], work: Callable[[np.ndarray, bytes], None]
+    left: list[Path], memory: Callable[[], np.ndarray], work: Callable[[bytes, np.ndarray], Any]
 ) -> float:
     """Seconds until all cores have worked on the bytes of each file, with memory of each core."""
     begin = time.perf_counter()
@@ -163,7 +160,7 @@ def on_all_cores(
                 file = left.pop()
             except IndexError:
                 return
-            work(into, file.read_bytes())
+            work(file.read_bytes(), into)
 
     threads = [threading.Thread(target=each) for _ in range(CORES)]
     for thread in threads:
@@ -473,7 +470,7 @@ def packed(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
 def unpack(files: list[Path], shape: tuple[int, int], rows: int, epochs: int) -> float:
     """Seconds of a row: chunks are decompressed and decoded as xarray does it, by all cores."""
 
-    def work(into: np.ndarray, stored: bytes) -> None:
+    def work(stored: bytes, into: np.ndarray) -> None:
         zstd.decompress(stored, into)
         values = into.astype(np.float64)
         values = np.where(into == -32767, np.nan, values)
