@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from penstock import ChunkedDataLoader, Mixture, StreamLoader, concatenate, pack
+from penstock import (
+    ChunkedDataLoader,
+    Mixture,
+    StreamLoader,
+    concatenate,
+    open_source,
+    pack,
+    zip_sources,
+)
 from penstock.errors import PlanError, StateError
 
 LENGTH, SEED = 16, 10  # the cuts of its first passes differ
@@ -133,6 +141,39 @@ def test_a_member_of_a_mixture_is_packed_by_its_own_pass(split, way):
     assert complete >= 5
     came = [sum(map(len, passes.values())) for passes in got.values()]
     assert came[0] == 3 * came[1]
+
+
+def test_rows_of_other_lengths_beside_packed_documents_in_a_mixture(tmp_path):
+    """Every row has the words of its own sample, resumed anywhere and on two ranks."""
+    data = packed(True)
+    words = [[number] * (1 + number % 5) for number in range(len(data))]
+    (tmp_path / "words.jsonl").write_text("\n".join(json.dumps({"words": each}) for each in words))
+    both = zip_sources({"documents": data, "words": open_source(tmp_path / "words.jsonl")})
+    mixture = Mixture({"all": both, "some": both.select(np.arange(20))}, {"all": 0.7, "some": 0.3})
+
+    def steps(count, state=None, rank=0, world=1):
+        found = []
+        with stream(mixture, batch_size=8 // world, rank=rank, world_size=world) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            while len(found) < count:
+                for batch in loader:
+                    rows = [*zip(batch["tokens"].tolist(), batch["words"].tolist(), strict=True)]
+                    found.append((rows, loader.state_dict()))
+        return found[:count]
+
+    whole = steps(30)
+    passes = [expected(data, each) for each in range(9)]
+    for rows, _ in whole:
+        for tokens, said in rows:
+            number = said[0]
+            assert said == words[number] and tokens in [each[number] for each in passes]
+    for after in (0, 7, 16, 23):
+        assert steps(5, whole[after][1]) == whole[after + 1 : after + 6]
+    for one, *others in zip(
+        whole, steps(30, rank=0, world=2), steps(30, rank=1, world=2), strict=True
+    ):
+        assert sorted(one[0]) == sorted(row for rows, _ in others for row in rows)
 
 
 def test_whole_documents_that_come_together_in_one_pass_do_not_in_the_next():
