@@ -52,7 +52,7 @@ class Server:
             "region": "us-east-1",
             "access_key_id": KEY,
             "secret_access_key": SECRET,
-            "retry_seconds": 15,
+            "retry_seconds": 100,
             "timeout_seconds": 5,
             **other,
         }
