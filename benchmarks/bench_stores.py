@@ -307,7 +307,7 @@ def cells(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
         stored.create_array(part, data=items, chunks=(chunk,), shards=(chunk * 200,))
     emit(case="cells", rows=rows, genes=genes, density=len(values) / rows / genes)
     batch, block = (64, 64) if tiny else (1024, 512)
-    epochs = 1 if tiny else 3
+    epochs = 1 if tiny else 6
     options = {"batch": batch, "epochs": epochs, "block_samples": block, "window_blocks": 32}
     cases: dict[str, Case] = {
         "cells, penstock, sparse": lambda: read(open_source(path, fields=["X"]), **options),
