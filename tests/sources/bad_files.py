@@ -81,9 +81,9 @@ def write_nc(path, form, records=False):
         file.createVariable("x", "f4", ("time", "y"))[:] = X[:, :, 0]
 
 
-def write_arrow(path, new=pa.ipc.new_file):
-    with pa.OSFile(str(path), "wb") as file, new(file, TABLE.schema) as writer:
-        writer.write_table(TABLE)
+def write_arrow(path, new=pa.ipc.new_file, table=TABLE):
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def write_cells(path):

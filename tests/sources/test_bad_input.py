@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from penstock import PlanError, SourceError, StreamLoader, open_source
-from tests.sources.bad_files import KINDS, files_of, opened, read_all
+from penstock.sources.ragged_rows import new_buffers
+from penstock.sources.storage import LocalFile
+from tests.sources.bad_files import KINDS, TABLE, files_of, opened, read_all
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +185,23 @@ def test_a_netcdf_file_that_misses_one_byte_is_refused(tmp_path, form, records):
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(SourceError, match="the file is truncated"):
         open_source(path)
+
+
+@pytest.mark.parametrize("path", ["x.arrow", "stream.arrow"], indirect=True)
+def test_pages_that_change_after_a_check_are_named_and_not_what_they_hold(path, monkeypatch):
+    source, check = opened(path), LocalFile.verify
+    start, stop = 0, 7
+    out = new_buffers(source, source.fields, start, stop)
+
+    def verify_and_write(file):
+        check(file)
+        with path.open("r+b") as pages:  # the same pages: the file is not cut
+            pages.write(written.read_bytes())
+
+    written = path.with_name("written")
+    other = TABLE.set_column(1, "text", [TABLE["text"].to_pylist()[::-1]])
+    KINDS[path.name](written, table=other)
+    assert written.stat().st_size == path.stat().st_size
+    monkeypatch.setattr(LocalFile, "verify", verify_and_write)
+    with pytest.raises(SourceError, match="has changed while it was read"):
+        source.read(start, stop, out)

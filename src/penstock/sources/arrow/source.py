@@ -91,9 +91,11 @@ class ArrowSource(BaseSource):
                 yield row_bytes(self.offsets(name)[start : stop + 1])
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
-        for name, first, values in self._pieces(start, stop, list(out)):
-            np.copyto(out[name][first : first + len(values)], values)
-        self._table.verify()  # also afterwards: mapped pages change with the file
+        try:
+            for name, first, values in self._pieces(start, stop, list(out)):
+                np.copyto(out[name][first : first + len(values)], values)
+        finally:  # mapped pages change with the file: its rows, and the errors that they cause
+            self._table.verify()
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         if self._table.batch_samples is not None or start == stop:
