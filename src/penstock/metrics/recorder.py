@@ -381,11 +381,7 @@ class Recorder:
 
     def pause(self) -> None:
         """Note that what follows is not a training step: a validation, or the end of a loop."""
-        times = self._times
-        if not times.moments:
-            times.before = 0.0
-        elif times.moments[-1]:
-            times.moments += (0.0, 0.0)
+        self._times.pause()
 
     def note_memory(self, nbytes: int) -> None:
         """Note the memory in use now."""

@@ -163,33 +163,44 @@ class Times:
         step: Seconds of the last step; None if there was none.
     """
 
-    __slots__ = ("before", "moments", "samples", "step", "sums")
+    __slots__ = ("before", "moments", "pauses", "samples", "step", "sums")
 
     def __init__(self, sums: Sums, before: float, samples: int, step: float | None = None) -> None:
         self.sums, self.before, self.samples, self.step = sums, before, samples, step
-        self.moments: list[float] = []  # asked, arrived, asked, ...; a pause is two zeros
+        self.moments: list[float] = []  # asked, arrived, asked, ...
+        self.pauses: list[int] = []  # numbers of batches before which there was no step
+
+    def pause(self) -> None:
+        """Note that what follows the last batch is not a step."""
+        batches = len(self.moments) // 2
+        if not batches:
+            self.before = 0.0
+        elif batches not in self.pauses[-1:]:
+            self.pauses.append(batches)
 
     def total(self) -> tuple[Sums, float, float | None]:
         """Return the sums with these batches, when the last one arrived, and the step before it."""
-        moments = list(self.moments)
-        if len(moments) < 2:
-            return self.sums, self.before, self.step
+        pauses, moments = list(self.pauses), list(self.moments)
         asked, arrived = moments[::2], moments[1::2]
         del asked[len(arrived) :]  # read by another thread, between the two
-        before = [self.before, *arrived[:-1]]
-        if self.before and 0.0 not in asked:  # as most are: subtracted without a loop in Python
-            batches, steps = len(asked), list(map(sub, asked, before))
-        else:
-            batches = len(asked) - asked.count(0.0)
-            steps = [one - other for one, other in zip(asked, before, strict=True) if one and other]
+        batches = len(asked)
+        if not batches:
+            return self.sums, self.before, self.step
+        inside = [at for at in pauses if at < batches]
+        waited = sum(map(sub, arrived, asked))
+        # without a loop over the steps: what is neither waited for nor a pause
+        whole = arrived[-1] - (self.before or asked[0])
+        stepped = whole - waited - sum(asked[at] - arrived[at - 1] for at in inside)
         sums = Sums(
             self.sums.batches + batches,
             self.sums.samples + batches * self.samples,
-            self.sums.steps + len(steps),
-            self.sums.waited + sum(map(sub, arrived, asked)),
-            self.sums.stepped + sum(steps),
+            self.sums.steps + batches - len(inside) - (not self.before),
+            self.sums.waited + waited,
+            self.sums.stepped + max(0.0, stepped),
         )
-        return sums, arrived[-1], asked[-1] - before[-1] if asked[-1] and before[-1] else None
+        before = [self.before, *arrived][-2] if batches - 1 not in inside else 0.0
+        step = asked[-1] - before if before else None
+        return sums, 0.0 if batches in pauses else arrived[-1], step
 
 
 class Cursor(Protocol):
