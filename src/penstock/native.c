@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { LINE = 64 };
+enum { LINE = 64, STEP = 8 }; /* bytes of a cache line, and its items of 8 bytes */
 
 static void copy_row(char *to, const char *from, size_t size)
 {
@@ -156,9 +156,9 @@ void penstock_lookup(uint32_t *out, const void *stored, int64_t item, const uint
         for (int64_t i = 0; i < rows; i++, out += width) {                                         \
             const number *value = (const number *)(intptr_t)values[i];                             \
             const integer *column = (const integer *)(intptr_t)columns[i];                         \
-            for (int64_t b = 0; i + 1 < rows && b < 4 * LINE; b += LINE) {                         \
-                __builtin_prefetch((const char *)(intptr_t)values[i + 1] + b);                     \
-                __builtin_prefetch((const char *)(intptr_t)columns[i + 1] + b);                    \
+            for (int64_t j = 0; i + 1 < rows && j < lengths[i + 1] && j < 1024; j += STEP) {       \
+                __builtin_prefetch((const number *)(intptr_t)values[i + 1] + j);                   \
+                __builtin_prefetch((const integer *)(intptr_t)columns[i + 1] + j);                 \
             }                                                                                      \
             memset(out, 0, (size_t)width * sizeof(number));                                        \
             for (int64_t j = 0; j < lengths[i]; j++)                                               \
