@@ -94,8 +94,10 @@ class ArrowSource(BaseSource):
         try:
             for name, first, values in self._pieces(start, stop, list(out)):
                 np.copyto(out[name][first : first + len(values)], values)
-        finally:  # mapped pages change with the file: its rows, and the errors that they cause
-            self._table.verify()
+        except (ValueError, LookupError, ArithmeticError, MemoryError):
+            self._table.verify()  # values of pages that changed may fit nowhere
+            raise
+        self._table.verify()  # also afterwards: mapped pages change with the file
 
     def _view(self, start: int, stop: int) -> Arrays | None:
         if self._table.batch_samples is not None or start == stop:
