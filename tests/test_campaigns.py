@@ -188,3 +188,6 @@ def test_a_test_that_fails_now_and_then_is_found_and_repeated_until_it_passes(tm
     code, said = repeated(tmp_path, 3)
     assert code == 0
     assert said[-1] == "2 runs, 0 failures; 2 of 2 tests have 3 runs without a failure"
+    lines = (tmp_path / "results").read_text().splitlines()
+    counts = [json.loads(line).get("count") for line in lines]
+    assert counts == [None, 3, 3]  # the failure, and what passed since

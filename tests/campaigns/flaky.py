@@ -2,13 +2,15 @@
 
 One pytest process runs the tests of several files many times, so that imports and module fixtures
 are paid once. A first round runs every test once and measures it; then the files follow,
-the cheapest first. Every run is a line of a file: with ``--results FILE`` that file is kept, and
-another start continues with the tests that have too few runs since they last failed.
+the cheapest first. Every run is a line of a file: with ``--results FILE`` that file is kept, the
+runs of each test joined to one line, and another start continues with the tests that have too few
+runs since they last failed. Begin a new file where the package has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.repeat import read_runs, runs_in_a_row
+from tests.campaigns.repeat import joined, read_runs, runs_in_a_row
 
 # ends with its parent, however that ends
 BUSY = "import os; p = os.getppid()\nwhile os.getppid() == p: sum(range(100_000))"
@@ -95,7 +97,9 @@ class Repeated:
         seconds: Counter[str] = Counter()
         for each in outcomes:
             seconds[each["test"]] += each["seconds"]
-        ran = Counter(each["test"] for each in outcomes)
+        ran: Counter[str] = Counter()
+        for each in outcomes:
+            ran[each["test"]] += each.get("count", 1)
         cost: Counter[str] = Counter()
         for test, runs in missing.items():
             cost[file_of(test)] += runs * seconds[test] / max(1, ran[test])
@@ -139,7 +143,10 @@ def run(options: argparse.Namespace) -> int:
             first = [Share(tuple(files[at :: options.jobs]), 1) for at in range(options.jobs)]
             list(pool.map(repeated.run, [share for share in first if share.files]))
             list(pool.map(repeated.run, repeated.shares()))
-            return report(repeated, read_runs(results)[before:])
+            outcomes = read_runs(results)
+            lines = [json.dumps(each) + "\n" for each in joined(outcomes)]
+            results.write_text("".join(lines))
+            return report(repeated, outcomes[before:])
     finally:
         for process in busy:
             process.kill()

@@ -22,7 +22,7 @@ failures: dict[str, str] = {}
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """Return the recorded runs; the last line may be cut short."""
+    """Return the recorded runs, ``count`` of them a line; the last line may be cut short."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}\n")]
 
@@ -36,10 +36,31 @@ def runs_in_a_row(outcomes: Iterable[dict[str, Any]]) -> Counter[str]:
     """
     counts: Counter[str] = Counter()
     for each in outcomes:
-        counts[each["test"]] += 1
+        counts[each["test"]] += each.get("count", 1)
         if each["outcome"] == "failed":
             counts[each["test"]] = 0
     return counts
+
+
+def joined(outcomes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one line for all runs of a test since it last failed, and one for each failure.
+
+    >>> runs = [{"test": "a", "seconds": 0.1, "outcome": "passed"}] * 2
+    >>> joined(runs)
+    [{'test': 'a', 'seconds': 0.2, 'outcome': 'passed', 'count': 2}]
+    """
+    failures, passed = [], {}
+    for each in outcomes:
+        if each["outcome"] == "failed":
+            failures.append(each)
+            passed.pop(each["test"], None)
+            continue
+        before = passed.get(each["test"], {"seconds": 0.0})
+        passed[each["test"]] = each | {
+            "seconds": round(before["seconds"] + each["seconds"], 3),
+            "count": before.get("count", 0) + each.get("count", 1),
+        }
+    return failures + [passed[test] for test in sorted(passed)]
 
 
 def again(item: pytest.Item) -> pytest.Item:
