@@ -9,6 +9,8 @@ has settled, in turns with the best of the grid. All deliver the same batches.
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ from penstock import ChunkedDataLoader, MemorySource, StreamLoader
 ROWS = np.random.default_rng(0).standard_normal((6400, 64), dtype=np.float32)
 GRID = (1, 2, 4, 8, 16)
 MOST_EPOCHS = 300  # until it settles
+CASE_SECONDS = 1.0
 
 
 class Storage:
@@ -75,9 +78,18 @@ def one_by_one(storage: Storage, **options: Any) -> ChunkedDataLoader:
     return ChunkedDataLoader(data, 8, shuffle=True, executor="threads", **options)
 
 
-def epoch(loader: Any) -> None:
-    for _ in loader:
-        pass
+def epoch(loader: Any, times: int = 1) -> float:
+    """Return the mean seconds of some epochs."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        for _ in loader:
+            pass
+    return (time.perf_counter() - begin) / times
+
+
+def case(loader: Any, tiny: bool) -> Callable[[], float]:
+    """Return what reads epochs for a second: reads come in bursts that take as long as an epoch."""
+    return partial(epoch, loader, 1 if tiny else math.ceil(CASE_SECONDS / epoch(loader)))
 
 
 def settled(loader: Any) -> int:
@@ -95,10 +107,10 @@ def compare(name: str, make: Callable[..., Any], rounds: int, *, tiny: bool) -> 
     tuned = make(threads=1, tune="online")
     try:
         found = 1 if tiny else settled(tuned)
-        cases = {case: partial(epoch, loader) for case, loader in loaders.items()}
-        seconds = interleaved(cases | {f"{name}, online": partial(epoch, tuned)}, rounds=rounds)
+        cases = {each: case(loader, tiny) for each, loader in loaders.items()}
+        seconds = interleaved(cases | {f"{name}, online": case(tuned, tiny)}, rounds=rounds)
         report(seconds)
-        best = min(loaders, key=lambda case: sorted(seconds[case])[len(seconds[case]) // 2])
+        best = min(loaders, key=lambda each: statistics.median(seconds[each]))
         emit(case=f"{name}, chosen", threads=found, best=best)
         text = f"{name}: speed of online against the best of the grid"
         claim(text, ratio(seconds, f"{name}, online", best), at_least=0.9)
