@@ -142,7 +142,7 @@ def test_files_of_another_dtype_are_not_one_folder(tmp_path):
         (folders["lines"] / f"{i}.jsonl").write_text(line)
     with pytest.raises(SourceError, match=r"1\.npy has shape .* of float64, and .*0\.npy has"):
         open_source(folders["arrays"])
-    with pytest.raises(SourceError, match=r"1\.parquet has other columns than .*0\.parquet"):
+    with pytest.raises(SourceError, match=r"1\.parquet and .*0\.parquet have different columns"):
         open_source(folders["tables"])
     with pytest.raises(SourceError, match="same fields"):
         open_source(str(folders["lines"] / "*.jsonl"))

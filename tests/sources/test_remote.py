@@ -102,7 +102,7 @@ def test_a_missing_chunk_is_the_fill_value_and_a_missing_store_a_sentence(server
     found = read(open_source("s3://bucket/holes", **server.options()), 0, 203)[""]
     assert (found[32:64] == 0).all() and np.array_equal(found[64:], DATA[64:])
     with pytest.raises(
-        SourceError, match=r"tokens\.bin is of a kind that is read from a local disk"
+        SourceError, match=r"tokens\.bin is a file that can only be read from a local disk"
     ):
         open_source("s3://bucket/tokens.bin", dtype="uint16", **server.options())
     for missing in ("s3://bucket/nothing", "s3://no-bucket/plain"):

@@ -152,7 +152,7 @@ def test_json_lines(tmp_path, cache):
     [
         ("", "has no lines"),
         ('{"a": 1}\n{"b": 1}', "line 2 of .* has no 'a'"),
-        ('{"a": 1}\n{"a": "x"}', "'a' in line 2 .* and int before"),
+        ('{"a": 1}\n{"a": "x"}', "'a' in line 2 .* but was int before"),
         ('{"a": null}', "'a' in line 1 .* is None"),
         ('{"a": [["x"]]}', "numbers, strings or lists"),
         ('{"a": 100000000000000000000}', "'a' in line 1"),

@@ -632,7 +632,7 @@ def test_a_random_split_is_of_whole_chunks_and_sessions_are_groups():
         (({f"{i}": 1 / 16 for i in range(16)},), "cannot split 10 samples into 16"),
         (({"a": 0.5, "b": 0.5}, "shuffle"), "by must be one of"),
         (({"a": 0.5, "b": 0.5}, "time", [0]), "groups is for by='group'"),
-        (({"a": 0.5, "b": 0.5}, "group", [0]), "one a sample"),
+        (({"a": 0.5, "b": 0.5}, "group", [0]), "one per sample"),
         (({"a": 0.5, "b": 0.5}, "group"), "cannot split 1 groups"),
         ((7,), "dict of shares"),
     ],
@@ -708,7 +708,7 @@ def test_lists_of_different_lengths_are_refused():
     source, ragged = open_source(np.zeros((3, 2))), [[1], [2, 3], [1]]
     with pytest.raises(PlanError, match="indices_or_mask must be an array"):
         source.select(ragged)
-    with pytest.raises(PlanError, match="groups must be one label a sample"):
+    with pytest.raises(PlanError, match="groups must be one label per sample"):
         source.split({"a": 0.5, "b": 0.5}, by="group", groups=ragged)
 
 

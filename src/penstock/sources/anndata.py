@@ -25,7 +25,7 @@ from penstock.sources.zarr.source import read_node, stored_arrays
 
 log = logging.getLogger(__name__)
 
-BLOCK_CHUNKS = 8  # a block of sparse rows begins and ends inside of a chunk: read at least these
+BLOCK_CHUNKS = 8  # at least: the first and last chunk of a block of sparse rows are read twice
 COLUMNS = ".indices"  # after the name of a sparse matrix: the field with its columns
 NUMBERS = {  # the array with the numbers of an element, by its encoding
     "array": "",
@@ -38,7 +38,7 @@ NUMBERS = {  # the array with the numbers of an element, by its encoding
 class AnnDataSource(BaseSource):
     """The cells of an AnnData file: X, and the columns of obs that are numbers or categories.
 
-    X in CSR is delivered as a sparse tensor, or with its zeros (``dense=True``). Categories are
+    X in CSR is delivered as a sparse tensor, or a dense one (``dense=True``). Categories are
     integer codes, -1 where a value is missing; ``categories(name)`` lists their names. Columns of
     obs that hold text or missing numbers are left out unless they are chosen.
 
@@ -46,7 +46,7 @@ class AnnDataSource(BaseSource):
         path: A file ``.h5ad``, a directory ``.zarr``, or a `ByteStore` with such a directory.
         columns: Fields: ``"X"``, columns of obs by name, or elements by path, such as
             ``"layers/counts"`` and ``"obsm/X_pca"``. X and obs by default.
-        dense: Deliver sparse matrices with their zeros.
+        dense: Deliver sparse matrices as dense tensors.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AnnDataSource(BaseSource):
             return self._open_csr(name, element, attributes, fields, offsets)
         if kind == "csc_matrix":
             raise _Unsuitable(
-                "is stored by columns (CSC), so that a cell is all over the file: write it by rows "
+                "is stored by columns (CSC), so a cell is scattered in the file: write it by rows "
                 "with adata.X = adata.X.tocsr() and adata.write"
             )
         if kind not in NUMBERS:
@@ -133,13 +133,13 @@ class AnnDataSource(BaseSource):
         shown = f"{element!r} of {self._tree.name}"
         if index.samples != rows + 1 or width < 1 or values.samples != columns.samples:
             raise SourceError(
-                f"{shown} says that it has {rows} x {width} values, but has {index.samples} "
+                f"{shown} has the shape {rows} x {width}, but {index.samples} "
                 f"offsets, {values.samples} values and {columns.samples} columns: write or copy it "
                 "again"
             )
         last = np.empty(1, index.field.dtype)
         index.read(rows, rows + 1, last)
-        if int(last[0]) != values.samples:  # before all are read: a shape may say anything
+        if int(last[0]) != values.samples:  # before all are read: a wrong shape may be huge
             checked_offsets(np.append(0, last), values.samples, shown)
         begins = checked_offsets(_whole(index).astype(np.int64), values.samples, shown)
         sparse = Sparse(name + COLUMNS, width, self._dense)
@@ -181,7 +181,7 @@ class AnnDataSource(BaseSource):
 
 
 class _Unsuitable(Exception):
-    """Why an element cannot be a field, as the end of a sentence."""
+    """An element cannot be a field; the message is the end of a sentence that says why."""
 
 
 def _whole(array: ArrayReader) -> Rows:

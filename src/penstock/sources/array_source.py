@@ -32,7 +32,7 @@ class ArrayReader(ABC):
         field: Shape and dtype of one sample.
         chunks: The shape that is decoded together: samples first, then the axes of a sample.
         how: What reads it, and perhaps why: "direct", or the name of a library.
-        decodes_first: Whether a chunk is decoded only up to the last item that is wanted.
+        decodes_first: Whether a chunk is decoded only up to the last item that is needed.
     """
 
     samples: int
@@ -48,7 +48,7 @@ class ArrayReader(ABC):
 
     @abstractmethod
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
-        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        """Fill ``out`` with samples ``start:stop``, only the part ``box`` of each."""
 
     def view(self, start: int, stop: int, box: Box | None = None) -> Rows | None:
         """Return samples ``start:stop`` over mapped memory, or None if impossible."""
@@ -56,11 +56,11 @@ class ArrayReader(ABC):
 
     @abstractmethod
     def fingerprint(self, box: Box | None = None) -> str:
-        """Return an identity of the array's data, of each sample only the part ``box``."""
+        """Return an identity of the array's data, or of the part ``box`` of each sample."""
 
 
 class DecodedArray(ArrayReader):
-    """An array whose stored values are decoded where they are read, one chunk at a time.
+    """An array whose stored values are decoded when they are read, one chunk at a time.
 
     Args:
         stored: The reader of stored values.
@@ -74,7 +74,7 @@ class DecodedArray(ArrayReader):
         self.decodes_first = stored.decodes_first
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
-        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        """Fill ``out`` with samples ``start:stop``, only the part ``box`` of each."""
         first, chunk = start, max(1, self.chunk_samples)
         while first < stop:
             last = min(stop, (first // chunk + 1) * chunk)
@@ -90,7 +90,7 @@ class DecodedArray(ArrayReader):
 
 
 def samples_first(sizes: Sequence[int], axis: int) -> tuple[int, ...]:
-    """Return sizes of all axes, at least 1, with that of samples in front.
+    """Return sizes of all axes, at least 1, with the axis of samples first.
 
     >>> samples_first((4, 5, 6), 1)
     (5, 4, 6)
@@ -108,9 +108,9 @@ class StoredArray:
 
     Attributes:
         name: The name of the array for messages.
-        shape: Of the whole array.
+        shape: The shape of the whole array.
         dims: A name for each axis (None for an axis without), or None.
-        attributes: As CF has them; marks of missing data are numbers.
+        attributes: Attributes as in CF; marks of missing data are numbers.
         open: Returns the reader of stored values along an axis.
         raw: The array of the library that reads it, with shape, dtype and slicing, if there is one.
     """
@@ -144,7 +144,7 @@ class StoredArray:
         return along or 0
 
     def reader(self, axis: int, *, decode: bool) -> ArrayReader:
-        """Return the reader along an axis, of decoded values unless they are stored so."""
+        """Return the reader along an axis; ``decode`` for decoded instead of stored values."""
         opened = self.open(self.axis(axis))
         whole_number(f"the size of a sample of {self.name}", opened.field.nbytes, error=SourceError)
         decoding = decoding_of(self.attributes, opened.field.dtype, self.name) if decode else None
@@ -268,7 +268,7 @@ class ArraySource(BaseSource):
 
     @property
     def block_samples(self) -> int:
-        """Samples in a chunk (of several arrays, the widest's); in shards, in an inner chunk."""
+        """Samples in a chunk of the widest array; in an inner chunk, if it has shards."""
         widest = max(self._readers.values(), key=lambda reader: reader.field.nbytes)
         return max(1, min(widest.chunk_samples, self._length))
 
@@ -297,7 +297,7 @@ class ArraySource(BaseSource):
             stop: The end of the range.
             low: The first item along each axis of a sample.
             high: The end along each axis of a sample.
-            out: Where to.
+            out: The array to fill.
         """
         box = tuple(zip(map(int, low), map(int, high), strict=True))
         self._readers[field].read(start, stop, out, box)

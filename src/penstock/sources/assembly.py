@@ -15,7 +15,7 @@ from penstock.sources.contract import Arrays, Indices, Rows, Source, view_of
 
 PIECE_BYTES = 1 << 20  # of rows that are read whole because their storage cannot read a part
 
-COMPARED = 1 << 20  # rows of patches with canvases at a time
+COMPARED = 1 << 20  # pairs of a row and a canvas at a time
 
 
 # -- what to read
@@ -104,8 +104,8 @@ def canvas_spans(
 def _join(spans: list[Span], new: Span, chunks: Sequence[int] | None) -> None:
     """Add a span of the same rows; its canvas is joined with another if fewer chunks are decoded.
 
-    If as many are decoded, canvases stay apart: one that is a whole chunk is decoded in place.
-    Where nothing is decoded (``chunks`` is None), they are joined if that takes no more memory.
+    If the same number is decoded, canvases stay separate: a whole chunk is decoded in place.
+    If nothing is decoded (``chunks`` is None), they are joined if that takes no more memory.
     """
     if spans:
         size = _chunks_of(new.low, new.high, chunks) + (chunks is None)
@@ -121,7 +121,7 @@ def _join(spans: list[Span], new: Span, chunks: Sequence[int] | None) -> None:
 
 
 def _chunks_of(low: Sequence[int], high: Sequence[int], chunks: Sequence[int] | None) -> int:
-    """Return the chunks, or else the items, of one row that have a part of a canvas."""
+    """Return how many chunks of one row a canvas touches, or its items if there are no chunks."""
     if chunks is None:
         return prod(map(sub, high, low))
     count = 1
@@ -131,7 +131,7 @@ def _chunks_of(low: Sequence[int], high: Sequence[int], chunks: Sequence[int] | 
 
 
 def distinct(rows: Indices) -> Indices:
-    """Return the different rows, ascending; without sorting where they are close together."""
+    """Return the distinct rows, ascending; without sorting if they are close together."""
     low, high = int(rows.min()), int(rows.max())
     if high - low > 16 * len(rows):
         return np.unique(rows)
@@ -160,7 +160,7 @@ def read_span(leaf: Leaf, span: Span, out: Rows) -> None:
     Args:
         leaf: The leaf of the span.
         span: What to read.
-        out: Where to.
+        out: The array to fill.
     """
     source, field, (_, start, stop, low, high) = leaf.source, leaf.field, span
     if out.shape[1:] == leaf.shape:
@@ -191,7 +191,7 @@ def rows_before(spans: Sequence[Span]) -> Indices:
 
 
 def row_places(found: Located, spans: Sequence[Span]) -> Indices:
-    """Return rows counted through spans of whole rows, which ascend by (leaf, start)."""
+    """Return rows as numbered through spans of whole rows, which ascend by (leaf, start)."""
     leaf, start, stop = np.array([span[:3] for span in spans]).T
     begin = rows_before(spans)
     if leaf[0] == leaf[-1]:
@@ -204,7 +204,7 @@ def row_places(found: Located, spans: Sequence[Span]) -> Indices:
 
 
 def canvas_places(found: Located, output: Output, spans: Sequence[Span]) -> Indices:
-    """Return rows counted through canvases, for each patch those of canvases that hold it."""
+    """Return rows as numbered through the canvases, for each patch in those that hold it."""
     leaf, start, stop = np.array([span[:3] for span in spans]).T
     low, high = np.array([span.low for span in spans]), np.array([span.high for span in spans])
     begin, rows = rows_before(spans), found.rows.reshape(len(found.leaf), -1)
@@ -230,7 +230,7 @@ def gather_patches(
     Args:
         out: One item for each sample.
         places: Where the samples are.
-        output: Of the patches.
+        output: The output that the patches are of.
         spans: What was read.
         canvases: The array of each span.
     """
@@ -311,7 +311,7 @@ class Reads:
         calls.append((leaf.source, {leaf.field: out}))
 
     def run(self) -> None:
-        """Read all of them."""
+        """Read all ranges that were added."""
         for (_, start, stop), calls in self._asked.items():
             for source, out in calls:
                 source.read(start, stop, out)

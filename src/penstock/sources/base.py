@@ -59,14 +59,14 @@ SHORT_PIECE = 64  # samples: shorter ones are gathered instead of read one by on
 class BaseSource(ABC):
     """Base class of Penstock's own sources.
 
-    Checks ranges, indices and buffers, then calls `_read`, `_take` and `_view`. Subclasses
-    implement `_read`, and the others where they can do better.
+    It checks ranges, indices and buffers, then calls `_read`, `_take` and `_view`. Subclasses
+    implement `_read`, and the others if they can do better than the default.
 
     Args:
         length: The number of samples.
         fields: Shape and dtype of one sample, by field name.
         name: What is read, for messages.
-        offsets: Of the ragged fields: where each sample's items begin, and the end of the last.
+        offsets: By ragged field: where each sample's items begin, and the end of the last.
 
     Attributes:
         seams: Positions where a sample does not continue the one before it.
@@ -211,16 +211,16 @@ class BaseSource(ABC):
     ) -> ComposedSource:
         """Return parts of the samples: all tiles of a grid, or a random part for each tile.
 
-        A rest at the end of an axis that has no room for another tile is in no patch; ``repr``
-        says how much. Fields that have none of the axes (labels) stay whole. Patches are
-        numbered so that those of the same storage chunks follow each other.
+        A remainder at the end of an axis that is too short for another tile is in no patch;
+        ``repr`` shows its size. Fields that have none of the axes (labels) stay whole. Patches
+        are numbered so that those of the same storage chunks are consecutive.
 
         Args:
             sizes: Items along each axis: ``{"y": 256, "x": 256}`` by dimension name, or a tuple
                 for the last axes.
             stride: Items between tiles, in the same form or one number; ``sizes`` by default.
             random: Draw the corner of each patch from its tile's share of all corners, by (seed,
-                epoch, sample): the same for any threads, workers and ranks.
+                epoch, sample): the same for any number of threads, workers and ranks.
 
         >>> from penstock.sources.memory import MemorySource
         >>> patches = MemorySource(np.zeros((10, 64, 64))).patches((32, 32))
@@ -241,7 +241,7 @@ class BaseSource(ABC):
     ) -> dict[str, ComposedSource]:
         """Return disjoint parts that together have all samples, each in storage order.
 
-        Split before `windows`: windows that are made first share rows with those of other parts.
+        Call it before `windows`: windows made earlier share rows with windows of other parts.
 
         Args:
             parts: Shares that add up to 1 (``{"train": 0.8, "val": 0.2}``), or numbers of samples.
@@ -250,7 +250,7 @@ class BaseSource(ABC):
                 parts, and sizes are as close as whole groups allow.
             groups: The group of each sample, or the field that has it; by default every stretch
                 between two seams (a file, a session) is a group.
-            seed: Of the shuffle.
+            seed: Seed of the shuffle.
 
         >>> from penstock.sources.memory import MemorySource
         >>> parts = MemorySource(np.arange(10)).split({"train": 0.8, "val": 0.2}, by="time")
@@ -268,8 +268,7 @@ class BaseSource(ABC):
     ) -> dict[str, Statistics]:
         """Return mean, deviation, extremes and counts of each numeric field, in one pass.
 
-        NaN is counted and left out. Sums are in float64, and exact to its rounding also where the
-        mean is far from 0.
+        NaN is counted and left out. Sums are in float64, and a mean far from 0 costs no precision.
 
         Args:
             per: An axis of a sample, by number or dimension name, to get arrays with one item
@@ -300,10 +299,10 @@ class BaseSource(ABC):
 
 
 class ComposedSource(BaseSource):
-    """What verbs return: samples made of boxes of stored arrays.
+    """The source that verbs return: samples made of boxes of stored arrays.
 
     Any loader can use it as a plain source; then `read` and `take` return whole samples, and each
-    storage chunk is decoded once for each call. A reader that holds rows itself uses the rest:
+    storage chunk is decoded once per call. A reader that keeps rows in its own memory uses:
 
     1. ``here = source.drawn(seed, epoch)``: the source with the random patches of one epoch.
     2. ``spans = here.needs(samples)``: what to read for a block of samples, each row once.
@@ -365,7 +364,7 @@ class ComposedSource(BaseSource):
         """Return a copy with the random patches of this seed and epoch; by default both are 0.
 
         Args:
-            seed: Of the loader.
+            seed: The loader's seed.
             epoch: The epoch.
         """
         drawn = copy(self)
@@ -398,7 +397,7 @@ class ComposedSource(BaseSource):
         return store_spans(self.leaves, self.outputs, found, cell)
 
     def widest_needs(self, samples: Indices) -> dict[int, list[Span]]:
-        """Return what to read for these samples whatever corners are drawn for random patches.
+        """Return what to read for these samples, whichever corners are drawn for random patches.
 
         Args:
             samples: Numbers of samples: usually a block of consecutive ones.

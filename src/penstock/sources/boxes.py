@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.sources.contract import Field, Indices, Source, Sparse
 
-MOST_BORDERS = 1 << 24  # that are listed one by one, 8 bytes each; more are made regular
+MOST_BORDERS = 1 << 24  # listed one by one, 8 bytes each; more are replaced by regular ones
 
 
 # -- what is stored
@@ -32,8 +32,8 @@ class Leaf:
     Args:
         source: The source to read from: ``source.read(start, stop, {field: out})``.
         field: The name of the array in ``source``.
-        chunks: The shape that storage decodes together: rows, then the other axes. Where nothing is
-            decoded, the rows that are cheap to read together, and whole rows.
+        chunks: The shape that storage decodes together: rows, then the other axes. If nothing is
+            decoded: as many whole rows as are cheap to read together.
     """
 
     source: Source
@@ -75,7 +75,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One field of a composed sample: ``steps`` rows, of each the part ``inner``.
+    """One field of a composed sample: ``steps`` rows, and the part ``inner`` of each.
 
     The field's shape is ``steps + inner``.
 
@@ -84,11 +84,11 @@ class Output:
             part.
         steps: The number of rows, by axis of the sample; ``()`` for a single row.
         inner: The part of a row: smaller than the row if ``cut``, else the whole row.
-        dtype: Of the items.
+        dtype: The dtype of the items.
         dims: The names of the axes of ``inner``, "" for an axis without a name.
-        cut: Whether the output is a patch: `Located.corner` then says which part of a row.
+        cut: Whether the output is a patch: `Located.corner` is then where it begins in a row.
         static: Whether every sample has the same single row (rate 0 of `zip_sources`).
-        rate: Rows for one sample where there is less than one: 1/2 is a row for two samples.
+        rate: Rows per sample if that is less than one: 1/2 is one row for two samples.
         pitch: Rows from a sample to the next one of the same run; None if it varies.
         ragged: Whether a row is any number of items of the shape ``inner``.
         sparse: `Field.sparse` of the stored field.
@@ -118,7 +118,7 @@ class Output:
 
     @property
     def store(self) -> int:
-        """Its first leaf. Outputs of one store read the same leaves: rows are held once for all."""
+        """The first leaf. Outputs with the same store read the same rows, which are held once."""
         return self.leaves[0]
 
     @property
@@ -153,14 +153,14 @@ class Located:
 
 
 class Span(NamedTuple):
-    """Rows ``start:stop`` of a leaf, of each row the part ``low:high`` (the canvas).
+    """Rows ``start:stop`` of a leaf, and the part ``low:high`` of each row (the canvas).
 
     Args:
         leaf: The number of the leaf.
         start: The first row.
         stop: The end of the rows.
         low: The first item along each other axis.
-        high: The end along each other axis; of whole rows ``low`` is 0 and ``high`` their shape.
+        high: The end along each other axis; for whole rows ``low`` is 0 and ``high`` their shape.
     """
 
     leaf: int
@@ -179,7 +179,7 @@ class Places(NamedTuple):
     """Where one output of n samples is in the held spans of its store.
 
     Args:
-        index: ``(n, *steps)``: rows, counted through all spans of the store in their order.
+        index: ``(n, *steps)``: rows, numbered through all spans of the store in their order.
         corner: ``(n, axes)``: as in `Located`; in its span the part begins at ``corner - low``.
     """
 
@@ -296,9 +296,9 @@ class Borders:
         Args:
             position: Maps borders of this numbering to the other one; never descending.
             size: The end of the other numbering.
-            times: A stretch stays regular where its step times this ...
-            over: ... is a multiple of this, which gives its step in the other numbering,
-            seams: and where none of these positions is inside of it.
+            times: A stretch stays regular if ``step * times`` is a multiple of ``over``.
+            over: The step in the other numbering is ``step * times // over``.
+            seams: Positions; a stretch that has one of them inside does not stay regular.
         """
         counts = self._counts
         regular = (self.steps * times) % over == 0
@@ -312,7 +312,7 @@ class Borders:
         within = np.arange(listed.sum()) - np.repeat(np.cumsum(listed) - listed, listed)
         firsts = position(np.repeat(self.firsts, listed) + within * np.repeat(self.steps, listed))
         steps = np.repeat(steps, listed)
-        # of several borders at one position the last one counts
+        # of several borders at one position, the last one is kept
         keep = np.append(firsts[1:] != firsts[:-1], True) if len(firsts) else np.zeros(0, bool)
         keep &= firsts < size
         return Borders(firsts[keep], np.maximum(1, steps[keep]), size)

@@ -2,7 +2,7 @@
 
 A cache is a directory of bounded size that processes share. An index is kept in the user's cache
 directory under a name that is computed from what it describes: names, sizes and times of files. If
-a file changes, the name is another one, and the index is built again.
+a file changes, so does the name, and the index is built again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Index: TypeAlias = dict[str, npt.NDArray[Any]]
 TRAILER_BYTES = 12  # crc32 and length: detect a file that a crash cut short
 SCANS_PER_LIMIT = 16
 INDEX_LIMIT_BYTES = 2 << 30  # of all indexes together
-RECENT_NS = 2_000_000_000  # a file that has just been written may change without a new time
+RECENT_NS = 2_000_000_000  # a file written this recently may change again at the same timestamp
 
 
 class BlockCache:
@@ -63,7 +63,7 @@ class BlockCache:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SourceError(f"cannot make cache_dir {directory}: {error.strerror}") from error
+            raise SourceError(f"cannot create cache_dir {directory}: {error.strerror}") from error
 
     def get(self, name: str) -> Bytes | None:
         """Return the bytes of ``name``, or None if they are not cached."""
@@ -127,13 +127,13 @@ def _trailer(content: memoryview | bytes) -> bytes:
 def cached_index(
     kind: str, paths: Iterable[Path], facts: object, build: Callable[[], Index]
 ) -> Index:
-    """Return an index of files: as it was saved for the same files and facts, or built and saved.
+    """Return an index of files: the one saved for the same files and facts, or a new one.
 
-    A directory that other users could write to is not used, and neither saving nor reading a
-    damaged file is an error: then the index is built.
+    A directory that other users could write to is not used. If the index cannot be saved, or the
+    saved file is damaged, that is not an error: the index is built.
 
     Args:
-        kind: What it is an index of, with a version.
+        kind: The kind of index, with a version.
         paths: The files; the index is built again if the size or the time of one changes.
         facts: What else the index depends on, as JSON values.
         build: Builds the index: arrays by name, without objects.

@@ -1,8 +1,8 @@
-"""Stored values and the data they mean, as the CF conventions and xarray define it.
+"""The decoding of stored values into data, as the CF conventions and xarray define it.
 
 Packed integers are multiplied by ``scale_factor`` and shifted by ``add_offset``; values that mark
 missing data become NaN. Dtypes are chosen and steps are ordered as in xarray, so that the results
-are equal bit by bit.
+are bitwise equal.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Decoding:
 
     Attributes:
         stored: The dtype in storage.
-        read_as: Of the same size: signed or unsigned, as ``_Unsigned`` says.
-        dtype: Of the data.
+        read_as: The stored dtype, signed or unsigned as ``_Unsigned`` requires.
+        dtype: The dtype of the data.
         fills: Values that mark missing data, compared after conversion to ``dtype``.
         scale: The factor; None for none.
         offset: Added after scaling; None for none.
@@ -58,7 +58,7 @@ class Decoding:
 
     @cached_property
     def _table(self) -> np.ndarray[Any, Any] | None:
-        """The data of all values that 8 or 16 bits can have; None if a table does not pay."""
+        """The data of all values that 8 or 16 bits can have; None if a table is not faster."""
         small = self.read_as.kind in "iu" and self.read_as.itemsize <= 2 and self.read_as.isnative
         if native is None or not small or self.dtype != np.float32:
             return None
@@ -97,7 +97,7 @@ class Decoding:
             missing |= out == fill
         if self.fills:
             out[missing] = np.nan + np.nan * 1j if out.dtype.kind == "c" else np.nan
-        with np.errstate(all="ignore"):  # values outside of the packed range are the data's
+        with np.errstate(all="ignore"):  # overflow is a property of the data
             if self.scale is not None:
                 out *= self.scale
             if self.offset is not None:
@@ -108,7 +108,7 @@ def decoding_of(attributes: Attributes, stored: DType, name: str) -> Decoding | 
     """Return how to decode an array, or None if its stored values are the data.
 
     Args:
-        attributes: Of the array.
+        attributes: Attributes of the array.
         stored: The dtype in storage.
         name: The name of the array for messages.
 
@@ -141,8 +141,8 @@ def decoding_of(attributes: Attributes, stored: DType, name: str) -> Decoding | 
         return None
     if stored.kind == "b" or (as_bool and (marks or scale is not None or offset is not None)):
         raise SourceError(
-            f"array {name} holds booleans with marks of missing data, which have no dtype to be "
-            "decoded to: pass decode=False for the stored values"
+            f"array {name} holds booleans with marks of missing data, and no dtype can represent "
+            "both: pass decode=False for the stored values"
         )
     dtype = np.dtype(bool) if as_bool else dtype
     return Decoding(stored, read_as, dtype, tuple(sorted(marks)), scale, offset)
@@ -216,7 +216,7 @@ def _numbers(key: str, attributes: Attributes, stored: DType, name: str) -> list
 
 
 def zarr_attributes(attributes: Attributes, *, fill_value: object, version: int) -> Attributes:
-    """Return the attributes of a Zarr array with ``_FillValue`` as CF has it.
+    """Return the attributes of a Zarr array with ``_FillValue`` as in CF.
 
     xarray stores it as the array's ``fill_value`` in version 2 (of an array that has dimension
     names), and as the base64 text of a double in version 3.

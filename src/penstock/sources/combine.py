@@ -28,7 +28,7 @@ def checked_rate(name: str, rate: float) -> Fraction:
 
 
 class Concatenated(Layout):
-    """One layout after the other, with a seam between each two.
+    """One layout after the other, with a seam between neighbours.
 
     Args:
         parts: Layouts with the same outputs.
@@ -79,7 +79,7 @@ class Concatenated(Layout):
         leaf, rows, corner = zeros(n), zeros(n, *output.steps), zeros(n, len(output.inner))
         for number in np.unique(part).tolist():
             here = np.flatnonzero(part == number)
-            # samples of every part begin at 0: the key of a draw needs the part too
+            # samples of every part are numbered from 0: the key of a draw needs the part too
             own = Draw(derive_key(draw.seed, "part", number), draw.epoch, draw.share)
             found = self.parts[number].locate(name, mine[here], own)
             leaf[here] = found.leaf + self._leaf[number]
@@ -191,7 +191,7 @@ def in_words(layout: Layout) -> dict[str, str]:
 
 
 def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> int:
-    """Return the number of samples of zipped sources, which must last equally long."""
+    """Return the number of samples of zipped sources, which must be the same for all."""
     asked = {name: Fraction(lengths[name]) / rate for name, rate in rates.items() if rate}
     found = set(asked.values())
     if not asked:
@@ -208,7 +208,7 @@ def common_length(lengths: Mapping[str, int], rates: Mapping[str, Fraction]) -> 
             if each != most
         ]
         raise SourceError(
-            f"zipped sources must last equally long, got samples {dict(lengths)} with rates "
+            f"zipped sources must have matching lengths, got samples {dict(lengths)} with rates "
             f"{ {name: float(rate) for name, rate in rates.items()} }: pass other rates, or use "
             + " and ".join(cut)
         )

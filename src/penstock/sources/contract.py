@@ -1,4 +1,4 @@
-"""The contract of a source, and checks of what a caller asks of one.
+"""The contract of a source, and checks of requests to one.
 
 A source has a length, named fields, and reads ranges or single samples into memory that the
 caller provides. A class of your own needs only the members of `Source`.
@@ -36,7 +36,7 @@ class Sparse(NamedTuple):
     Attributes:
         columns: The ragged field with the column of each value.
         width: The number of columns of the matrix.
-        dense: Whether batches have the zeros too.
+        dense: Whether batches are dense matrices.
     """
 
     columns: str
@@ -211,7 +211,7 @@ def check_range(length: int, start: int, stop: int) -> None:
 
 
 def checked_indices(length: int, indices: npt.ArrayLike) -> Indices:
-    """Return the indices as int64; each must be within ``range(length)``, none is negative.
+    """Return the indices as int64; each must be in ``range(length)``.
 
     Args:
         length: The number of samples.
@@ -244,13 +244,13 @@ def checked_buffers(
     """Return the first ``samples`` rows of each buffer in ``out``, if all of them fit.
 
     A buffer of a ragged field must have exactly ``items[name]`` rows: a caller that does not know
-    of ragged fields would take the rest for samples.
+    about ragged fields would mistake the rest for samples.
 
     Args:
         fields: The fields of the source.
         out: The caller's buffers by field name.
         samples: The number of samples asked for.
-        items: Of the ragged fields in ``out``: how many items these samples have.
+        items: By ragged field in ``out``: how many items these samples have.
 
     >>> fields = {"x": Field((3,), np.dtype("f4"))}
     >>> checked_buffers(fields, {"x": np.empty((8, 3), "f4")}, 2)["x"].shape
@@ -357,7 +357,7 @@ def checked_offsets(
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
             of, given = given
         elif name not in outputs and len(outputs) == 1:
-            of = next(iter(outputs))  # there is only one field that it can be of
+            of = next(iter(outputs))  # the only field
         if of not in outputs:
             raise PlanError(
                 f"offsets: no field {of!r} in this source{did_you_mean(str(of), outputs)}; pass "
@@ -439,7 +439,7 @@ def seams_of(source: Source) -> list[int]:
 
 
 def varies(source: Any) -> bool:
-    """Return whether samples differ from pass to pass, so that none may be kept for the next."""
+    """Return whether samples differ between passes, so that none may be reused in the next."""
     stored = (getattr(leaf, "source", None) for leaf in getattr(source, "leaves", ()))
     return any(getattr(each, "varies", False) for each in (source, *stored))
 

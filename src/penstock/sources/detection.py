@@ -57,11 +57,11 @@ def open_source(
     - ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, ``.ipc``, and folders of Parquet files
     - ``.jsonl``, ``.ndjson``; ``.tar`` of WebDataset
     - a folder or a pattern (``"clips/*.wav"``) of files that are one sample each: ``.npy``, images,
-      sound; a pattern of any other files is the sources of these, concatenated
+      sound; if a pattern matches other files, their sources are concatenated
     - ``s3://``, ``gs://``, ``az://`` and ``http(s)://``: Zarr, AnnData, ``.npy`` and Parquet
     - open objects: of zarr, icechunk, h5py, xarray, tensorstore, pyarrow, Hugging Face datasets,
       and anything with ``shape``, ``dtype`` and slicing
-    - recordings, and other data of installed packages that name a source in their entry points
+    - recordings, and other data for which an installed package has a source as an entry point
 
     A list is concatenated, a mapping is zipped, and a source is returned as it is. A source of a
     class of your own gets the verbs (`select`, `windows`, ...) that Penstock's sources have.
@@ -76,7 +76,7 @@ def open_source(
         decode: Apply the attributes ``scale_factor``, ``add_offset``, ``_FillValue``,
             ``missing_value`` and ``_Unsigned`` as xarray does: packed integers arrive as floats,
             missing values as NaN. False reads the stored values.
-        dtype: The dtype of a file that does not say it, such as tokens in ``.bin``.
+        dtype: The dtype of a file that does not store it, such as tokens in ``.bin``.
         options: Options of the source that is opened: ``missing="error"`` for Zarr,
             ``columns=`` for a table, ``access_key_id=`` for object storage, and so on.
 
@@ -102,7 +102,7 @@ def open_source(
 def concatenate(sources: Sequence[SourceLike]) -> ComposedSource:
     """Return the samples of several sources with the same fields, one source after the other.
 
-    There is a seam between each two: no window crosses it. Images of different shapes have the
+    There is a seam between neighbours: no window crosses it. Images of different shapes have the
     same fields as patches: ``concatenate([image.patches((256, 256)) for image in images])``.
 
     Args:
@@ -128,9 +128,9 @@ def zip_sources(
     Args:
         sources: Sources, or what `open_source` takes, by name. The name becomes that of a
             source's unnamed field; named fields keep their names.
-        rates: Rows of a source for one sample, by name; 1 where nothing is given. 2 gives two
-            rows a sample; 0.5 gives one row to two samples, so that ``windows(8)`` has 4 rows of
-            it; 0 gives its only row to every sample.
+        rates: Rows of a source per sample, by name; 1 by default. With 2, a sample has two rows;
+            with 0.5, two samples share a row, so that ``windows(8)`` has 4 rows of it; with 0,
+            all samples share its only row.
 
     >>> pairs = zip_sources({"x": np.zeros((4, 2)), "video": np.ones(2)}, rates={"video": 0.5})
     >>> list(pairs.fields), len(pairs), pairs.windows(2).fields["video"].shape
@@ -172,12 +172,12 @@ def arrays(find: str) -> Callable[..., Source]:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """A function that opens one kind of data, and which arguments of `open_source` it takes.
+    """A function that opens one kind of data, and the arguments of `open_source` that it takes.
 
     Attributes:
         make: Called with the data, those arguments, and the options that were passed.
-        takes: Of "fields", "along", "decode" and "dtype"; "columns" is "fields" by the name that
-            tables have for it.
+        takes: Some of "fields", "along", "decode" and "dtype"; "columns" is the name of "fields"
+            for tables.
     """
 
     make: Callable[..., Source]
@@ -212,7 +212,7 @@ _REFUSALS = {
         "has samples along its first axis, got along={!r}: only stores of arrays can be read "
         "along another axis"
     ),
-    "dtype": "says its dtype itself: leave out dtype=",
+    "dtype": "stores its dtype: leave out dtype=",
 }
 kind_of_store = imported("zarr.source:kind_of_store")
 ARRAYS, COLUMNS = ("fields", "along", "decode"), ("columns",)
@@ -298,7 +298,7 @@ def _near(path: Path) -> str:
     try:
         beside = [each.name for each in path.parent.iterdir()]
     except OSError:
-        return ": its folder cannot be read"  # not named: of a URL, it may hold a password
+        return ": its folder cannot be read"  # not named: in a URL, it may hold a password
     near = close_name(path.name, beside)
     return "" if near is None else f": did you mean {str(path.with_name(near))!r}?"
 
@@ -331,7 +331,7 @@ def _open_url(url: str, given: Given) -> Source:
         return FILES[Path(found.name).suffix.lower()](found, own)
     if Path(url.partition("?")[0]).suffix.lower() in FILES:
         raise SourceError(
-            f"{redacted(url)} is of a kind that is read from a local disk only: download it, or "
+            f"{redacted(url)} is a file that can only be read from a local disk: download it, or "
             "write it as Zarr, .npy or Parquet"
         )
     return STORES[kind_of_store(found) or "zarr"](found, own)
@@ -352,7 +352,7 @@ def _opener_of(path: Path) -> Opener | None:
     if path.is_file():
         return FILES.get(path.suffix.lower())
     kind = kind_of_store(DirectoryStore(path)) if path.is_dir() else None
-    if kind is not None:  # a Zarr store is never an extension's
+    if kind is not None:  # a Zarr store is never read by an extension
         return STORES[kind]
     for extension in load_extensions("penstock.sources").values():
         if extension.accepts(path):
@@ -393,7 +393,7 @@ def _folder_advice(path: Path) -> str:
     if any((entry / "zarr.json").exists() for entry in entries):
         return "open one of the Zarr stores in it"
     advice = {ADVICE.get(entry.suffix.lower(), _DATASET).format(path="...") for entry in entries}
-    return f"of each of its files: {advice.pop()}" if len(advice) == 1 else _DATASET
+    return f"for each of its files: {advice.pop()}" if len(advice) == 1 else _DATASET
 
 
 def _object_advice(value: object) -> str:

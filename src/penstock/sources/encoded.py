@@ -1,7 +1,7 @@
 """Samples that are encoded one by one: files of arrays, images and sound, and members of archives.
 
-`Decoder` turns the bytes of one sample into an array. `EncodedSource` has for each field the place
-of every sample's bytes; `sample_files.py` finds them.
+`Decoder` turns the bytes of one sample into an array. `EncodedSource` stores where the bytes of
+every sample are, by field; `sample_files.py` finds them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.sources.storage import changed_file, read_exactly, reading, stamp
 from penstock.sources.thread_buffers import Bytes, thread_buffer
 
 LEAVE_OUT = "write or copy it again, or leave it out"
-MOST_PIXELS = 1 << 28  # of an image; more is taken for a damaged header
+MOST_PIXELS = 1 << 28  # of an image; more is treated as a damaged header
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 OGG_HEADER, OGG_LAST = 27, 4  # bytes before the sizes of a page's parts; mark of the last page
@@ -32,7 +32,7 @@ NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")  # as w
 
 
 class Probed(NamedTuple):
-    """What the header of a sample says: shape, dtype, and the rate of sound (else 0)."""
+    """The contents of a sample's header: shape, dtype, and the rate of sound (0 otherwise)."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -83,7 +83,7 @@ class ImageOptions:
         image = optional("PIL.Image", extra="arrow").open(io.BytesIO(raw.data))
         width, height = image.size
         if width * height > MOST_PIXELS:
-            raise ValueError(f"it says that it has {width} x {height} pixels")
+            raise ValueError(f"its header declares {width} x {height} pixels")
         return image, self.mode or (
             image.mode if image.mode not in ("P", "CMYK", "YCbCr") else "RGB"
         )
@@ -91,7 +91,7 @@ class ImageOptions:
     def probe(self, raw: Bytes) -> Probed:
         """Return the shape of an image."""
         image, mode = self.open(raw)
-        # an image of one pixel tells what numpy makes of its mode
+        # an image of one pixel shows the shape and dtype that numpy gives to its mode
         one = np.asarray(optional("PIL.Image", extra="arrow").new(mode, (1, 1)))
         height, width = self.size or image.size[::-1]
         return Probed((height, width, *one.shape[2:]), one.dtype)
@@ -104,7 +104,7 @@ class ImageOptions:
 
 
 def decoder_for(suffix: str, images: ImageOptions) -> Decoder:
-    """Return the decoder of files with a suffix; of an unknown one, the bytes are the sample."""
+    """Return the decoder for a suffix; if it is unknown, a sample is the bytes of its file."""
     suffix = suffix.lower()
     if suffix in IMAGES:
         return Decoder("image", images.probe, images.decode)
@@ -129,7 +129,7 @@ def _decode_npy(raw: Bytes) -> Rows:
 
 
 def _probe_sound(raw: Bytes) -> Probed:
-    # libsndfile takes a file that was cut for a shorter one
+    # libsndfile reads a truncated file as a shorter one
     said = _sound_bytes(raw)
     if raw.size < said:
         raise ValueError(f"it has {raw.size} of {said} bytes")
@@ -139,7 +139,7 @@ def _probe_sound(raw: Bytes) -> Probed:
 
 
 def _sound_bytes(raw: Bytes) -> int:
-    """Return the least size of a file of sound, if it says that; else 0."""
+    """Return the minimum size of a sound file, from its header; 0 if that does not declare it."""
     start = raw[:4].tobytes()
     if start in (b"RIFF", b"FORM"):  # WAV and AIFF
         said = int.from_bytes(raw[4:8].tobytes(), "little" if start == b"RIFF" else "big") + 8
@@ -176,7 +176,7 @@ class Members:
     """The encoded samples of one field.
 
     Attributes:
-        suffix: Of their names, which chooses the decoder.
+        suffix: The suffix of their names, which selects the decoder.
         images: How images are read.
         field: The field; ragged if the lengths differ.
         paths: The file of each sample, or the one file of all of them.
@@ -255,7 +255,7 @@ class EncodedSource(BaseSource):
     """Samples that are decoded one by one.
 
     Args:
-        members: Where the samples of each field are; all fields have as many.
+        members: Where the samples of each field are; all fields have the same number.
         name: The folder or archive, for messages.
     """
 

@@ -20,7 +20,7 @@ from penstock.sources.storage import UNREADABLE, LocalFile, reading
 LOCK = "HDF5"  # h5py and netCDF4 may share the C library, which is not thread-safe
 HDF5_MAGIC, CLASSIC_MAGIC = b"\x89HDF\r\n\x1a\n", b"CDF"
 USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # where the signature of HDF5 may be
-SUPERBLOCK_BYTES = 64  # as many of the block after the signature as are looked at
+SUPERBLOCK_BYTES = 64  # read from the signature on: enough for the end of the file
 CLASSIC_ITEMS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}  # bytes
 MOST_ARRAYS = 100_000
 OWN_ATTRIBUTES = (  # of HDF5, and of netCDF
@@ -75,7 +75,7 @@ class ArrayFile:
 
     def root(self) -> Any:
         """Return the open file of this process; the caller holds the lock."""
-        # a file of h5py is false once it is closed: by the user, who passed it
+        # a file of h5py is false once the user, who passed it, has closed it
         if self._opened is None or self._opened[0] != os.getpid() or not self._opened[1]:
             self._opened = (os.getpid(), self._open())
         return self._opened[1]
@@ -121,7 +121,7 @@ class FileArray:
 
 
 def _is_classic(path: Path) -> bool:
-    """Return whether a file is classic netCDF; refuse what is neither this nor HDF5."""
+    """Return whether a file is classic netCDF; raise ``SourceError`` if it is not HDF5 either."""
     with reading(path), path.open("rb") as file:
         start = file.read(8)
         classic = start[:3] == CLASSIC_MAGIC
@@ -142,7 +142,7 @@ def _is_classic(path: Path) -> bool:
 
 
 def _hdf5_size(file: BinaryIO) -> int | None:
-    """Return the least size of a file of HDF5, from its superblock; None if it has none."""
+    """Return the minimum size of a file of HDF5, from its superblock; None if it has none."""
     for begin in USER_BLOCKS:
         file.seek(begin)
         head = file.read(SUPERBLOCK_BYTES)
@@ -153,7 +153,7 @@ def _hdf5_size(file: BinaryIO) -> int | None:
 
 
 def classic_size(file: BinaryIO) -> int:
-    """Return the least size of a classic netCDF file, from its header.
+    """Return the minimum size of a classic netCDF file, from its header.
 
     Args:
         file: The file, at its start.
@@ -163,7 +163,7 @@ def classic_size(file: BinaryIO) -> int:
 
     def number(kind: str = count, minimum: int = 0) -> int:
         found = int(struct.unpack(kind, file.read(struct.calcsize(kind)))[0])
-        if found < minimum:  # a size below 0 would lead back, and round and round
+        if found < minimum:  # a negative size would seek backwards, in an endless loop
             raise ValueError(f"its header has the size {found}")
         return found
 
@@ -254,7 +254,7 @@ def _array(file: ArrayFile, path: str, array: Any, dims: Sequence[str]) -> Store
 
 
 def _refuse_other_files(array: Any, name: str) -> None:
-    """Refuse data that is stored in files elsewhere: a file must not lead to any other one."""
+    """Raise ``SourceError`` for data in files outside of the directory of their HDF5 file."""
     others = [each[0] for each in getattr(array, "external", None) or ()]
     if getattr(array, "is_virtual", False):
         others += [each.file_name for each in array.virtual_sources()]

@@ -125,14 +125,14 @@ def _index(path: Path, names: list[str] | None) -> Index:
     lines, kinds = [0], dict[str, str]()
     lengths: dict[str, list[int]] = {}
     for number, (end, line) in enumerate(_lines(path)):
-        if not line.strip():  # white space is no part of JSON: it belongs to a line beside it
+        if not line.strip():  # white space is not JSON: it is read with a neighbouring line
             lines[-1] = end if len(lines) > 1 else 0
             continue
         found = _parsed(line, path, number)
         if len(lines) == 1:
             names = names or list(found)
             if not names:
-                raise SourceError(f"line 1 of {path} has no keys, so that there are no fields")
+                raise SourceError(f"line 1 of {path} has no keys, so there are no fields")
             lengths = {name: [0] for name in names}
         for name in names or ():
             value = _value(found, name, path, number)
@@ -141,7 +141,7 @@ def _index(path: Path, names: list[str] | None) -> Index:
             if wider is None:
                 raise SourceError(
                     f"{name!r} in line {number + 1} of {path} is {shown(value)}"
-                    f"{f', and {kinds[name]} before' if name in kinds else ''}: a field has "
+                    f"{f', but was {kinds[name]} before' if name in kinds else ''}: a field has "
                     "numbers, strings or lists of numbers; choose others with fields=[...]"
                 )
             kinds[name] = wider

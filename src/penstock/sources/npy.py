@@ -28,10 +28,10 @@ class NpySource(BaseSource):
     """One array in a ``.npy`` file: ranges are read, single samples gathered from mapped pages.
 
     Big-endian data and Fortran order are supported through a converting copy; only data in the
-    machine's own format can be viewed in place. A file that was written or replaced since it was
-    opened is an error at the next access, by its size, number and time of modification. Two
-    changes cannot be seen: one within the resolution of that time, and one of a view that was
-    handed out before. A file that shrinks during an access to its mapped pages ends the process
+    machine's own format can be viewed in place. If a file was written or replaced since it was
+    opened, the next access is an error: its size, inode and modification time are compared. Two
+    changes cannot be detected: one within the resolution of that time, and one of a view that was
+    returned before. A file that shrinks during an access to its mapped pages ends the process
     (SIGBUS).
 
     Args:
@@ -68,7 +68,7 @@ class NpySource(BaseSource):
             )
         if file.path is None and header.fortran and len(header.shape) > 1:
             raise SourceError(
-                f"{file.name} is in Fortran order: a sample is all over the file; save it again "
+                f"{file.name} is in Fortran order, so a sample is scattered: save it again "
                 "with numpy.save(path, numpy.ascontiguousarray(array))"
             )
         return header
@@ -85,7 +85,7 @@ class NpySource(BaseSource):
             if path is not None and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
                 read_exactly(path, rows.reshape(-1).view(np.uint8), offset)
-                self._file.verify()  # afterwards: what was read is of the file that was opened
+                self._file.verify()  # afterwards: the file must be the one that was opened
             else:
                 np.copyto(rows, self._rows(start, stop))
 
@@ -166,8 +166,7 @@ class BinarySource(NpySource):
 def _item_dtype(path: object, dtype: Any) -> np.dtype[np.generic]:
     if dtype is None:
         raise SourceError(
-            f"{path} does not say what it holds: pass its dtype, such as "
-            'open_source(path, dtype="uint16")'
+            f'{path} stores no dtype: pass its dtype, such as open_source(path, dtype="uint16")'
         )
     try:
         found: np.dtype[np.generic] = np.dtype(dtype)
@@ -179,7 +178,7 @@ def _item_dtype(path: object, dtype: Any) -> np.dtype[np.generic]:
 
 
 def _token_header(name: str, head: bytes, size: int, itemsize: int) -> int:
-    """Return the bytes of the header of llm.c: 256 int32, of which only the first three are set.
+    """Return the size of the header of llm.c, 256 int32 of which only three are set, or else 0.
 
     They are a magic number, a version and the number of tokens.
     """
@@ -191,7 +190,7 @@ def _token_header(name: str, head: bytes, size: int, itemsize: int) -> int:
         return 0
     if stored != itemsize:
         raise SourceError(
-            f"{name} says that it holds {tokens} tokens, of {stored} bytes each: pass a dtype of "
+            f"{name} declares {tokens} tokens of {stored} bytes each: pass a dtype of "
             f"that size, such as dtype='uint{8 * stored}'"
         )
     return TOKEN_HEADER_BYTES
@@ -208,7 +207,7 @@ class NpyHeader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of header and data together: the least size of the file."""
+        """Bytes of header and data together: the minimum size of the file."""
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
     @property

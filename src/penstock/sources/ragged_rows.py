@@ -100,7 +100,7 @@ def take_by_blocks(source: Source, indices: Indices, out: Arrays, block_samples:
         source: Where blocks are read.
         indices: The samples, in any order.
         out: Buffers of exactly these samples.
-        block_samples: Samples that storage has together.
+        block_samples: Samples in a block of the storage.
     """
     lengths = {n: lengths_of(source, n, indices) for n in out if source.fields[n].ragged}
     begins = {name: np.cumsum(each) - each for name, each in lengths.items()}

@@ -33,12 +33,12 @@ Answer = TypeVar("Answer")
 
 MOST_REQUESTS = 1024  # in flight: each has a thread
 MOST_SECONDS = 10.0 * 365 * 24 * 3600
-TOGETHER_BYTES = 4 << 20  # takes longer to send than to ask for
-GAP_BYTES = 1 << 18  # takes less long to send than to ask for
+TOGETHER_BYTES = 4 << 20  # takes longer to transfer than to request
+GAP_BYTES = 1 << 18  # takes less time to transfer than to request
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 SINGLE_FILES = (".npy", ".parquet", ".pq")
-# texts of obstore's errors: trying again does not help; the server sends whole objects only;
-# the server does not send the last bytes of an object without knowing where they begin
+# texts of obstore's errors: a retry does not help; the server sends whole objects only;
+# the server sends the last bytes of an object only by their offset
 LASTING = re.compile(r"status code: 4\d\d|builder error|error parsing|not supported", re.I)
 NO_RANGES = "non-partial response"
 NO_SUFFIXES = "not support suffix range"
@@ -57,7 +57,7 @@ def open_remote(url: str, **options: Any) -> ObjectStore | ObjectFile:
         return ObjectStore(url, **options)
     if asked:
         raise SourceError(
-            f"{redacted(url)} has a query, which ranges of a file cannot be read with: pass "
+            f"{redacted(url)} has a query, so ranges of the file cannot be read: pass "
             "credentials as options, such as access_key_id="
         )
     return ObjectFile(ObjectStore(folder, **options), file)
@@ -117,7 +117,7 @@ class ObjectStore(ByteStore):
         self._retry = seconds("retry_seconds", retry_seconds, minimum=0.0)
         self._timeout = seconds("timeout_seconds", timeout_seconds, minimum=0.001)
         self._cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
-        if self._cache is None:  # the cache knows single chunks: other reads find them, too
+        if self._cache is None:  # a cache stores single chunks, so that other reads find them
             self.together_bytes, self.gap_bytes = TOGETHER_BYTES, GAP_BYTES
         else:
             self.together_bytes = 0
@@ -258,7 +258,7 @@ class ObjectStore(ByteStore):
                     raise problem from None
                 if time.monotonic() + pause > deadline:
                     raise SourceError(
-                        f"{name} could not be read within {self._retry:g} seconds of trying again: "
+                        f"{name} could not be read within {self._retry:g} seconds of retries: "
                         f"{_first_line(error)}; check that the server is reachable, or raise "
                         "retry_seconds="
                     ) from None
@@ -270,7 +270,7 @@ class ObjectFile(StoredFile):
     """One object, read by ranges of bytes; see `storage.StoredFile`.
 
     Args:
-        store: Where it is.
+        store: The store of the object.
         key: Its name there.
     """
 

@@ -1,7 +1,7 @@
 """Folders and globs of files that are one sample each, and WebDataset archives.
 
-What the headers of the files say is cached, see `cache.cached_index`; the names, sizes and times
-of the files are looked at every time.
+The contents of the headers are cached, see `cache.cached_index`; the names, sizes and times of the
+files are checked every time.
 """
 
 from __future__ import annotations
@@ -234,4 +234,4 @@ def _tar_members(file: Path) -> Iterator[TarMember]:
                 if member.offset_data + member.size > size:
                     raise SourceError(f"{file} is truncated: write or copy it again")
                 yield TarMember(match[1], match[2].lower(), member.offset_data, member.size)
-            archive.members.clear()  # type: ignore[attr-defined]  # else all of them are kept
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all

@@ -33,7 +33,7 @@ def library_lock(name: str) -> threading.Lock:
     """Return the lock of a library that only one thread may call; one for each process.
 
     Args:
-        name: Of the library. h5py and netCDF4 share "HDF5", which may be the same C library.
+        name: Name of the library. h5py and netCDF4 share "HDF5": it may be the same C library.
     """
     return _LOCKS.setdefault((os.getpid(), name), threading.Lock())  # a fork may inherit it locked
 
@@ -71,7 +71,7 @@ class SliceableArray(ArrayReader):
         self.chunks = samples_first(chunks, axis)
 
     def read(self, start: int, stop: int, out: Rows, box: Box | None = None) -> None:
-        """Fill ``out`` with samples ``start:stop``, of each only the part ``box``."""
+        """Fill ``out`` with samples ``start:stop``, only the part ``box`` of each."""
         parts = list(box or [(0, n) for n in self.field.shape])
         parts.insert(self._axis, (start, stop))
         with reading(f"{self._name} at samples {start}:{stop}", self.how, advice=COMPLETE):
@@ -126,7 +126,7 @@ def sliceable_array(
         array: The object.
         name: The name of the array for messages.
         dims: A name for each axis, None for one without; () if there are none.
-        attributes: As CF has them.
+        attributes: Attributes as in CF.
         reader: ``how``, ``chunks`` and ``lock`` of `SliceableArray`.
     """
     opened = partial(SliceableArray, array, name=name, **reader)
@@ -163,7 +163,7 @@ class _Sliced:
 
 
 class _TensorStore(_Sliced):
-    """A tensorstore, whatever its domain begins with."""
+    """A tensorstore, wherever its domain begins."""
 
     def __getitem__(self, key: tuple[slice, ...]) -> Any:
         begins = self._array.domain.inclusive_min
@@ -192,11 +192,11 @@ def arrays_of_tensorstore(where: Any, fields: Sequence[str] | None = None) -> Fo
 
 
 def arrays_of_xarray(where: Any, fields: Sequence[str] | None = None) -> Found:
-    """Return a DataArray or a Dataset of xarray, with the values that xarray has.
+    """Return a DataArray or a Dataset of xarray, with the values that xarray returns.
 
     Args:
-        where: The DataArray or the Dataset. What is not in memory is loaded where it is read.
-        fields: The variables that are asked for; by default all data variables.
+        where: The DataArray or the Dataset. What is not in memory is loaded when it is read.
+        fields: The requested variables; by default all data variables.
     """
     name = f"the xarray {type(where).__name__}"
     if not hasattr(where, "data_vars"):

@@ -64,7 +64,7 @@ def split_samples(
         parts: Shares or numbers of samples, by name.
         by: "random", "time" or "group".
         groups: The group of each sample, or the field that has it; only for "group".
-        seed: Of the shuffle.
+        seed: Seed of the shuffle.
     """
     sizes, cells = part_sizes(parts, len(source)), layout.cells
     key = derive_key(whole_number("seed", seed, minimum=0, maximum=2**64 - 1), "split")
@@ -111,7 +111,7 @@ def _dealt(starts: Indices, stops: Indices, sizes: Mapping[str, int]) -> dict[st
 
 
 def _by_group(groups: npt.NDArray[Any], sizes: Mapping[str, int], key: int) -> dict[str, Any]:
-    """Return whole groups, in shuffled order each to the part that lacks the most samples."""
+    """Return whole groups, each assigned, in shuffled order, to the part that lacks the most."""
     names, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
     if len(names) < len(sizes):
         raise PlanError(
@@ -133,7 +133,7 @@ def _by_group(groups: npt.NDArray[Any], sizes: Mapping[str, int], key: int) -> d
 
 
 def merged(starts: Indices, stops: Indices) -> tuple[Indices, Indices]:
-    """Return ranges in ascending order, those that touch as one."""
+    """Return ranges in ascending order; those that touch are merged."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], stops[order]
     gaps = starts[1:] != stops[:-1]
@@ -141,7 +141,7 @@ def merged(starts: Indices, stops: Indices) -> tuple[Indices, Indices]:
 
 
 def _group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
-    """Return the group of each sample: as given, from a field, or by default of each run."""
+    """Return the group of each sample: as given, from a field, or by default its run."""
     if by != "group":
         if groups is not None:
             raise PlanError(f"groups is for by='group', got by={by!r}")
@@ -152,7 +152,7 @@ def _group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
         try:
             labels = np.asarray(groups)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged, or on a device
-            raise PlanError(f"groups must be one label a sample, got {shown(groups)}") from error
+            raise PlanError(f"groups must be one label per sample, got {shown(groups)}") from error
     elif groups not in source.fields:
         near = did_you_mean(groups, source.fields)
         raise PlanError(f"groups: no field {groups!r} in this source{near}")
@@ -166,8 +166,8 @@ def _group_labels(source: Source, by: str, groups: Any, runs: Indices) -> Any:
             each = (labels[a:b].tobytes() for a, b in pairwise(ends))
             labels = np.array([numbers.setdefault(text, len(numbers)) for text in each])
     if labels.shape != (len(source),):
-        raise PlanError(f"groups must have {len(source)} items, one a sample, got {labels.shape}")
-    if labels.dtype.hasobject:  # such as text of pandas; what is no text or number has no order
+        raise PlanError(f"groups must have {len(source)} items, one per sample, got {labels.shape}")
+    if labels.dtype.hasobject:  # such as text of pandas; only text or numbers can be sorted
         kinds = {type(label) for label in labels.tolist()}
         if not kinds <= {str} and not kinds <= {int, float, bool}:
             named = sorted(kind.__name__ for kind in kinds)

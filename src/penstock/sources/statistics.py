@@ -28,8 +28,8 @@ class Statistics:
     """Statistics of one field: numbers, or arrays with an item for each index of an axis.
 
     Args:
-        mean: Of all values that are not NaN.
-        std: The standard deviation of these (``ddof=0``).
+        mean: The mean of all values that are not NaN.
+        std: Their standard deviation (``ddof=0``).
         min: The smallest value, NaN aside.
         max: The largest value, NaN aside.
         count: Values that are not NaN.
@@ -99,7 +99,7 @@ class Moments:
     def mean(self) -> Values:
         """The mean of each row; NaN without values."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            # of infinite values the plain sum is right, and the merged mean is not
+            # with infinite values, the plain sum is right, and the merged mean is not
             mean = np.where(np.isfinite(self._sum), self._mean, self._sum / self.count)
             return np.where(self.count > 0, mean, np.nan)
 
@@ -110,7 +110,7 @@ class Moments:
             return np.sqrt(self._squares / self.count)
 
     def statistics(self, *, single: bool) -> Statistics:
-        """Return what was found; ``single`` for numbers instead of arrays."""
+        """Return the statistics; ``single`` for numbers instead of arrays."""
         empty = self.count == 0
         low, high = np.asarray(self.min), np.asarray(self.max)
         if empty.any():

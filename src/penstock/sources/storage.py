@@ -100,7 +100,7 @@ def reading(
     advice: str = AGAIN,
     errors: tuple[type[Exception], ...] = UNREADABLE,
 ) -> Iterator[None]:
-    """Turn what libraries raise at files into a ``SourceError`` of one sentence.
+    """Turn the errors of a library that reads a file into a ``SourceError`` of one sentence.
 
     Args:
         name: What is read, for the message.
@@ -137,8 +137,8 @@ def is_first_process(library: str) -> bool:
     """Return whether a library's threads run in this process: in forked children they do not.
 
     Args:
-        library: A library that starts threads when it is used; the first process that asks has
-            them.
+        library: A library that starts threads when it is used; the first process that calls this
+            has them.
     """
     return _STARTED.setdefault(library, os.getpid()) == os.getpid()
 
@@ -220,9 +220,9 @@ class StoredFile(ABC):
     Attributes:
         name: The name for messages.
         size: The number of bytes.
-        version: What changes when the file is written again.
+        version: A text that changes when the file is written again.
         in_flight: Simultaneous reads that it needs for its full speed; None if it is local.
-        path: Of a local file.
+        path: The path of a local file; None for others.
     """
 
     name: str
@@ -233,7 +233,7 @@ class StoredFile(ABC):
 
     @abstractmethod
     def read_at(self, offset: int, nbytes: int) -> Bytes:
-        """Return bytes; raise ``SourceError`` if they are not there any more."""
+        """Return bytes; raise ``SourceError`` if they no longer exist."""
 
     def mapped(self) -> mmap.mmap | None:
         """Return the bytes as mapped pages, or None if they must be fetched."""
@@ -274,7 +274,7 @@ class LocalFile(StoredFile):
     def verify(self) -> None:
         """Raise ``SourceError`` if the file was written or replaced since it was opened.
 
-        Its size, number and time of modification are compared: a file that is written again
+        Its size, inode and modification time are compared: a file that is written again
         within the resolution of that time, usually some milliseconds, looks the same.
         """
         with reading(self.name):
@@ -283,7 +283,7 @@ class LocalFile(StoredFile):
             raise changed_file(self.path)
 
     def mapped(self) -> mmap.mmap:
-        """Return read-only pages; touching them after the file has shrunk would be SIGBUS."""
+        """Return read-only pages; touching them after the file has shrunk would raise SIGBUS."""
         # two threads may both map the file and keep one map: harmless, and no lock to fork
         pages = self._pages
         if pages is None:
@@ -304,7 +304,7 @@ def stored_file(where: str | os.PathLike[str] | StoredFile) -> StoredFile:
 
 
 class RangeFile(io.RawIOBase):
-    """A `StoredFile` as a file of Python, for libraries that read files.
+    """A `StoredFile` as a Python file object, for libraries that read files.
 
     Args:
         file: The file.
@@ -333,7 +333,7 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next bytes, all of the rest by default."""
+        """Return the next bytes, by default all that are left."""
         rest = max(0, self._file.size - self._at)
         count = rest if size is None or size < 0 else min(size, rest)
         found = self._file.read_at(self._at, count).tobytes()
@@ -349,7 +349,7 @@ class ByteStore(ABC):
     Attributes:
         concurrency: Requests that one read should have in flight at once.
         together_bytes: Most bytes of several chunks that one request should fetch.
-        gap_bytes: Bytes between two of them that may be fetched for nothing.
+        gap_bytes: Unneeded bytes between two of them that may be fetched.
     """
 
     concurrency = 1
@@ -387,7 +387,7 @@ class ByteStore(ABC):
 
 
 class DirectoryStore(ByteStore):
-    """Files under a directory. No file stays open between calls, so a fork breaks nothing.
+    """Files under a directory. No file stays open between calls, so a fork is safe.
 
     Args:
         path: The directory.

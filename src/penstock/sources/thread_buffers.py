@@ -1,4 +1,4 @@
-"""Memory that is used again: buffers of each thread, and arrays that are no longer referenced."""
+"""Memory that is reused: buffers of each thread, and arrays that are no longer referenced."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def thread_buffer(use: str, nbytes: int) -> Bytes:
     buffer = _BUFFERS.by_use.get(use)
     if buffer is None or buffer.size < nbytes:
         _BUFFERS.by_use.pop(use, None)  # free the small one before making the large one
-        # some more than asked for; from 4 MB on numpy uses huge pages, which decode faster
+        # slightly more than requested; from 4 MB on numpy uses huge pages, which decode faster
         size = nbytes + nbytes // 8
         size = size if nbytes < 1 << 20 else max(size, 4 << 20)
         buffer = _BUFFERS.by_use[use] = np.empty(size, np.uint8)
@@ -89,7 +89,7 @@ class ReusedMemory:
     """
 
     def __init__(self) -> None:
-        self._last_bytes = self._usual_bytes = 0  # of the last array; the less of the last two
+        self._last_bytes = self._usual_bytes = 0  # of the last array; the smaller of the last two
         self._spare: list[Bytes] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Rows:

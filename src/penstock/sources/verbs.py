@@ -1,7 +1,7 @@
 """The arithmetic of the verbs: from samples of a composed source to boxes of stored arrays.
 
-Nothing is read here. Each class is one verb; it numbers its samples, and answers where they are
-stored by asking the layout that it was applied to.
+Nothing is read here. Each class is one verb; it numbers its samples, and finds where they are
+stored through the layout that it was applied to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     """What the corners of random patches depend on, besides the sample.
 
     Args:
-        seed: Of the loader.
+        seed: The loader's seed.
         epoch: The epoch.
         share: None for random corners; 0 or 1 for the first or last corner that could be drawn.
     """
@@ -53,7 +53,7 @@ class Layout(ABC):
         cells: Borders between samples that begin in different storage chunks.
         tiled: Whether samples are numbered by tiles: the next sample is not the next row.
         shared: Whether samples have rows in common: windows or tiles that overlap.
-        scattered: Whether they are single samples all over the parent: reads have no long pieces.
+        scattered: Whether samples are scattered over the parent: reads have no long pieces.
     """
 
     leaves: tuple[Leaf, ...]
@@ -93,7 +93,7 @@ class Layout(ABC):
             raise PlanError("patches cannot be made of patches: pass the smaller sizes at once")
         if varies(self):  # a part may be read when no pass is known any more
             raise PlanError(
-                "patches of what is packed differently in every pass: pack without seed"
+                "patches cannot be made of samples that differ between passes: pack without seed"
             )
         return Patches(self, sizes, stride, random)
 
@@ -148,7 +148,7 @@ class Selected(Layout):
 
     Args:
         parent: The layout.
-        kept: The samples of it.
+        kept: The selected samples.
     """
 
     def __init__(self, parent: Layout, kept: Kept) -> None:
@@ -175,7 +175,7 @@ class Selected(Layout):
         return Borders.at(self.kept.rank(cells.array()), len(self))
 
     def _own_cells(self, kept: Ranges) -> Borders:
-        """Return the same in O(ranges)."""
+        """Return the same borders as `_counted_cells`, in O(ranges)."""
         cells, inner = self.parent.cells, self.parent.cells.firsts
         if not kept.count:
             return Borders.every(0, 1)
@@ -282,10 +282,10 @@ class Windows(Layout):
 
 
 class Patches(Layout):
-    """A sample of the parent, and a tile of the axes inside it.
+    """Samples that are each a tile of a sample of the parent.
 
-    Numbered cell by cell: a cell is a cell of the parent times the tiles whose corners are in the
-    same storage chunks; inside a cell by sample of the parent, then by tile.
+    They are numbered cell by cell: a cell is a cell of the parent times the tiles whose corners are
+    in the same storage chunks; inside a cell, by sample of the parent, then by tile.
 
     Args:
         parent: The layout.
@@ -311,9 +311,9 @@ class Patches(Layout):
         tiled = zip(self.extent, self.size, self.step, strict=True)
         self.counts = [max(0, (extent - size) // step + 1) for extent, size, step in tiled]
         grids = {parent.leaves[number].chunks[1:] for number in output.leaves}
-        whole = len(grids) != 1  # files with other chunks: all tiles of a row are one cell
+        whole = len(grids) != 1  # files with different chunks: all tiles of a row are one cell
         chunks = output.inner if whole else next(iter(grids))
-        self._groups = [  # by axis: borders between tiles whose corners are in other chunks
+        self._groups = [  # by axis: borders between tiles whose corners are in different chunks
             Borders.at(np.flatnonzero(np.diff(np.arange(count) * step // chunks[axis])) + 1, count)
             for count, step, axis in zip(self.counts, self.step, axes, strict=True)
         ]
@@ -427,7 +427,7 @@ def zeros(*shape: int) -> Indices:
 
 
 def refuse_ragged(outputs: Mapping[str, Output], what: str) -> None:
-    """Refuse what needs samples of one size."""
+    """Raise a `PlanError` if an output is ragged: ``what`` needs samples of one size."""
     for name in (name for name, output in outputs.items() if output.ragged):
         raise PlanError(
             f"field {name!r} is ragged, its samples have no common size: {what} need fields of one "
@@ -441,8 +441,8 @@ def slower_offsets(offsets: Indices, every: int, name: str) -> Indices:
         return offsets
     if len(offsets) % every:
         raise PlanError(
-            f"a window of {len(offsets)} samples holds no whole number of rows of {name!r}, which "
-            f"has one for {every} samples: choose a multiple of {every}"
+            f"a window of {len(offsets)} samples does not have a whole number of rows of {name!r}, "
+            f"which has one for {every} samples: choose a multiple of {every}"
         )
     return offsets[::every]
 

@@ -104,7 +104,7 @@ class ArrowSource(BaseSource):
             return None
         views = {}
         for name, first, values in self._pieces(start, stop, list(self._fields)):
-            # several pieces are not in one place, and a writable array is a copy
+            # several pieces are not contiguous, and a writable array is a copy
             ragged = self._fields[name].ragged
             rows = items_of(self, name, start, stop) if ragged else stop - start
             if first or len(values) < rows or values.flags.writeable:
@@ -213,7 +213,7 @@ def _values_of(array: Any, field: Field, name: str) -> Rows:
         array = array.flatten()
     _check_no_nulls(array, name)
     if len(array) != samples * prod(field.shape):
-        raise SourceError(f"column {name!r} holds lists of another length than {field.shape}")
+        raise SourceError(f"column {name!r} holds lists of lengths other than {field.shape}")
     values: Rows = array.to_numpy(zero_copy_only=array.type != arrow.bool_())
     return values.reshape(samples, *field.shape)
 

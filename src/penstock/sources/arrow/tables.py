@@ -99,7 +99,7 @@ class MappedRows(MemoryRows):
                     self._opened = ipc.open_file(arrow.py_buffer(pages)).read_all()
                 except arrow.ArrowInvalid:
                     self._opened = ipc.open_stream(arrow.py_buffer(pages)).read_all()
-                self._opened.validate()  # reading trusts what the file says of itself
+                self._opened.validate()  # reading does not check the file's metadata
         return self._opened
 
     def verify(self) -> None:
@@ -147,7 +147,7 @@ class ParquetRows(MemoryRows):
                 self.schema = schema
             if not schema.equals(self.schema):
                 raise SourceError(
-                    f"{file.name} has other columns than {files[0].name}: they must be equal"
+                    f"{file.name} and {files[0].name} have different columns: they must be equal"
                 )
             self._groups += _row_groups(file, metadata)
             borders.add(self.samples)
@@ -166,7 +166,7 @@ class ParquetRows(MemoryRows):
             with reading(name, "pyarrow"), _opened(group.file) as file:
                 # the caller's threads are the parallelism
                 part = file.read_row_group(group.number, columns=list(columns), use_threads=False)
-            group.file.verify()  # also afterwards: what was read is of the file that was opened
+            group.file.verify()  # also afterwards: the file must be the one that was opened
             parts.append(part)
         begin = self._ends[first] - self._groups[first].samples
         tables = optional("pyarrow", extra="arrow").concat_tables(parts)

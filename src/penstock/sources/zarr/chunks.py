@@ -112,7 +112,7 @@ class ChunkRead(NamedTuple):
 class Grid:
     """A shape divided into chunks, with samples along one of its axes.
 
-    Of the other axes only a ``crop`` (first, last) is read; that of samples is not cropped.
+    Only a ``crop`` (first, last) of the other axes is read; the axis of samples is not cropped.
 
     >>> grid = Grid(shape=(10, 6), chunks=(4, 6), axis=0)
     >>> [(read.position, read.inside[0], read.whole) for read in grid.reads(3, 8)]
@@ -126,8 +126,8 @@ class Grid:
         self.chunk_counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
         self._shape, self._chunks, self._axis = shape, chunks, axis
         self._wanted = crop or tuple((0, n) for n in shape)
-        # the other axes are the same for every read: the first read lists their chunks, once.
-        # Not here: opening an array must not cost more when it has more chunks.
+        # The other axes are the same for every read: the first read lists their chunks, once.
+        # That is not done here: opening an array must not cost more when it has more chunks.
         self._others: tuple[list[ChunkSpans], list[ChunkSpans]] | None = None
         self._one_per_sample = all(
             first < last and first // chunk == (last - 1) // chunk
@@ -206,8 +206,8 @@ def spans_of(start: int, stop: int, chunk: int) -> list[ChunkSpan]:
 class FixedCache(Generic[Value]):
     """At most ``count`` values by number; numbers that differ by ``count`` replace each other.
 
-    A list item is replaced at a time, which is atomic in Python: threads need no lock, and a
-    fork cannot leave one locked.
+    Replacing a list item is atomic in Python: threads need no lock, and a fork cannot leave one
+    locked.
 
     >>> cache = FixedCache[str](2)
     >>> cache.put(0, "a"); cache.put(1, "b"); cache.put(2, "c")
@@ -219,7 +219,7 @@ class FixedCache(Generic[Value]):
         self._items: list[tuple[int, Value] | None] = [None] * count
 
     def get(self, number: int) -> Value | None:
-        """Return the value of ``number``, or None if it was never put or is replaced."""
+        """Return the value of ``number``, or None if it was never stored or was replaced."""
         item = self._items[number % len(self._items)]
         return item[1] if item is not None and item[0] == number else None
 
@@ -240,12 +240,12 @@ class Location(NamedTuple):
 
 
 def side_by_side(places: Sequence[Location | None], most: int, gap: int = 0) -> list[range]:
-    """Return ranges of places that follow each other in one file, of ``most`` bytes or one place.
+    """Return ranges of places that are adjacent in one file, of ``most`` bytes or one place.
 
     Args:
         places: Sorted by file and offset.
         most: Bytes of a range.
-        gap: Bytes between two places that may be fetched for nothing.
+        gap: Unneeded bytes between two places that may be fetched.
 
     >>> side_by_side([Location("a", 0, 5), Location("a", 5, 2), Location("b", 7, 1), None], 100)
     [range(0, 2), range(2, 3), range(3, 4)]
@@ -285,7 +285,7 @@ class ChunkLocator:
         return self.places([position])[0]
 
     def places(self, positions: Sequence[Position]) -> list[Location | None]:
-        """Return where each chunk is; chunks of one shard that follow each other cost little."""
+        """Return where each chunk is; a shard's index is looked up once for consecutive chunks."""
         shards, codecs = self._layout.shards, self._layout.codecs
         if shards is None:
             return [Location(self.key(position)) for position in positions]
@@ -317,8 +317,8 @@ class ChunkLocator:
     def run(self, first: int, last: int) -> tuple[str, ShardIndex] | None:
         """Return the shard of chunks ``first:last`` along the first axis, and where each is in it.
 
-        The array is divided along no other axis. None if they are in several shards, or it is
-        missing.
+        The array must not be divided along other axes. Returns None if the chunks are in several
+        shards, or their shard is missing.
 
         Args:
             first: The first chunk.

@@ -46,7 +46,7 @@ class CodecChain:
 
         Args:
             stored: The stored bytes.
-            out: Of the size of the chunk.
+            out: The output, of the size of the chunk.
             wanted: How many of its first bytes are needed; all if None.
         """
         if self.checksum:
@@ -59,12 +59,12 @@ class CodecChain:
             _DECODERS[self.compressor](stored, out)
 
     def decoder(self) -> _Zstd | None:
-        """Return what decodes several chunks in one call; None if nothing does."""
+        """Return an object that decodes several chunks in one call; None if there is none."""
         plain = self.compressor == "zstd" and not self.checksum
         return _zstd_native() if plain and native is not None else None
 
     def decodes_first(self, chunk_bytes: int) -> bool:
-        """Return whether a chunk is decoded only up to the last byte that is wanted."""
+        """Return whether a chunk is decoded only up to the last byte that is needed."""
         large = self.compressor == "zstd" and chunk_bytes > ZSTD_BLOCK
         return large and _zstd_native() is not None
 
@@ -210,7 +210,7 @@ class _Zstd(threading.local):
     def decode_all(
         self, stored: Bytes, begins: Numbers, sizes: Numbers, outs: Numbers, nbytes: int
     ) -> int:
-        """Decode chunks of one size; return how many were right before a bad one.
+        """Decode chunks of one size; return how many were decoded before an invalid one.
 
         Args:
             stored: The stored bytes of all chunks.

@@ -33,9 +33,9 @@ from penstock.sources.zarr.chunks import (
 )
 from penstock.sources.zarr.codecs import BadChunk
 
-# each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
 CACHED_BOXES = 1024
-TOGETHER_BYTES = 1 << 20  # of chunks of which a part is wanted, and that are decoded together
+TOGETHER_BYTES = 1 << 20  # of chunks that are decoded together, and of which a part is needed
+# each cached map holds a file descriptor; 128 are 512 MB of 4 MB chunks
 CACHED_MAPS = max(8, min(128, getrlimit(RLIMIT_NOFILE)[0] // 16))
 
 
@@ -48,7 +48,7 @@ class _Mapped(NamedTuple):
 
 
 class DirectArray(ArrayReader):
-    """An array with common codecs: decoded into the output, or viewed in place where it is raw."""
+    """An array with common codecs: decoded into the output, or viewed in place if it is raw."""
 
     how = "direct"
 
@@ -83,7 +83,7 @@ class DirectArray(ArrayReader):
         Args:
             start: The first sample.
             stop: One past the last.
-            out: Where to.
+            out: The array to fill.
             box: The part of each axis of a sample; all of it if None.
         """
         if (
@@ -107,8 +107,8 @@ class DirectArray(ArrayReader):
     def _read_run(self, start: int, stop: int, out: Rows) -> bool:
         """Fill ``out`` from several chunks that are side by side in a shard, in one call.
 
-        Returns False if they are not, or if one cannot be decoded: `read` does the rest, chunk by
-        chunk, and explains what is wrong. Many small chunks would take longer there than to decode.
+        Returns False if they are not, or if one cannot be decoded: `read` then reads chunk by chunk
+        and reports what is wrong, but that takes longer than decoding if chunks are small.
         """
         rows, size, codecs = self.chunks[0], self._layout.chunk_bytes, self._layout.codecs
         first, last, decoder = start // rows, -(-stop // rows), codecs.decoder()
@@ -145,7 +145,7 @@ class DirectArray(ArrayReader):
         return True
 
     def _grid_within(self, box: Crop) -> Grid:
-        """Return the grid of a part: kept, because patches of many rows have the same parts."""
+        """Return the grid of a part; it is cached, because patches of many rows share parts."""
         found = self._boxes.get(box)
         if found is None:
             if len(self._boxes) >= CACHED_BOXES:
@@ -158,7 +158,7 @@ class DirectArray(ArrayReader):
         return self._store.concurrency < 2
 
     def _fills_together(self, reads: list[ChunkRead], target: Rows) -> list[Callable[[], bool]]:
-        """Return what fills ``target`` from chunks of shards, one fetch each.
+        """Return functions that fill ``target`` from chunks of shards, one fetch each.
 
         Chunks that are stored side by side are fetched together: many small chunks need few
         requests, or a file is opened once for them.
@@ -183,7 +183,7 @@ class DirectArray(ArrayReader):
         nbytes = last.offset + (last.nbytes or 0) - first.offset
         allocate = partial(thread_buffer, "stored")
         stored = self._store.fetch(first.key, allocate, first.offset, nbytes)
-        if stored is None:  # the shard is gone: explained there
+        if stored is None:  # the shard is gone: `_fill` reports it
             return all(map(bool, [self._fill(read, target) for read, _ in group]))
         with Probe("decode"):
             for read, place in group[self._decode_group(group, stored, target) :]:
@@ -252,7 +252,7 @@ class DirectArray(ArrayReader):
 
         Args:
             read: The chunk.
-            target: Where to.
+            target: The array to fill.
             stored: Its bytes, if they are known.
         """
         part = target[read.target]
@@ -293,8 +293,8 @@ class DirectArray(ArrayReader):
         """Decode the chunk into ``into``; return False if the chunk is missing.
 
         Args:
-            position: Of the chunk.
-            into: Of the size of the chunk.
+            position: The position of the chunk.
+            into: The output, of the size of the chunk.
             stored: Its bytes, if they are known.
             wanted: How many of its first bytes are needed; all if None.
         """

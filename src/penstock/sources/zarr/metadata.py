@@ -1,7 +1,7 @@
 """The metadata of one Zarr array, version 2 or 3: checked, then converted to a layout.
 
-Wrong values that both readers depend on (shape, chunks, names of chunk files) are `BadMetadata`.
-What only the direct reader cannot do is a `NotDirect`: a reason, and zarr-python reads the array.
+Wrong values that both readers depend on (shape, chunks, names of chunk files) raise `BadMetadata`.
+What only the direct reader does not support is a `NotDirect` reason: zarr-python reads the array.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class ArrayMetadata:
     """The metadata of one array.
 
     Attributes:
-        shape: Of the whole array.
+        shape: The shape of the whole array.
         layout: How its chunks are stored, or why the direct reader cannot read them.
         fill_value: As in the JSON text.
         dimensions: A name for each axis (None for an axis without), or None.
         attributes: The user's attributes.
-        version: Of the Zarr format.
+        version: The version of the Zarr format.
     """
 
     shape: tuple[int, ...]
@@ -231,7 +231,7 @@ def plain_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 def fill_value(stored: object, dtype: np.dtype[np.generic], *, version: int) -> np.generic:
     """Return the value of samples in missing chunks, from its JSON form.
 
-    Only forms that every reader understands in the same way; the others are left to zarr-python.
+    Only forms that all readers interpret alike are accepted; the others are left to zarr-python.
 
     >>> fill_value("NaN", np.dtype("f4"), version=3), fill_value(None, np.dtype("i2"), version=2)
     (np.float32(nan), np.int16(0))

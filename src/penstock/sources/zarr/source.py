@@ -38,11 +38,11 @@ class ZarrSource(StoreSource):
 
     Arrays of subgroups are fields by their path, such as ``"images/raw"``. Scalars, and
     coordinates of arrays with dimension names, are left out unless ``fields`` names them; of an
-    OME-Zarr image the first level is read, and ``fields=["1"]`` is another one.
+    OME-Zarr image the first level is read, and ``fields=["1"]`` reads the second.
 
     Chunks with common codecs are decoded straight into the output (``reader`` is "direct"), all
-    others are read by zarr-python; both give equal arrays. A damaged chunk is an error that names
-    its file.
+    others are read by zarr-python; both give the same arrays. A damaged chunk is an error that
+    names its file.
 
     Args:
         path: A directory, a zip file, an object of zarr-python or icechunk, or a `ByteStore`; see
@@ -98,8 +98,8 @@ def store_of(where: Any) -> ByteStore:
 
     Args:
         where: A directory, a zip file (nothing is unpacked), a `ByteStore`, an array, a group or a
-            store of zarr-python, or a session or a store of icechunk. What is in the store is read,
-            also if that changed since it was opened.
+            store of zarr-python, or a session or a store of icechunk. The current content of the
+            store is read, even if it has changed since it was opened.
     """
     if isinstance(where, ByteStore):
         return where
@@ -109,8 +109,8 @@ def store_of(where: Any) -> ByteStore:
     store, inside = getattr(where, "store", where), getattr(where, "path", "")
     if not hasattr(store, "list_dir"):
         raise SourceError(
-            f"a {type(where).__name__} of {package_of(where)} is no array, group or store: of a "
-            'repository of icechunk pass open_source(repository.readonly_session("main").store)'
+            f"a {type(where).__name__} of {package_of(where)} is not an array, group or store: for "
+            'an icechunk repository, pass open_source(repository.readonly_session("main").store)'
         )
     if type(store).__name__ == "LocalStore":
         return DirectoryStore(Path(store.root) / inside)
@@ -191,7 +191,7 @@ class Node:
     """An array or a group of a store.
 
     Attributes:
-        path: Of the node in the store, ``""`` for the root.
+        path: The path of the node in the store, ``""`` for the root.
         metadata_key: The object that holds its metadata.
         array: The metadata of an array; None for a group.
         attributes: The user's attributes.
@@ -235,8 +235,8 @@ def array_paths(store: ByteStore) -> list[str]:
 def image_levels(store: ByteStore, group: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the levels of the OME-Zarr image in a group, and the names of its axes.
 
-    The metadata of an image is in the group around its levels, versions 0.1 to 0.5. Both are empty
-    if there is no image.
+    The metadata of an image (versions 0.1 to 0.5) is in the group that has its levels. Both are
+    empty if there is no image.
     """
     node = read_node(store, group)
     return _image_of(node.attributes if node is not None else {})

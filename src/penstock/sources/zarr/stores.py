@@ -1,4 +1,4 @@
-"""Zarr by way of other libraries: zip files, stores of zarr-python, and arrays that it decodes."""
+"""Zarr through other libraries: zip files, stores of zarr-python, and arrays that it decodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ZarrPythonStore(ByteStore):
 
     Args:
         store: The store.
-        path: Of the node that is the root here.
+        path: The path of the node that is the root here.
     """
 
     def __init__(self, store: Any, path: str) -> None:
@@ -217,7 +217,7 @@ class GenericArray(SliceableArray):
 
 
 def _zarrs() -> str | None:
-    """Return the codec pipeline of ``zarrs``, or None where it is missing or its threads are."""
+    """Return the codec pipeline of ``zarrs``; None if it is missing, or has no threads here."""
     try:
         optional("zarrs", extra="zarr")
     except ImportError:
@@ -235,7 +235,7 @@ class _MissingSeen:
 
 @cache
 def _observed_store() -> Any:
-    """Return a store class that counts the missing objects that were asked for."""
+    """Return a store class that counts the requests for missing objects."""
     wrapper: Any = optional("zarr.storage", extra="zarr").WrapperStore
 
     class ObservedStore(wrapper):  # type: ignore[misc]
