@@ -64,13 +64,13 @@ def test_hugging_face_recordings_and_their_rates():
     batch = AudioCollator(sample_rate=16000)([{"audio": recording}, {"audio": recording}])
     assert batch["waveforms"].shape == (2, 4)
     other = {"array": np.ones(4), "sampling_rate": 8000}
-    with pytest.raises(ValueError, match="sample 1 has 8000 samples a second, expected 16000"):
+    with pytest.raises(ValueError, match="sample 1 has 8000 samples per second, expected 16000"):
         AudioCollator()([{"audio": recording}, {"audio": other}])
-    with pytest.raises(ValueError, match="sample 0 has 16000 samples a second, expected 8000"):
+    with pytest.raises(ValueError, match="sample 0 has 16000 samples per second, expected 8000"):
         AudioCollator(sample_rate=8000)([{"audio": recording}])
-    with pytest.raises(ValueError, match="sample 0 has 5 samples a second, expected 8000"):
+    with pytest.raises(ValueError, match="sample 0 has 5 samples per second, expected 8000"):
         AudioCollator(sample_rate=8000)([{"array": np.ones(4), "sampling_rate": 5}])
-    with pytest.raises(ValueError, match="sample 0 has fast samples a second, expected 8000"):
+    with pytest.raises(ValueError, match="sample 0 has fast samples per second, expected 8000"):
         AudioCollator(sample_rate=8000)([{"array": np.ones(4), "sampling_rate": "fast"}])
 
 

@@ -73,7 +73,7 @@ def printed(commands, tmp_path_factory):
 def test_ranks_agree_and_another_seed_on_one_is_refused_on_all(printed):
     assert printed.count("gloo: agreed 20") == 2
     assert printed.count("gloo: refused:") == 2
-    pattern = "gloo: refused: the ranks are not about to train on the same data: seed is 42 on rank"
+    pattern = "gloo: refused: the ranks would not train on the same data: seed is 42 on rank"
     assert printed.count(f"{pattern} 0 but 7 on rank 1") == 2
 
 
@@ -85,7 +85,7 @@ def test_ranks_whose_group_needs_a_device_agree_without_one_again_and_again(prin
 
 
 def test_a_rank_that_does_not_come_is_named(printed):
-    assert "absent: refused: the ranks are not about" in printed
+    assert "absent: refused: the ranks would not train" in printed
     assert "the same data: rank 1 did not answer in time" in printed
 
 

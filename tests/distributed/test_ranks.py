@@ -149,7 +149,7 @@ def test_mixed_ranks_are_refused_on_all_of_them_within_seconds(worlds, what, mes
             said, seconds = rank["refused"][what]
             own = what == "missing" and number == world - 1  # which says it in its own words
             assert (message_here if not own else "Dataset directory not found") in said
-            assert own or said.startswith("the ranks are not about to train on the same data: ")
+            assert own or said.startswith("the ranks would not train on the same data: ")
             assert seconds < 10
 
 

@@ -60,7 +60,7 @@ def test_who_cannot_come_out_is_ended_and_says_why(ends):
     assert codes["stuck"] == [1, 3, 1]
     assert set(raised) & {"stuck-0", "stuck-1", "stuck-2"} == {"stuck-1"}
     for rank in (0, 2):
-        assert f"penstock: rank {rank} is ended: rank 1 {REASON}" in said
+        assert f"penstock: rank {rank} exits: rank 1 {REASON}" in said
 
 
 def test_where_nobody_fails_all_leave_together(ends):

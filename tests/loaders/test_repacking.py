@@ -248,7 +248,7 @@ def test_where_no_pass_is_known_it_is_refused():
     part = Mixture({"a": data.select(range(20)), "b": data.select(range(20, 40))})
     with (
         ChunkedDataLoader(part, 4) as loader,
-        pytest.raises(PlanError, match="to the loader or the Mixture itself"),
+        pytest.raises(PlanError, match="to the loader or the Mixture directly"),
     ):
         list(loader)
     for seed in (-1, 1.5, "7"):

@@ -91,7 +91,7 @@ class CollatorRegistry:
         A new task type or modality also becomes valid in a `TaskSpec`.
 
         Args:
-            name: Of the collator; replaces an earlier one of that name.
+            name: Name of the collator; replaces an earlier one of that name.
             modality: The modality it is for; "any" for all, None for none.
             description: One line for listings.
             task_type: The only task type it is for.

@@ -134,7 +134,7 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> Columns:
 
 
 def _column(values: Any) -> Any:
-    """Return a field of a batch with one value per sample; `Ragged` rows are one already."""
+    """Return a field of a batch with one value per sample; a `Ragged` is returned as it is."""
     _check_samples(values)
     return values if isinstance(values, Ragged) else list(values)
 
@@ -174,7 +174,7 @@ def take_inputs(
     """Return the columns that are left, the inputs of a task, and its targets if there are any.
 
     Args:
-        samples: As of `columns_of`.
+        samples: As for `columns_of`.
         names: Fields that hold the inputs where the task names none.
         what: What they hold, for the error if there is none.
         task_spec: Names the fields.

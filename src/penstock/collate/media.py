@@ -209,7 +209,7 @@ def _tensor(image: Any, number: int, channels_first: bool | None) -> torch.Tenso
     is_tensor = isinstance(image, torch.Tensor)
     array = image if is_tensor else np.asarray(image)
     if not is_tensor and array.dtype.kind not in "biuf":
-        raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, no image or array")
+        raise CollateError(f"{at('pixel_values', number)} is {describe(image)}, not an image")
     tensor: torch.Tensor = image if is_tensor else tensor_of(array)
     if tensor.ndim == 2:
         return tensor.unsqueeze(0)
@@ -282,7 +282,7 @@ class AudioCollator:
         for number, rate in enumerate(rates):
             if rate is not None and rate != wanted:
                 raise CollateError(
-                    f"sample {number} has {rate} samples a second, expected {wanted}"
+                    f"sample {number} has {rate} samples per second, expected {wanted}"
                 )
         return [_waveform(each, at("waveform", number)) for number, each in enumerate(values)]
 

@@ -45,7 +45,7 @@ class TaskSpec:
     classes is accepted (text is cut to ``max_seq_len``).
 
     Args:
-        name: Of the task.
+        name: Name of the task.
         task_type: "lm", "masked_lm", "classification", "seq2seq", ..., or a registered one.
         model_family: "decoder_only", "encoder_only" or "encoder_decoder"; by default that of the
             task type.
@@ -110,7 +110,7 @@ class TaskSpec:
 
     @property
     def task_name(self) -> str:
-        """The name, under another spelling."""
+        """An alias of ``name``."""
         return self.name
 
     def is_text(self) -> bool:

@@ -313,11 +313,11 @@ def batch_keys(count: int, purpose: str, *, seed: int | None) -> Keys:
     In a Penstock loader the keys depend on (seed, epoch, sample): the draws are the same with any
     number of workers or ranks, any batch size, and after a resume. Elsewhere, or where the dataset
     returned another number of samples than requested, a sample counts as its position in the batch,
-    so that equal calls draw equally.
+    so that the same call gives the same draws.
 
     Args:
         count: Samples in the batch.
-        purpose: What the keys are for; other purposes get other keys.
+        purpose: What the keys are for; different purposes get different keys.
         seed: None uses the loader's seed, or 0 outside of a loader.
 
     >>> batch_keys(2, "mask", seed=7).tolist() == batch_keys(3, "mask", seed=7).tolist()[:2]

@@ -31,8 +31,8 @@ _EPOCH, _TRAINING = 0, 1
 class AugmentedDataset(TransformedDataset):
     """The samples of a dataset with `SpecAugment` and `GaussianNoise`, while training.
 
-    Draws are keyed by (seed, epoch, index): the same sample in the same epoch is augmented alike
-    with any number of workers or ranks, in any order, after any resume; and differently in the
+    Draws are keyed by (seed, epoch, index): a sample is augmented in the same way within an epoch,
+    with any number of workers or ranks, in any order, after any resume, and differently in the
     next epoch. A Penstock loader sends the epoch with the indices; in torch's own loader
     it is the one of `set_epoch`, which reaches persistent workers too.
 
@@ -41,7 +41,7 @@ class AugmentedDataset(TransformedDataset):
     Args:
         base_dataset: A map-style dataset; the first field of a sample is augmented.
         augment_params: `SpecAugment`'s keywords, or ``{"spec_augment_params": {...},
-            "gaussian_noise_params": {...}}``, of which either may be None.
+            "gaussian_noise_params": {...}}``, either of which may be None.
         training: False leaves every sample as it is; may be changed at any time.
         seed: The seed of the augmentation.
 
@@ -107,7 +107,7 @@ class AugmentedDataset(TransformedDataset):
         return np.asarray(derive_key(self.seed, "augment", passes, indices))
 
 
-WorkerSafeAugmentedDataset = AugmentedDataset  # every dataset here is
+WorkerSafeAugmentedDataset = AugmentedDataset  # an alias: every dataset here is worker-safe
 
 
 def build_augmentation(params: Mapping[str, Any]) -> Compose:
@@ -118,7 +118,7 @@ def build_augmentation(params: Mapping[str, Any]) -> Compose:
     for kind, keywords in chosen:
         known = list(signature(kind).parameters)
         if keywords is not None and not isinstance(keywords, Mapping):
-            raise ConfigError(f"settings of {kind.__name__} must be by name, got {shown(keywords)}")
+            raise ConfigError(f"{kind.__name__} needs a dict of settings, got {shown(keywords)}")
         for name in keywords or ():
             if name not in known:
                 raise ConfigError(unknown_name(f"setting of {kind.__name__}", name, known))

@@ -30,9 +30,9 @@ SAMPLED_ROWS = 8  # of an array in memory, for its fingerprint
 def gather_of(dataset: Any) -> Gather | None:
     """Return a function that reads a batch at once, as torch's default collation forms it.
 
-    For tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
-    ``__getbatch__(indices)`` (whose ``gathers`` is not False); None for others. Tensor subclasses
-    are none of these: torch gives them what their samples stack to.
+    It supports tensors, arrays, ``TensorDataset``, subsets of these, and any dataset with a method
+    ``__getbatch__(indices)`` (whose ``gathers`` is not False). Returns None for others, including
+    tensor subclasses, for which torch returns whatever their samples stack to.
 
     >>> gather_of(torch.arange(10) * 2)(np.array([3, 1]))
     tensor([6, 2])
@@ -83,9 +83,9 @@ def _take(tensor: torch.Tensor, indices: Indices) -> torch.Tensor:
         array = tensor.numpy()  # refuses what requires grad, is elsewhere, or has torch's own type
     except (RuntimeError, TypeError):
         return tensor.index_select(0, torch.from_numpy(indices).to(tensor.device))
-    # in the caller's thread: torch's own wait for each other where cores are shared, for
-    # milliseconds a batch. The array is not kept: torch may move a tensor's memory (to share it
-    # with workers), and would leave the array behind on what it has freed.
+    # in the caller's thread: torch's own threads wait for each other on shared cores, for
+    # milliseconds per batch. The array is not kept: torch may move a tensor's memory (to share it
+    # with workers), and the array would then refer to freed memory.
     return torch.from_numpy(np.take(array, indices, axis=0))
 
 
@@ -124,7 +124,7 @@ def fingerprint_of(dataset: Any) -> str | None:
         value = own()
         return None if value is None else str(value)
     if isinstance(dataset, torch.Tensor | np.ndarray | TensorDataset):
-        # a few rows tell regenerated data apart at once, however large it is
+        # a few rows are enough to detect regenerated data, however large it is
         arrays = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset]
         return short_digest(_array_parts(arrays))
     return None

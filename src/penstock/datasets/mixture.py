@@ -40,7 +40,7 @@ Weights = Mapping[str, float] | Sequence[float] | npt.NDArray[Any] | torch.Tenso
 class Mixture(BatchedDataset):
     """Several datasets, mixed in fixed shares by the loader that reads them.
 
-    Each member is passed through once, in its own shuffle, before any of its samples repeats, also
+    Each member is delivered in full, in its own shuffle, before any of its samples repeats, also
     across epochs. Shares are exact within a short cycle of rows, so practically in every batch.
     As a dataset it is the members one after the other; the shares are those of the order that a
     loader makes for it: `ChunkedDataLoader`, or `StreamLoader` if all members are sources, arrays
@@ -50,12 +50,12 @@ class Mixture(BatchedDataset):
         members: By name: sources, map-style datasets, or paths of what `open_source` opens.
         weights: The share of each member, by name; only the ratios matter. None for shares in
             proportion to the numbers of samples.
-        until: Samples of an epoch. ``"first"``: as many as pass no member more than once;
-            ``"all"``: as pass each member at least once; or a number. Nothing is lost with any of
-            them: the next epoch continues where this one ended in every member.
+        until: Samples of an epoch. ``"first"``: as many as deliver no member more than once;
+            ``"all"``: as many as deliver each member at least once; or a number. No sample is ever
+            lost: the next epoch continues where this one ended in every member.
         label: Name of a field with the number of each sample's member, which is added to samples
             that are dicts; other samples become ``(sample, number)``. None to add nothing: then
-            ``mixture.locate(loader.samples_at(step))`` says where samples come from.
+            ``mixture.locate(loader.samples_at(step))`` returns where samples come from.
 
     >>> web, code = torch.arange(100), torch.arange(100, 130)
     >>> mixture = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
@@ -104,7 +104,7 @@ class Mixture(BatchedDataset):
         elif isinstance(weights, np.ndarray | torch.Tensor) and weights.ndim == 1:
             weights = weights.tolist()
         elif isinstance(weights, str) or not isinstance(weights, Sequence):
-            raise PlanError(f"weights must be numbers by member, got {shown(weights)}")
+            raise PlanError(f"weights must be one number per member, got {shown(weights)}")
         if len(weights) != len(self.members):
             raise PlanError(f"{len(weights)} weights for {len(self.members)} members")
         return shortest_counts([_weight(each) for each in weights])
@@ -136,7 +136,7 @@ class Mixture(BatchedDataset):
 
     @property
     def stages(self) -> list[Stage]:
-        """The place from which on each stage is asked for, and its rows per member in a cycle."""
+        """The place at which each stage was requested, and its rows per member in a cycle."""
         return list(self._stages)
 
     @property
@@ -178,7 +178,7 @@ class Mixture(BatchedDataset):
         """Return the order of a loader that reads this mixture.
 
         Args:
-            seed: Of the cycles and of the members' shuffles.
+            seed: Seed of the cycles and of the members' shuffles.
             shuffle: False for members in storage order.
             until: Samples of an epoch, instead of those of the mixture.
         """
@@ -226,7 +226,7 @@ class Mixture(BatchedDataset):
         The members of a mixture in this one are mixed directly, in the same shares.
 
         Args:
-            seed: Of all shuffles.
+            seed: Seed of all shuffles.
             block: Samples per block.
             window: Blocks that a lane holds, over all members.
             lanes: Independent readers.
@@ -257,7 +257,7 @@ class Mixture(BatchedDataset):
 
     @property
     def gathers(self) -> bool:
-        """Whether a batch is read in few operations: if every member is."""
+        """Whether a batch is read in few operations: true if that holds for every member."""
         return self._reader.gathers
 
     def __getbatch__(self, indices: Indices) -> Any:
@@ -352,7 +352,7 @@ def _join(batches: list[Any], order: torch.Tensor) -> Any:
 def balanced(data: SourceLike, labels: npt.ArrayLike, *, until: str | int = "first") -> Mixture:
     """Return a mixture of the classes of a dataset, in equal shares.
 
-    Each class is passed through before it repeats. Members have the names of the classes.
+    Each class is delivered in full before it repeats. Members have the names of the classes.
 
     Args:
         data: A map-style dataset, a source, or a path.
@@ -367,7 +367,7 @@ def balanced(data: SourceLike, labels: npt.ArrayLike, *, until: str | int = "fir
     classes = array_of("labels", labels)
     if classes.shape != (len(dataset),):
         raise PlanError(
-            f"labels must be one class per sample, {len(dataset):,} of them, got {classes.shape}"
+            f"labels must be one class per sample, shape ({len(dataset)},), got {classes.shape}"
         )
     names, which = np.unique(classes, return_inverse=True)
     parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
@@ -389,8 +389,8 @@ def prioritized(
         parts: By name: samples ``[start, stop]``, or the path of a ``.npy`` file of indices; one
             may be None, the rest. Every sample must be in exactly one part.
         weights: The share of each part, by name.
-        cover_within_epochs: Refuse weights with which some sample does not come within this number
-            of epochs; None to accept any.
+        cover_within_epochs: Refuse weights with which some sample is not delivered within this
+            number of epochs; None to accept any.
 
     >>> mixture = prioritized(torch.arange(9), {"hard": [0, 3], "rest": None}, [1, 1])
     >>> mixture.shares, mixture.until

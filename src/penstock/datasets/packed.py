@@ -41,10 +41,10 @@ def pack(
 ) -> PackedTokens:
     """Return documents as sequences of one length, for any loader and as members of a `Mixture`.
 
-    A sequence is a dict: ``tokens`` (0 where nothing is), ``position_ids`` (from 0 in each piece of
+    A sequence is a dict: ``tokens`` (0 in padding), ``position_ids`` (from 0 in each piece of
     a document) and ``segment_ids`` (1, 2, ... by piece; 0 is padding), each int64 of ``length``.
-    Which tokens a sequence has depends on nothing but its index and, with a seed, on the pass of
-    it; so every token comes once in a pass, and a resume needs no buffer. The shares of a mixture
+    The tokens of a sequence depend only on its index and, with a seed, on its pass; so every token
+    occurs once in a pass, and a resume needs no buffer. The shares of a mixture
     are shares of sequences: with ``split=True`` these are shares of tokens, with ``split=False``
     see `PackedTokens.filled`.
 
@@ -57,9 +57,9 @@ def pack(
             document, and every document of a dataset is read once to find its length.
         split: True: documents end to end, cut every ``length`` tokens; only the last sequence has
             padding. False: documents stay whole, by best fit; longer ones are refused.
-        seed: Packs differently in every pass: cuts are elsewhere, or documents of equal length
-            change places; there are as many sequences as before. The pass is the epoch, and that
-            of the member in a `Mixture`. Without a Penstock loader it is 0. None packs once.
+        seed: Packs differently in every pass: cuts move, or documents of equal length swap places;
+            the number of sequences stays the same. The pass is the epoch, or in a `Mixture` that
+            of the member. Without a Penstock loader it is 0. None packs once.
 
     >>> packed = pack([[1, 2, 3], [4, 5, 6, 7], [8]], length=4)
     >>> len(packed), packed[1]["tokens"].tolist(), packed[1]["segment_ids"].tolist()
@@ -135,8 +135,8 @@ class PackedTokens(BaseSource, SourceDataset):
             return reading.passes
         raise PlanError(
             "sequences that are packed differently in every pass are read inside of another "
-            "source, which does not say their passes: pass what pack returns to the loader or "
-            "the Mixture itself, or leave out its seed"
+            "source, which does not provide their passes: pass the result of pack to the loader or "
+            "the Mixture directly, or leave out its seed"
         )
 
 
@@ -144,7 +144,7 @@ class PackedTokens(BaseSource, SourceDataset):
 
 
 def _tokens_of(data: Any, lengths: npt.NDArray[Any] | None) -> tuple[npt.ArrayLike, Read]:
-    """Return the length of each document, and what reads pieces of them."""
+    """Return the length of each document, and a function that reads pieces of them."""
     if isinstance(data, Source) and not isinstance(data, torch.Tensor | np.ndarray):
         return _tokens_of_source(data, lengths)
     array = data.numpy() if isinstance(data, torch.Tensor) else data
@@ -156,7 +156,7 @@ def _tokens_of(data: Any, lengths: npt.NDArray[Any] | None) -> tuple[npt.ArrayLi
         parts = (np.arange(a, min(a + AT_ONCE, size)) for a in range(0, size, AT_ONCE))
         lengths = np.array([len(row) for part in parts for row in read(part)], np.int64)
     if len(lengths) != size:
-        raise PlanError(f"{len(lengths):,} lengths for {size:,} documents: pass one each")
+        raise PlanError(f"{len(lengths):,} lengths for {size:,} documents: pass one for each")
     return lengths, partial(_read_documents, read, lengths.astype(np.int64))
 
 

@@ -33,7 +33,7 @@ class ReplacingDataset(Dataset[Any]):
             ``"warn"``: replace it and log a warning.
         seed: The seed of the choice of replacements.
         quarantine: A file that lists replaced samples, one JSON object per line; needed if worker
-            processes or ranks shall write into one list.
+            processes or ranks must write to one list.
 
     >>> class Flawed(Dataset):
     ...     def __len__(self):
@@ -79,7 +79,7 @@ class ReplacingDataset(Dataset[Any]):
             other = derive_key(key, attempt) % len(self)
             try:
                 sample = self.base_dataset[other]
-            except Exception:  # noqa: BLE001 - the next one may do; re-raised if none does
+            except Exception:  # noqa: BLE001 - try the next one; an error is raised if none works
                 continue
             self._record(index, other, error)
             return sample

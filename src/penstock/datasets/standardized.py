@@ -75,7 +75,7 @@ class StandardizedDataset(TransformedDataset):
         return f"{super().fingerprint()}/{part}"
 
 
-WorkerSafeStandardizedDataset = StandardizedDataset  # every dataset here is
+WorkerSafeStandardizedDataset = StandardizedDataset  # an alias: all datasets are worker-safe
 
 
 def as_indices(indices: Iterable[int], size: int) -> Indices:
@@ -132,7 +132,7 @@ def compute_standardization(
 
 
 def _stacks(reader: Reader, indices: Indices) -> Iterator[tuple[Indices, torch.Tensor]]:
-    """Yield samples, stacked if they have one shape, so that every way to read sums alike."""
+    """Yield samples, stacked if they have one shape: sums are the same however they are read."""
     if reader.gathers:
         yield indices, first_field(reader.batch(indices))
         return

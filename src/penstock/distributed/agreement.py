@@ -24,7 +24,7 @@ Made = TypeVar("Made", bound=Loader)
 def agreed(make: Callable[[], Made], group: dist.ProcessGroup | None = None) -> Made:
     """Return the loader that ``make`` returns, once all ranks of the group have the same one.
 
-    This is a collective call, as `agree`. If ``make`` fails on a rank, that rank raises its own
+    This is a collective call, like `agree`. If ``make`` fails on a rank, that rank raises its own
     error and the others a `PlanError` with its message: no rank keeps waiting.
 
     Args:
@@ -70,7 +70,7 @@ def agree(loader: Loader, group: dist.ProcessGroup | None = None) -> None:
         mine = {"error": one_line(error)}
     found = difference(mine, group)
     if found is not None:
-        raise PlanError(f"the ranks are not about to train on the same data: {found}")
+        raise PlanError(f"the ranks would not train on the same data: {found}")
 
 
 def plan_identity(loader: Loader) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Failures of one rank end the others, with its reason, instead of a hang."""
+"""A failure of one rank ends the others with its reason, instead of leaving them waiting."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _SharedBlock:
             store.set(f"received/{self.rank}", "")
         self._received.set()
         if self._message != EVERYONE_IS_DONE and not self._left.wait(self.grace_seconds):
-            sys.stderr.write(f"penstock: rank {self.rank} is ended: {self._message}\n")
+            sys.stderr.write(f"penstock: rank {self.rank} exits: {self._message}\n")
             sys.stderr.flush()
             os._exit(1)  # the main thread is in a call that cannot be interrupted
 

@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class _State:
-    """What a thread works for."""
+    """The recorder that a thread works for, and the state of its probes."""
 
     __slots__ = ("inner", "next_read", "recorder", "skips", "who")
 
@@ -245,7 +245,7 @@ class Recorder:
     # -- measuring
 
     def work(self, who: str) -> Work:
-        """Return a context in which the probes of this thread are of this recorder.
+        """Return a context in which the probes of this thread belong to this recorder.
 
         Args:
             who: Name of the thread or worker.
@@ -253,7 +253,7 @@ class Recorder:
         return Work(self if self.active else None, who)
 
     def request(self) -> bool:
-        """Note that a batch is asked for; return whether its stages should be measured.
+        """Note that a batch is requested; return whether its stages should be measured.
 
         They are inside of ``with recorder.work(""):``. Call it only if the recorder is on.
         """
@@ -261,7 +261,7 @@ class Recorder:
         return now >= self.next_probe
 
     def receive(self, samples: int, cursor: Place | None = None) -> float:
-        """Note that the batch has arrived, or has failed; return the seconds it was waited for.
+        """Note that the batch has arrived, or has failed; return the seconds of waiting for it.
 
         Args:
             samples: Samples of the batch; 0 if it failed.
@@ -276,7 +276,7 @@ class Recorder:
         of another number of ``samples``.
 
         Args:
-            asked: When it was asked for, by `perf_counter`. At ``next_probe`` or later, its stages
+            asked: When it was requested, by `perf_counter`. At ``next_probe`` or later, its stages
                 are measured.
             samples: As for `receive`.
             cursor: As for `receive`.
@@ -317,7 +317,7 @@ class Recorder:
             self._settle()
 
     def timed(self, work: Callable[[], T], samples: int, cursor: Place | None = None) -> T:
-        """Return ``work()``, which is a batch; note how long it was waited for.
+        """Return ``work()``, which is a batch, and note how long that took.
 
         Args:
             work: Returns the batch, or raises.

@@ -154,7 +154,7 @@ class Sums(NamedTuple):
 
 
 class Times:
-    """When batches were asked for and arrived, since the sums were last computed.
+    """When batches were requested and arrived, since the sums were last computed.
 
     Args:
         sums: The sums up to here.
@@ -235,7 +235,7 @@ class Snapshot:
     """The figures of a loader at a moment: of one rank, or merged over ranks.
 
     Args:
-        rank: The rank; of merged ones, the first.
+        rank: The rank; the lowest one if several are merged.
         world: Number of ranks.
         started: When measuring began, in seconds since 1970.
         seconds: How long it has been measured.
@@ -276,7 +276,7 @@ class Snapshot:
 
     @property
     def batches(self) -> int:
-        """Batches that were asked for."""
+        """Batches that were requested."""
         return self.of("wait").count
 
     @property
@@ -310,7 +310,7 @@ class Snapshot:
 
 
 def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Return one snapshot of several: of the ranks of a run, or of its sessions.
+    """Return several snapshots, of the ranks of a run or of its sessions, as one.
 
     Args:
         snapshots: One or more. Moments are counted from the earliest start.

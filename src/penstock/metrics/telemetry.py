@@ -13,7 +13,7 @@ from penstock.ranks import current_topology
 
 # name, unit, description, and the values of a recorder by stage; "" where there are no stages
 COUNTERS: Final[tuple[tuple[str, str, str, Callable[[Recorder], Mapping[str, float]]], ...]] = (
-    ("batches", "", "Batches that were asked for", lambda made: {"": made.sums.batches}),
+    ("batches", "", "Batches that were requested", lambda made: {"": made.sums.batches}),
     ("samples", "", "Samples delivered", lambda made: {"": made.sums.samples}),
     ("waiting", "s", "Seconds that training waited for data", lambda made: {"": made.sums.waited}),
     ("step", "s", "Seconds from a batch to the next request", lambda made: {"": made.sums.stepped}),
@@ -129,7 +129,7 @@ def export_to_opentelemetry(loaders: Mapping[str, Any], provider: Any = None) ->
 
 
 class _Collector:
-    """What ``prometheus_client`` asks for metrics, in a thread of its own."""
+    """The collector that ``prometheus_client`` asks for metrics, in its own thread."""
 
     def __init__(self, core: Any, recorders: Mapping[str, Recorder], rank: str) -> None:
         self._core, self._recorders, self._rank = core, recorders, rank
@@ -154,15 +154,15 @@ class _Collector:
 
 
 def recorder_of(loader: Any) -> Recorder:
-    """Return what a loader measures with; raise ``TypeError`` for one that is not of Penstock."""
+    """Return the recorder of a loader; raise ``TypeError`` if it is not a loader of Penstock."""
     found = getattr(loader, "metrics", None)
     if not isinstance(found, Recorder):
-        raise TypeError(f"figures are those of a loader of Penstock, got {type(loader).__name__}")
+        raise TypeError(f"loader must be a loader of Penstock, got {type(loader).__name__}")
     return found
 
 
 def _recorders(loaders: Mapping[str, Any]) -> tuple[dict[str, Recorder], str]:
-    """Return what other threads may read, without keeping a loader alive, and this rank."""
+    """Return the recorders, which do not keep their loaders alive, and this rank."""
     found = {name: recorder_of(loader) for name, loader in loaders.items()}
     return found, str(current_topology(None, None).rank)
 

@@ -15,7 +15,7 @@ from penstock.order.permutation import GAMMA, MASK, Keys, mix_array
 class Transform(ABC):
     """Base class of transforms, whose randomness comes from one 64-bit key per sample.
 
-    A sample gives the same result, bit by bit, alone and within a batch. Subclasses implement
+    A sample gives bitwise the same result alone and within a batch. Subclasses implement
     `batch`. One with ``takes_fields`` changes the fields of batches that are dicts.
     """
 
