@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` as a message shows it: on one line, and cut where it is long.
+    """Return the text of ``value`` for a message: on one line, and cut if it is long.
 
     >>> shown("a"), shown([0] * 1000)[-10:], shown(10**5000)
     ("'a'", ', 0, 0,...', 'an int of 16610 bits')
@@ -126,7 +126,7 @@ def flag(name: str, value: Any, *, error: type[Exception] = PlanError) -> bool:
 
 
 def choice(name: str, value: T, allowed: Collection[T], *, error: type[Exception] = PlanError) -> T:
-    """Return ``value`` if it is one of ``allowed``; else the message names the closest one."""
+    """Return ``value`` if it is in ``allowed``; otherwise raise an error with the closest one."""
     if not any(type(value) is type(known) and value == known for known in allowed):
         options = ", ".join(repr(known) for known in allowed)
         names = [known for known in allowed if isinstance(known, str)]
@@ -145,14 +145,14 @@ def instance(
     advice: str = "",
     error: type[Exception] = PlanError,
 ) -> None:
-    """Refuse a value that is not of a type.
+    """Raise an error unless ``value`` has the required type.
 
     Args:
         name: The argument's name, as the caller spells it.
         value: What was passed.
         kind: The type it must have.
         optional: Whether None is accepted too.
-        advice: What to do, as the end of the message.
+        advice: What to do; the message ends with it.
         error: The class to raise.
     """
     if not (isinstance(value, kind) or (optional and value is None)):
@@ -215,11 +215,11 @@ def image_shape(name: str, value: Any, *, error: type[Exception] = PlanError) ->
 def mapping(name: str, value: Any, *, error: type[Exception] = PlanError) -> dict[str, Any]:
     """Return ``value`` as a new ``dict``; its keys must be strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise error(f"{name} must be values by name, got {shown(value)}")
+        raise error(f"{name} must be a mapping with string keys, got {shown(value)}")
     return dict(value)
 
 
-# -- sizes in bytes, as people write and read them
+# -- sizes in bytes, for people
 
 
 def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader finds the old file or the complete new one; and lists of JSON lines.
+"""Atomic file writes: a reader finds the old file or the complete new one. Also JSON Lines files.
 
 A new file is created beside the old one, under a name that cannot be predicted and must not exist:
 a symbolic link planted there is never followed. The file is synced to disk and renamed, and the
@@ -83,7 +83,7 @@ def _unfinished_name(path: Path) -> Path:
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace ``path`` by what ``write`` writes, with the permissions of a new file.
+    """Replace ``path`` with what ``write`` writes, with the permissions of a new file.
 
     Args:
         path: The file to replace.
@@ -98,12 +98,12 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace ``path`` by a file with this text, in UTF-8."""
+    """Replace ``path`` with a file that contains ``text``, in UTF-8."""
     replace_file(path, lambda file: file.write(text.encode()))
 
 
 def cache_directory() -> Path:
-    """Return the cache of Penstock: ``PENSTOCK_CACHE``, or below the user's cache directory."""
+    """Return Penstock's cache directory: ``PENSTOCK_CACHE``, or one in the user's cache."""
     own = os.environ.get("PENSTOCK_CACHE")
     if own:
         return Path(own)
@@ -117,7 +117,7 @@ def cache_path(kind: str, identity: str) -> Path:
 
 
 def write_cache(path: Path, value: object) -> None:
-    """Write ``value`` as JSON; a failure is only logged: without the cache, only time is lost."""
+    """Write ``value`` as JSON; a failure is only logged, since a cache only saves time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(value))
@@ -171,5 +171,5 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         return [mapping("a line", json.loads(line), error=SourceError) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(
-            f"{str(path)!r} is not a list of replaced samples ({error}): pass another quarantine="
+            f"{str(path)!r} is not a list of replaced samples ({error}): use another quarantine="
         ) from error

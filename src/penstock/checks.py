@@ -19,7 +19,7 @@ Value: TypeAlias = int | float | str | None
 SHOWN = 10  # findings in an error message; the report has all of them
 
 Dimension: TypeAlias = int | str | None
-SHARE = 0.01  # of the time for checks: negligible, and thousands of batches in hours of training
+SHARE = 0.01  # of the time is for checks: negligible, yet thousands of batches in hours of training
 
 
 class InvalidDataError(SourceError, ValueError):
@@ -106,7 +106,7 @@ def _plain(value: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The expected shape, dtype and values of a tensor; what is None is not checked.
+    """The expected shape, dtype and values of a tensor; an argument that is None is not checked.
 
     Args:
         shape: For each dimension a number, None for any size, or a name: dimensions of the same
@@ -155,7 +155,7 @@ class TensorSpec:
 
         Args:
             name: The tensor's name, for the messages.
-            value: What should be such a tensor.
+            value: The value to check.
             sizes: Sizes of named dimensions; those of ``value`` are added.
         """
         name = name or "the batch"
@@ -189,14 +189,14 @@ class TensorSpec:
         high = math.inf if self.high is None else self.high
         if not (low <= smallest and largest <= high):
             outside = (value < low) | (value > high)
-            if outside.any():  # not where NaN is allowed, and the extremes are NaN
+            if outside.any():  # false if NaN is allowed and the extremes are NaN
                 return [f"{name} out of range [{low:g}, {high:g}]: {_first(value, outside)}"]
         if self.labels is not None:
             known = torch.tensor(sorted(self.labels), dtype=value.dtype, device=value.device)
             strange = ~torch.isin(value, known)
             if strange.any():
                 wanted = sorted(self.labels)
-                return [f"{name} out of range: {_first(value, strange)} is none of {wanted}"]
+                return [f"{name} out of range: {_first(value, strange)} is not one of {wanted}"]
         return []
 
 
@@ -219,7 +219,7 @@ class BatchSchema:
     ... })
     >>> schema.check({"x": torch.zeros(4, 8), "y": torch.tensor([0, 1, 1, 0])})
     >>> schema.faults({"x": torch.zeros(4, 8), "y": torch.tensor([0, 1, 7])})
-    ['y must have shape (batch=4), found (3,)', 'y out of range: 7 at row 2 is none of [0, 1]']
+    ['y must have shape (batch=4), found (3,)', 'y out of range: 7 at row 2 is not one of [0, 1]']
     """
 
     fields: Mapping[str, TensorSpec]
@@ -244,7 +244,7 @@ class BatchSchema:
                 what = name or "a single tensor"
                 found.append(f"{what} is missing: the batch has {sorted(values)}")
         if self.exact and (more := sorted(values.keys() - self.fields.keys())):
-            found.append(f"the batch has fields that should not be there: {more}")
+            found.append(f"the batch has unexpected fields: {more}")
         return found
 
     def check(self, batch: Any) -> None:
@@ -341,7 +341,7 @@ def extremes(value: torch.Tensor) -> tuple[float, float]:
 
 
 def _stored_values(value: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor of any layout, in a dtype that numpy and torch.isin have."""
+    """Return the values of a tensor of any layout, in a dtype that numpy and torch.isin support."""
     if value.layout == torch.sparse_coo:
         value = value.coalesce()
     if value.layout != torch.strided or value.is_nested:

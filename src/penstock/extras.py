@@ -1,4 +1,4 @@
-"""Optional parts: libraries of the extras, and what installed packages add by entry points.
+"""Optional parts: libraries that extras install, and entry points of installed packages.
 
 Penstock's own domains are found by entry points too, so that the core imports none of them:
 
@@ -40,8 +40,8 @@ def optional(module: str, extra: str) -> Any:
     penstock.errors.MissingExtraError: no_such_library is not installed: pip install ...
     """
     try:
-        # the package first: two threads that import two of its modules, which it imports itself,
-        # would each wait for the other, and Python lets one of them see an unfinished module
+        # the package first: if two threads import two of its modules, which it also imports itself,
+        # each would wait for the other, and Python would give one of them an unfinished module
         import_module(module.partition(".")[0])
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def load_extensions(group: str) -> dict[str, Any]:
 def _exists(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -87,7 +87,7 @@ def progress_bar(title: str, total: int, show: bool | None = None) -> Iterator[C
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
     times = (rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[note]}"))
     shown = {"console": console, "transient": console.is_terminal}
-    # drawn where it advances: a thread that draws would outlive the block
+    # drawn when it advances: a drawing thread would outlive the block
     with rich.Progress(*columns, *times, auto_refresh=False, **shown) as bar:
         task, drawn = bar.add_task(title, total=total, note=""), 0.0
 

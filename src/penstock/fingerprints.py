@@ -1,6 +1,6 @@
 """Fingerprints: short strings that identify data by content, and not by where they are stored.
 
-Fingerprints are part of saved states: a change of any of them makes existing states refuse their
+Fingerprints are part of saved states: if their computation changes, existing states refuse their
 data.
 """
 
@@ -18,7 +18,7 @@ SAMPLED_BLOCKS = 4  # per field: enough to notice regenerated data, and cheap on
 
 
 def sampled_blocks(blocks: int, count: int = SAMPLED_BLOCKS) -> list[int]:
-    """Return the blocks whose bytes represent all: the first, the last, and evenly between.
+    """Return the blocks whose bytes stand for all: the first, the last, and some evenly between.
 
     Args:
         blocks: Number of blocks.
@@ -36,7 +36,7 @@ def digest(facts: object, parts: Iterable[bytes | npt.NDArray[np.uint8]]) -> str
     """Return a digest of 32 hex digits of facts and byte strings, each with its length.
 
     Args:
-        facts: What JSON can represent: sizes, names, dtypes.
+        facts: Values that JSON can represent: sizes, names, dtypes.
         parts: Bytes of the data.
 
     >>> digest({"samples": 1}, [b"a", b"bc"]) == digest({"samples": 1}, [b"ab", b"c"])
@@ -63,7 +63,7 @@ def short_digest(parts: Iterable[bytes]) -> str:
 
 
 def digest_of(array: npt.NDArray[Any]) -> str:
-    """Return the name of an array in a state: `short_digest` of its bytes.
+    """Return the digest that identifies an array in a state: `short_digest` of its bytes.
 
     >>> digest_of(np.arange(3)) == digest_of(np.arange(4))
     False

@@ -33,11 +33,11 @@ class Reading:
     """What a loader is reading in this thread.
 
     Args:
-        seed: Of the loader.
+        seed: The loader's seed.
         epoch: The epoch of the samples.
         samples: Indices of the samples of the batch.
-        passes: The pass of each sample: how many times it came before. None if all are in pass
-            ``epoch``, as in every order in which a sample comes once an epoch.
+        passes: The pass of each sample: how many times it was read before. None if all are in pass
+            ``epoch``, as in every order that has each sample once per epoch.
         row: The row of the batch that is being read; None if it is read as a whole.
     """
 
@@ -56,7 +56,7 @@ class Reading:
         if samples.shape == self.samples.shape:
             in_order = np.array_equal(samples, self.samples)
             if in_order or not np.array_equal(np.sort(samples), np.sort(self.samples)):
-                return self.passes  # other indices for the same samples, as those of a subset
+                return self.passes  # the same samples by other indices, such as those of a subset
         found = dict(zip(self.samples.tolist(), self.passes.tolist(), strict=True))
         return np.array([found.get(sample, self.epoch) for sample in samples.tolist()], np.int64)
 
@@ -96,8 +96,8 @@ def current_epoch(default: int = 0) -> int:
 def current_passes(samples: Indices, default: int = 0) -> int | Indices:
     """Return the pass of each sample that is being read; ``default`` outside of a loader.
 
-    Equal to the epoch in an order in which every sample comes once an epoch. Random numbers that
-    are keyed by the pass differ if a sample comes twice.
+    The pass equals the epoch if the order has every sample once per epoch. Random numbers that
+    are keyed by the pass differ between the occurrences of a sample that repeats.
 
     Args:
         samples: Indices of samples of the batch.
@@ -110,7 +110,7 @@ def current_passes(samples: Indices, default: int = 0) -> int | Indices:
 
 
 class AnnouncedIndices(list[int]):
-    """Indices of the batch; iterating over them announces each as the one that is being read."""
+    """Indices of a batch; iteration announces each index as the one that is being read."""
 
     def __iter__(self) -> Iterator[int]:
         reading = _of_batch(len(self))
@@ -126,18 +126,18 @@ class AnnouncedIndices(list[int]):
 
 
 def announced(indices: list[int]) -> list[int]:
-    """Return the indices of the batch, as `AnnouncedIndices` if samples of it repeat."""
+    """Return the indices of the batch, as `AnnouncedIndices` if samples may repeat."""
     return indices if _of_batch(len(indices)) is None else AnnouncedIndices(indices)
 
 
 @contextmanager
 def renumbered(rows: Indices, samples: Indices, count: int) -> Iterator[None]:
-    """Announce the indices that samples of the batch have in a dataset inside of another one.
+    """Announce the indices that samples of the batch have in an inner dataset.
 
     Args:
         rows: Which samples of the batch these are.
         samples: Their indices in the inner dataset.
-        count: Samples that were asked for; nothing is announced if the batch has another number.
+        count: Samples requested; nothing is announced if the batch has a different number.
     """
     reading = _of_batch(count)
     if reading is None or reading.passes is None:
@@ -151,7 +151,7 @@ def renumbered(rows: Indices, samples: Indices, count: int) -> Iterator[None]:
 
 
 def _of_batch(count: int) -> Reading | None:
-    """Return the reading if its samples repeat, and ``count`` samples are all of its batch."""
+    """Return the reading if its samples may repeat and its batch has ``count`` samples."""
     reading = _reading.get()
     if reading is None or reading.passes is None or reading.row is not None:
         return None
@@ -163,7 +163,7 @@ def sample_key(sample: int, *purpose: int | str, seed: int | None = None) -> int
 
     Args:
         sample: Index of the sample.
-        purpose: What the key is for, such as ``"noise"``: other purposes give other keys.
+        purpose: What the key is for, such as ``"noise"``: different purposes, different keys.
         seed: None for the seed of the loader (0 outside of a loader).
     """
     if type(sample) is not int or not 0 <= sample <= LARGEST:  # runs for every sample
@@ -197,7 +197,7 @@ def sample_generator(sample: int, *purpose: int | str, seed: int | None = None) 
 
     Args:
         sample: Index of the sample.
-        purpose: What the numbers are for, such as ``"noise"``: other purposes give other numbers.
+        purpose: What the numbers are for, such as ``"noise"``: other purposes, other numbers.
         seed: None for the seed of the loader (0 outside of a loader).
     """
     return _generator(sample_key(sample, *purpose, seed=seed))

@@ -1,6 +1,6 @@
-"""The functions of `native.c`, where they were compiled at installation.
+"""The functions of `native.c`, if they were compiled at installation.
 
-They do not hold the interpreter's lock. What they are given is an address, and is not checked.
+They run without the interpreter's lock. Their arguments are addresses, which are not checked.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Native(NamedTuple):
-    """One function of C each; the file of C says what they do."""
+    """The compiled functions; `native.c` documents each of them."""
 
     copy: Callable[..., int]
     copy_boxes: Callable[..., int]
     join: Callable[..., None]
     decode: Callable[..., int]
     lookup: Callable[..., None]
-    dense_rows: Callable[..., None] | None = None  # compiled from an earlier version of the file
+    dense_rows: Callable[..., None] | None = None  # None if compiled from an older `native.c`
 
 
 def _load() -> Native | None:

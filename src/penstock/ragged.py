@@ -25,7 +25,7 @@ class Ragged:
 
     Args:
         values: The values of all rows along the first axis.
-        offsets: Where each row begins, and the end of the last row: one int64 more than rows.
+        offsets: Where each row begins, and the end of the last row: int64, one more than rows.
 
     >>> words = Ragged(torch.tensor([7, 8, 9]), torch.tensor([0, 2, 2, 3]))
     >>> words.tolist(), words.lengths.tolist(), words[2].tolist()
@@ -46,8 +46,8 @@ class Ragged:
             raise BatchError(f"values and offsets must be tensors or arrays: {error}") from error
         if self.values.ndim == 0 or self.offsets.ndim != 1 or len(self.offsets) == 0:
             raise BatchError(
-                "values must have an axis of items, and offsets one number for each row and one "
-                f"more, got shapes {tuple(self.values.shape)} and {tuple(self.offsets.shape)}"
+                "values must have at least one axis, and offsets one number per row plus one, "
+                f"got shapes {tuple(self.values.shape)} and {tuple(self.offsets.shape)}"
             )
         if self.offsets.device.type == "cpu":  # elsewhere the check would wait for the device
             ends = int(self.offsets[0]), int(self.offsets[-1])
@@ -106,7 +106,7 @@ class Ragged:
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
             row = int(rows) + len(self) if rows < 0 else int(rows)
             if not 0 <= row < len(self):
-                raise IndexError(f"row {int(rows)} of {len(self)} rows")
+                raise IndexError(f"row {int(rows)} is out of range for {len(self)} rows")
             return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
         starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
         ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -124,7 +124,7 @@ class Ragged:
         """Return the rows as one tensor, padded at their ends.
 
         Args:
-            value: What is put after the end of a row; the dtype of the values must have it.
+            value: The padding after the end of a row; the dtype of the values must represent it.
             multiple_of: The width is a multiple of this number.
         """
         try:
@@ -160,7 +160,7 @@ class Ragged:
         ['a', 'bc']
         """
         if self.dtype != torch.uint8 or self.values.ndim != 1:
-            raise BatchError(f"strings are rows of bytes (uint8), these are of {self.dtype}")
+            raise BatchError(f"strings() needs rows of bytes (uint8), got rows of {self.dtype}")
         text, offsets = self.values.cpu().numpy().tobytes(), self.offsets.tolist()
         try:
             return [text[a:b].decode(encoding) for a, b in pairwise(offsets)]
@@ -218,7 +218,7 @@ def csr_tensor(
 
 @cache
 def _warn_no_more() -> None:
-    """Trigger torch's warning that CSR is in beta, which appears once in a process, unseen."""
+    """Trigger torch's once-per-process warning that CSR is in beta, and suppress it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
@@ -232,7 +232,7 @@ def dense_tensor(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a matrix with its zeros.
+    """Return a dense matrix of rows in CSR layout.
 
     Args:
         values: The stored values of all rows.
@@ -259,6 +259,6 @@ def dense_tensor(
     firsts = torch.arange(rows, device=values.device) * width
     places = torch.repeat_interleave(firsts, offsets.diff(), output_size=len(values))
     places += columns
-    # added, not assigned: a column that a row names twice has the sum, as in scipy
+    # added, not assigned: a column that occurs twice in a row gets the sum, as in scipy
     matrix.view(-1).scatter_add_(0, places, values)
     return matrix

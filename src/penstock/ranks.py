@@ -1,4 +1,4 @@
-"""The rank of this process, what ranks tell each other through their store, and their seed."""
+"""The rank of this process, what ranks exchange through their store, and their seed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def gathered_texts(text: str) -> list[str]:
     `GATHER_SECONDS`, one limit for all of them, are left out.
 
     Args:
-        text: Of this rank.
+        text: The text of this rank.
     """
     here = current_topology(None, None)
     if here.world == 1:
@@ -93,7 +93,7 @@ def text_of_rank_zero(text: str) -> str:
     """Return the text of rank 0; every rank must call this the same number of times.
 
     Args:
-        text: Of this rank; used on rank 0.
+        text: The text of this rank; used on rank 0.
     """
     here = current_topology(None, None)
     if here.world == 1:
@@ -157,7 +157,7 @@ def topology_from_mesh(mesh: DeviceMesh, dimensions: Sequence[str] | None = None
     """Return the data-parallel rank of this process in a mesh.
 
     Processes that differ only in other dimensions (tensor, context, pipeline parallel) have the
-    same rank: they get equal batches.
+    same rank: they get the same batches.
 
     Args:
         mesh: A mesh with named dimensions.
@@ -214,7 +214,7 @@ class Seed:
         return seed if isinstance(seed, Seed) else cls(seed)
 
     def fixed(self, reason: str) -> Seed:
-        """Return this seed with a value that cannot change, as if it was passed in.
+        """Return this seed with a value that cannot change, as if it had been passed in.
 
         It still raises an error if ranks have different seeds.
 
@@ -257,7 +257,7 @@ class Seed:
         self.value, self._shared = found, True
 
     def settle(self, reason: str) -> None:
-        """Do not accept another value from now on.
+        """Fix the value: from now on, no other one is accepted.
 
         Args:
             reason: What depends on the value: "batches were delivered".

@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def close_name(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
-    """Return the one of ``known`` that ``name`` probably meant; None if nothing is close.
+    """Return the known name that ``name`` probably means; None if none is close.
 
     A name that is one letter off comes before others that are equally close.
 
     Args:
         name: What was written.
-        known: The names there are.
-        cutoff: How alike they must be, from 0 (anything) to 1 (equal but for the case).
+        known: The valid names.
+        cutoff: How similar they must be, from 0 (anything) to 1 (equal except for case).
 
     >>> close_name("vison", ["text", "vision"]), close_name("fecoder", ["encoder", "decoder"])
     ('vision', 'decoder')
@@ -56,7 +56,7 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "it has
 
     Args:
         name: What was written.
-        known: The names there are.
+        known: The valid names.
         otherwise: The words before the list of all names.
 
     >>> did_you_mean("voltge", ["voltage", "stimulus"])
@@ -82,7 +82,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     Args:
         kind: What the names are: "collator".
         name: What was written.
-        known: The names there are.
+        known: The valid names.
 
     >>> unknown_name("collator", "vison", ["text", "vision"])
     "unknown collator 'vison': did you mean 'vision'? (available: text, vision)"

@@ -229,7 +229,7 @@ def test_a_refused_batch_size_changes_nothing():
     with pytest.raises(PlanError, match="batch_size must be at least 1 sample, got 0"):
         loader.set_batch_size(0)
     strict = ChunkedDataLoader(torch.arange(N), BATCH, 4, drop_last=True)
-    with pytest.raises(PlanError, match="20 samples make no step of 21"):
+    with pytest.raises(PlanError, match="20 samples do not fill a step of 21"):
         strict.set_batch_size(21)
     assert (loader.state_dict(), loader.remaining, loader.batch_size) == before
     assert strict.batch_size == BATCH and len(list(strict)) == 4

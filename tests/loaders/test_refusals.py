@@ -46,7 +46,7 @@ def make(data=DATA, batch=4, chunk=5, **options):
         ({"rank": 1}, "pass both rank and world_size, or neither: only rank was passed"),
         ({"world_size": 2}, "only world_size was passed"),
         ({"batch": 1, "rank": 0, "world_size": 3}, "batches of 1 cannot split 100 samples evenly"),
-        ({"batch": 101, "drop_last": True}, "100 samples make no step of 101"),
+        ({"batch": 101, "drop_last": True}, "100 samples do not fill a step of 101"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
         ({"order": ShuffledOrder(99, 1)}, "the order has 99 samples, the dataset 100"),
         ({"sampler": SequentialSampler(DATA)}, "chunk_size=5 needs an order .*, and sampler has"),

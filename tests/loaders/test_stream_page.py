@@ -221,7 +221,7 @@ def test_attributes_mirror_the_arguments():
     ("options", "sentence"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1 sample, got 0"),
-        ({"batch_size": 5000}, "make no step"),
+        ({"batch_size": 5000}, "do not fill a step"),
         ({"block_samples": 0}, "block_samples must be at least 1, got 0"),
         ({"window_blocks": -1}, "window_blocks must be"),
         ({"lanes": 0}, "lanes must be"),

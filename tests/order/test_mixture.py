@@ -215,7 +215,7 @@ def test_an_epoch_of_a_mixture():
     assert MixtureOrder(members, [stage], 0, until="first").size == 100  # ten cycles: 70 and 30
     assert MixtureOrder(members, [stage], 0, until="all").size == 150  # fifteen: 105 and 45
     assert MixtureOrder(members, [stage], 0, lanes=2, until="first").size == 100
-    with pytest.raises(PlanError, match="number of places"):
+    with pytest.raises(PlanError, match="until must be a number"):
         MixtureOrder(members, [stage, (50, [1, 1])], 0)
     with pytest.raises(PlanError, match="several shares"):
         MixtureOrder([BlockOrder(9, 0, 2, 2, lanes=3)], [(0, [1])], 0, lanes=2)

@@ -160,7 +160,7 @@ def test_steps_of_any_size_are_sought_in_no_time(n, batch, world, data):
             {"size": 5, "batch": 1, "world": 2, "drop_last": False},
             "batches of 1 cannot split 5",
         ),
-        ({"size": 31, "batch": 8, "world": 4}, "31 samples make no step of 32"),
+        ({"size": 31, "batch": 8, "world": 4}, "31 samples do not fill a step of 32"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(given, words):

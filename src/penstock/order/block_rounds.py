@@ -41,12 +41,12 @@ class BlockLines:
 
     The blocks may hold different numbers of items; those that hold none are left out. The line of
     all items is cut into one part per lane, equal except for one item: at most ``lanes - 1`` blocks
-    are cut. Position p is row ``p // lanes`` of lane ``p % lanes``. Items of a block follow each
-    other: what reads the lines shuffles them in its rounds.
+    are cut. Position p is row ``p // lanes`` of lane ``p % lanes``. Items of a block are
+    consecutive: the orders that use the lines shuffle them within rounds.
 
     Args:
         counts: Items of each block; items are numbered in storage order.
-        seed: Of the permutations.
+        seed: Seed of the permutations.
         lanes: Independent readers.
 
     >>> BlockLines([5, 0, 5], seed=1).at(0, np.arange(5)).tolist()
@@ -62,7 +62,7 @@ class BlockLines:
         self.first_item: Indices = np.concatenate([[0], np.cumsum(self.counts)])
         self.size = int(self.first_item[-1])
         if not self.size:
-            raise PlanError("no block holds a sample: at least one must")
+            raise PlanError("all blocks are empty: at least one must hold a sample")
         self._filled = np.flatnonzero(self.counts)
         self._entry_of_block = np.cumsum(self.counts > 0) - 1
         self.layout = Recent(self._lay_out)
@@ -73,7 +73,7 @@ class BlockLines:
             "order": self.kind,
             "samples": self.size,
             "seed": self.seed,
-            "window": 1,  # it is in the digest of states
+            "window": 1,  # part of the identity in existing states
             "lanes": self.lanes,
             "blocks": digest_of(self.counts),
         }
@@ -117,21 +117,21 @@ class _Window(NamedTuple):
 
 
 class BlockRounds(Repeating):
-    """An order that is read in rounds: in each round every lane delivers as many rows.
+    """An order that is read in rounds: in each, every lane delivers the same number of rows.
 
-    A round has ``block * window`` rows of each lane, whatever blocks these are from; so the memory
-    of a round is known, and a block that a round ends in is read for both rounds. A subclass has
-    the rows of a round (`_rows`), and the inverse (`positions_of`).
+    A round has ``block * window`` rows of each lane, whichever blocks they are from. So the memory
+    of a round is known, and a block in which a round ends is read for both rounds. A subclass
+    implements the rows of a round (`_rows`), and the inverse (`positions_of`).
 
     Args:
-        size: Places of an epoch.
+        size: Positions of an epoch.
         block: Samples per block.
-        window: Blocks whose number of samples a lane holds.
+        window: Size of a lane's window, in blocks.
         lanes: Independent readers.
         starts: The first sample of each stored part; its blocks are counted from there.
 
     Attributes:
-        by_pass: Whether samples of different passes are read apart, because they differ.
+        by_pass: Whether samples of different passes are read separately, because they differ.
     """
 
     samples: int
@@ -153,7 +153,7 @@ class BlockRounds(Repeating):
         """Return the sample and the pass of each row of a lane in a round."""
 
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at these positions, and how often each came before."""
+        """Return the samples at these positions, and how often each occurred before."""
         positions = check_positions(positions, self.size)
         row, lane = np.divmod(positions, self.lanes)
         k, row = np.divmod(row, self.window_samples)
@@ -197,7 +197,7 @@ class BlockRounds(Repeating):
         begins = np.concatenate([[0], np.flatnonzero(new) + 1])
         ends = np.append(begins[1:], len(samples))
         starts, counts = samples[begins], samples[ends - 1] - samples[begins] + 1
-        gaps = np.concatenate([[0], np.cumsum(np.diff(samples) != 1)])  # and samples that repeat
+        gaps = np.concatenate([[0], np.cumsum(np.diff(samples) != 1)])  # a repetition counts, too
         runs = gaps[ends - 1] == gaps[begins]
         turns = [None] * len(begins) if passes is None else passes[begins].tolist()
         return [
@@ -224,12 +224,12 @@ class BlockRounds(Repeating):
 
 
 class OrderInRounds(BlockRounds):
-    """An order with one lane, read in rounds of blocks; its identity is that of the order.
+    """An order with one lane, read in rounds of blocks; it keeps the identity of that order.
 
     Args:
-        order: Any order; each round should be of few blocks, as in a mixture of sequences.
+        order: Any order; each round should touch few blocks, as in a mixture of sequences.
         block: Samples per block.
-        window: Blocks whose number of samples is read together.
+        window: Size of a window, in blocks.
         starts: The first sample of each stored part.
 
     >>> from penstock.order.orders import SequentialOrder

@@ -21,8 +21,8 @@ class Span:
     Args:
         start: The first sample.
         count: Number of samples.
-        take: Those that are delivered, counted from ``start``, ascending, some several times; None
-            for each of them once.
+        take: The samples to deliver, counted from ``start``, ascending, possibly repeated; None to
+            deliver each of them once.
         turn: The pass of all of them, if it matters and is not the epoch.
     """
 
@@ -33,7 +33,7 @@ class Span:
 
     @property
     def items(self) -> int:
-        """Rows that are delivered."""
+        """The number of rows that are delivered."""
         return self.count if self.take is None else len(self.take)
 
 
@@ -59,7 +59,7 @@ class BlockOrder:
 
     Args:
         size: Samples of the order.
-        seed: Of the shuffles, in [0, 2**64).
+        seed: Seed of the shuffles, in [0, 2**64).
         block: Samples per block.
         window: Blocks per window, the unit that is held in memory and shuffled.
         lanes: Readers with separate blocks; a multiple of the number of ranks.
@@ -348,6 +348,6 @@ class StoredOrder(SequentialOrder):
     def window_positions(
         self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
     ) -> Indices:
-        """Return the positions of samples ``begin`` to ``end`` of the round: the samples."""
+        """Return the positions of samples ``begin`` to ``end`` of the round: they are the same."""
         first, stop = self.round_start(epoch, k), self.round_start(epoch, k + 1)
         return np.arange(first + begin, stop if end is None else first + end)

@@ -23,7 +23,7 @@ from penstock.order.steps import Steps
 
 
 def budget_cuts(lengths: Indices, budget: int) -> Indices:
-    """Return the ends of batches of descending lengths, each padded to its first within budget."""
+    """Return the ends of batches of descending lengths, each within ``budget`` when padded."""
     counts = np.maximum(1, budget // np.maximum(lengths, 1)).tolist()
     ends, i = [], 0
     while i < len(counts):
@@ -61,15 +61,15 @@ class LengthBatches:
     are the batches of a group.
 
     Positions count the samples as they are delivered, so a cursor is ``(epoch, position)`` as for
-    every order, and resuming plans one window. With a number of ranks that divides ``group``, all
-    ranks have equally many batches in every window; with others, the last step of an epoch is made
-    by halving.
+    every order, and resuming plans one window. If the number of ranks divides ``group``, all ranks
+    have the same number of batches in every window; otherwise, batches of the last step of an epoch
+    are halved.
 
     Args:
         order: The order whose windows are sorted.
         lengths: Tokens of each sample.
         window: Samples that are sorted together.
-        budget: Tokens of a batch, including padding. Or:
+        budget: Tokens of a batch, including padding. Pass this or ``count``.
         count: Samples of a batch.
         group: Batches of similar length that stay together; a multiple of the number of ranks.
 
@@ -96,7 +96,7 @@ class LengthBatches:
         self.order, self.seed, self.size = order, order.seed, order.size
         self.lengths, self.window = checked_lengths(lengths, order.size), window
         if (budget is None) == (count is None):
-            raise PlanError("pass a budget of tokens, or a count of samples")
+            raise PlanError("pass either a budget of tokens or a count of samples")
         self.budget = None if budget is None else whole_number("max_tokens", budget, minimum=1)
         self.count = None if count is None else whole_number("batch_size", count, minimum=1)
         self._longest = longest = int(self.lengths.max())
@@ -142,7 +142,7 @@ class LengthBatches:
         return found
 
     def places(self, epoch: int) -> int:
-        """Return the positions of an epoch: equally many, in another number of batches."""
+        """Return the number of positions of an epoch; only the number of batches varies."""
         return self.size
 
     # -- batches
@@ -213,7 +213,7 @@ class LengthBatches:
         lengths = self.lengths[samples].astype(np.int64)
         missing = self._longest - lengths  # to the longest: sorts longest first
         if self._longest < 1 << 16:
-            missing = missing.astype(np.uint16)  # is sorted by radix, ten times as fast
+            missing = missing.astype(np.uint16)  # numpy sorts it by radix, ten times as fast
         longest_first = np.argsort(missing, kind="stable")
         return samples[longest_first], lengths[longest_first]
 
@@ -259,13 +259,13 @@ class LengthBatches:
 
 
 class LaneBatches(LengthBatches):
-    """Batches of similar length, each of one lane of a block order: ranks read their own blocks.
+    """Batches of similar length, each from one lane of a block order: ranks read their own blocks.
 
-    Each lane's part of a window is cut by itself; its batches are halved until it has as many as
-    the lane with the most. Batches take one of each lane in turn. If the number of ranks divides
-    the lanes, rank r gets the lanes that are r modulo that number, and all ranks have as many steps
-    in every window. At the end of an epoch, samples that make no whole row of lanes can be
-    delivered by any rank.
+    Each lane's part of a window is cut separately; its batches are halved until it has as many as
+    the lane with the most. Batches come from each lane in turn. If the number of ranks divides the
+    lanes, rank r gets the lanes that are r modulo that number, and all ranks have the same number
+    of steps in every window. At the end of an epoch, samples that do not fill a row of lanes can
+    be delivered by any rank.
 
     Args:
         order: An order with lanes, such as `BlockOrder`.
@@ -303,7 +303,7 @@ def checked_lengths(lengths: npt.ArrayLike, samples: int) -> npt.NDArray[Any]:
     found = array_of("lengths", lengths)
     if found.shape != (samples,) or found.dtype.kind not in "iuf":
         raise PlanError(
-            f"lengths must be one number per sample, {samples:,} of them, got {found.shape}"
+            f"lengths must be {samples:,} numbers, one per sample, got shape {found.shape}"
         )
     if found.dtype.kind == "f" and not np.array_equal(found, np.rint(found)):
         raise PlanError("lengths must be whole numbers")
@@ -313,10 +313,10 @@ def checked_lengths(lengths: npt.ArrayLike, samples: int) -> npt.NDArray[Any]:
 
 
 class KeptBatches:
-    """The batches of an order of which positions are skipped, in kept positions.
+    """The batches of an order with skipped positions, counted in kept positions.
 
-    Where batches end does not change; those that are skipped as a whole are left out, and those
-    that are skipped in part are shorter. So nothing before a skip is cut differently.
+    The ends of batches do not change: batches that are skipped as a whole are left out, and those
+    that are skipped in part are shorter. So batches before a skip stay as they are.
 
     Args:
         order: The order.
@@ -362,7 +362,7 @@ class KeptBatches:
             if e == epoch:
                 start, stop = min(start, order.size), min(stop, order.size)
                 first = order.batch_at(epoch, start)
-                first += order.batch_start(epoch, first) < start  # that one begins before it
+                first += order.batch_start(epoch, first) < start  # that batch is kept in part
                 found.append((epoch, first, order.batch_at(epoch, stop)))
         return Skips(found)
 
@@ -374,8 +374,8 @@ class LengthSteps(Steps):
     Args:
         batches: The order whose batches the steps are made of; ``batch`` is not used.
         kept: The same without skipped positions; None if nothing is skipped.
-        epoch: The epoch these steps are of, which `of` sets; None for an epoch 0 that nothing of is
-            skipped.
+        epoch: The epoch of these steps, which `of` sets; None for epoch 0 without skipped
+            positions.
 
     >>> from penstock.order.orders import ShuffledOrder
     >>> order = LengthBatches(ShuffledOrder(9, seed=1), np.arange(9), window=9, budget=16)
@@ -396,7 +396,7 @@ class LengthSteps(Steps):
             )
 
     def skipping(self, skips: Skips, order: Order) -> Steps:
-        """Return the steps of the positions that are left."""
+        """Return the steps of the positions that are kept."""
         assert isinstance(order, LengthBatches)
         kept = KeptBatches(order, skips) if skips else None
         return replace(self, sizes=skips.sizes(order), kept=kept)
@@ -420,7 +420,7 @@ class LengthSteps(Steps):
 
     @property
     def is_constant(self) -> bool:
-        """False: each epoch is cut into another number of batches."""
+        """False: the number of batches differs between epochs."""
         return False
 
     @property

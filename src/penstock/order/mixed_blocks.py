@@ -14,9 +14,9 @@ from penstock.order.permutation import STRIDE, Indices, Permutation, derive_key
 
 
 class _Pools(NamedTuple):
-    """For every member: rows ``begin`` to ``end`` of it, which are shuffled together.
+    """For every member, the range of its rows that are shuffled together.
 
-    ``round`` is the first row of the lane in the round that they were first read in.
+    ``round`` is the first row of the lane in the round in which they were first read.
     """
 
     begin: Indices
@@ -27,21 +27,21 @@ class _Pools(NamedTuple):
 class MixedBlocks(BlockRounds):
     """A mixture whose members are read in blocks, a round of windows at a time.
 
-    In every lane a round has ``block * window`` rows. What a member contributes to them is one
-    range of its line of permuted blocks, so each block is read once, or twice where a round ends
-    inside it. Within a round, the samples of a member and pass are shuffled by key: a *pool*.
+    In every lane, a round has ``block * window`` rows. A member contributes one range of its line
+    of permuted blocks to them, so each block is read once, or twice if a round ends inside it.
+    Within a round, the samples of a member and pass are shuffled by key: a *pool*.
 
-    A stage that begins inside a round leaves the pools of that round as they were, so that it
-    changes nothing before it: what is left of a pool comes first, then pools of the new shares.
+    A stage that begins inside a round does not change the pools of that round, so that nothing
+    before the stage changes: the rest of a pool comes first, then pools of the new shares.
 
     Args:
-        sizes: Samples of each member; a sample of the mixture is counted through all of them.
+        sizes: Samples of each member; samples of the mixture are numbered through all members.
         stages: ``(first place, counts)``, as in `MixtureOrder`.
-        seed: Of all shuffles.
+        seed: Seed of all shuffles.
         block: Samples per block.
         window: Blocks that a lane holds, over all members.
         lanes: Independent readers; a multiple of the number of ranks.
-        until: Places per epoch, as in `MixtureOrder`; the next multiple of the lanes is used.
+        until: Places per epoch, as in `MixtureOrder`, rounded up to a multiple of ``lanes``.
 
     >>> order = MixedBlocks([20, 10], [(0, [2, 1])], seed=42, block=4, window=3)
     >>> order.size, sorted(order.at(0, np.arange(30)).tolist()) == list(range(30))
@@ -79,7 +79,7 @@ class MixedBlocks(BlockRounds):
         return self._named(self.mixture.identity())
 
     def identity_for(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity that a state must have: stages that begin after it may be new."""
+        """Return the identity that a state must have; stages that begin after it may be added."""
         return self._named(self.mixture.identity_for(state))
 
     def _named(self, identity: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class MixedBlocks(BlockRounds):
         return self.mixture.positions_of_draws(epoch, member, np.array(moved, np.int64))
 
     def _deal_rounds(self, epoch: int, part: int, lane: int) -> tuple[Indices, Indices]:
-        """Return member and draw of a lane's rows in several rounds: a round alone takes longer."""
+        """Return member and draw of a lane's rows in several rounds: faster than one by one."""
         first, last = part * self._together, min((part + 1) * self._together, self.rounds) - 1
         rows = np.arange(self.rows_of(first, lane)[0], self.rows_of(last, lane)[1])
         return self.mixture.draws(epoch * self.size + rows * self.lanes + lane)
@@ -115,10 +115,10 @@ class MixedBlocks(BlockRounds):
         return samples, passes
 
     def _moved(self, member: int, draw: int) -> int:
-        """Return the draw of a member in whose place another one comes: the inverse."""
+        """Return the draw of a member in whose place ``draw`` is delivered: the inverse."""
         row, lane = divmod(draw, self.lanes)
         place = int(self.mixture.place_of_draw(member, np.array([draw]))[0])
-        # a draw that no longer comes can be in a pool of before
+        # a draw that no longer occurs can be in a pool of an earlier stage
         at = place // self.lanes if place >= 0 else int(self._open(lane)[-1].round[member])
         for low, high, shuffle in self._shuffles(member, lane, row, row, self._round(at)[0]):
             if low <= row < high:
@@ -138,12 +138,12 @@ class MixedBlocks(BlockRounds):
     def _shuffles(
         self, member: int, lane: int, first: int, last: int, round_: int
     ) -> Iterator[tuple[int, int, Permutation]]:
-        """Yield the pools that have rows ``first`` to ``last`` of a member, which a round has."""
+        """Yield the pools of rows ``first`` to ``last`` of a member, which are in one round."""
         size, row = int(self.mixture.sizes[member]), first
         while row <= last:
             begin, end, key = self._pool(member, lane, row, round_)
             if row >= end:
-                return  # never comes
+                return  # is never delivered
             e = (row * self.lanes + lane) // size  # a pass ends a pool, too
             low, high = (-((lane - each * size) // self.lanes) for each in (e, e + 1))
             low, high = max(begin, low), min(end, high)
@@ -152,7 +152,7 @@ class MixedBlocks(BlockRounds):
             row = high
 
     def _pool(self, member: int, lane: int, row: int, round_: int) -> tuple[int, int, int]:
-        """Return begin, end and first round of the pool with a row of a member."""
+        """Return begin, end and first round of the pool that holds a row of a member."""
         opened = [[int(each[member]) for each in pools] for pools in self._open(lane)]
         j = max(j for j, (_, end, _) in enumerate(opened) if row >= end)
         if j + 1 < len(opened) and opened[j + 1][0] <= row:
@@ -163,7 +163,7 @@ class MixedBlocks(BlockRounds):
         return max(begin, opened[j][1]), end, round_
 
     def _open_pools(self, lane: int) -> list[_Pools]:
-        """Return the pools that each stage begins in; they stay as they are."""
+        """Return the pools in which each stage begins; the stage does not change them."""
         mixture, none = self.mixture, np.zeros(len(self.mixture.members), np.int64)
         found = [_Pools(none, none, none)]
         for j, (place, _) in enumerate(mixture.stages[1:], start=1):
@@ -171,9 +171,9 @@ class MixedBlocks(BlockRounds):
             borders = self._round(max(row - 1, 0))
             begin, end = (mixture.drawn(each, lane, j) for each in borders)
             begin, drawn = np.maximum(begin, before.end), mixture.drawn(row, lane, j)
-            used = begin < drawn  # else nothing of it was delivered
+            used = begin < drawn  # otherwise, nothing of the pool was delivered
             pools = np.where(used, begin, drawn), np.where(used, end, drawn), none + borders[0]
-            still = drawn <= before.end  # in the pool of a stage before
+            still = drawn <= before.end  # in the pool of an earlier stage
             pairs = zip(before, pools, strict=True)
             found.append(_Pools(*(np.where(still, old, new) for old, new in pairs)))
         return found

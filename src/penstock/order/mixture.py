@@ -1,4 +1,4 @@
-"""Mixtures of orders: several members in fixed shares, each passed through before it repeats."""
+"""Mixtures of orders: several members in fixed shares, each read in full before it repeats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _largest_remainder(shares: Sequence[int], cycle: int) -> tuple[int, ...]:
 def shortest_counts(
     weights: Sequence[Any], tolerance: float = TOLERANCE, most: int = LONGEST_CYCLE
 ) -> tuple[int, ...]:
-    """Return the counts of the shortest cycle that gives each member its share, within a part.
+    """Return the counts of the shortest cycle that gives each member its share, within tolerance.
 
     Short cycles mix best: 7, 2 and 1 of 10 are in every batch; 700, 200 and 100 of 1000 need not
     be.
@@ -69,7 +69,7 @@ def shortest_counts(
     shares, allowed = _whole(weights), Fraction(tolerance)
     total, least = sum(shares), min(share for share in shares if share)
     over, under = allowed.numerator, allowed.denominator
-    # below this cycle the smallest share would get no row
+    # in a shorter cycle, the smallest share would get no row
     for cycle in range(max(1, int(total / (2 * least * (1 + allowed)))), most + 1):
         counts = _largest_remainder(shares, cycle)
         pairs = zip(counts, shares, strict=True)
@@ -92,10 +92,10 @@ def _whole(weights: Sequence[Any]) -> list[int]:
 
 
 def flat_stages(stages: Sequence[Stage], inner: Sequence[Sequence[Stage] | None]) -> list[Stage]:
-    """Return the stages of a mixture of members of members, in the same shares.
+    """Return the stages of a mixture of mixtures as those of one mixture, in the same shares.
 
     Args:
-        stages: Those of a mixture.
+        stages: The stages of the outer mixture.
         inner: For each member, its stages if it is a mixture itself, counted in its own places.
 
     >>> flat_stages([(0, (2, 1))], [[(0, (1, 1)), (40, (1, 0))], None])
@@ -115,7 +115,7 @@ def flat_stages(stages: Sequence[Stage], inner: Sequence[Sequence[Stage] | None]
 
 
 def _place_of_draws(stages: Sequence[Stage], member: int, draws: int) -> int:
-    """Return the place up to which a member has as many rows, by its shares."""
+    """Return the place at which a member has had ``draws`` rows, by its shares."""
     ends = [*(place for place, _ in stages[1:]), NEVER]
     if not draws:
         return 0
@@ -136,16 +136,16 @@ class MixtureOrder(Repeating):
     member i in lane l is *draw* ``n * lanes + l`` of that member: position ``draw % size`` of its
     epoch ``draw // size``.
 
-    Therefore a member is passed through once before it repeats, whatever an epoch of the mixture
-    is; the draws of a lane are consecutive, so that one window per member and lane is enough;
+    Therefore a member is read in full before it repeats, however long an epoch of the mixture is;
+    the draws of a lane are consecutive, so that one window per member and lane is enough;
     within an epoch of a member, a lane of the mixture is one lane of the member; and at the end of
     each cycle the shares are exact.
 
     Args:
         members: Orders; a sample of the mixture is ``first[i]`` plus a sample of member i.
         stages: ``(first place, counts)``, the first one at place 0. A stage begins with the first
-            whole cycle at or after its place; `stages` then says where.
-        seed: Of the cycles.
+            whole cycle at or after its place; the attribute `stages` has that place.
+        seed: Seed of the cycles.
         lanes: Independent readers.
         until: Places per epoch: a number; or ``"first"`` or ``"all"``, as many whole cycles as
             pass no member more than once, or each at least once (with one stage only).
@@ -172,7 +172,7 @@ class MixtureOrder(Repeating):
         for member in self.members:
             if member.lanes != 1 and member.lanes % lanes:
                 raise PlanError(
-                    f"a member of {member.lanes} lanes in a mixture of {lanes}: a lane would read "
+                    f"a member has {member.lanes} lanes and the mixture {lanes}: a lane would read "
                     f"several shares of it; use {lanes} lanes for the member, or a multiple"
                 )
         self.sizes = np.array([member.size for member in self.members])
@@ -200,7 +200,7 @@ class MixtureOrder(Repeating):
     def _epoch_places(self, until: str | int) -> int:
         if isinstance(until, str):
             if len(self._rows) > 1:
-                raise PlanError("with stages, an epoch is a number of places: pass until=n")
+                raise PlanError(f"with several stages, until must be a number, got {until!r}")
             drawn = (self._counts[0] * self.lanes).tolist()
             pairs = [(n, d) for n, d in zip(self.sizes.tolist(), drawn, strict=True) if d]
             whole = {
@@ -232,7 +232,7 @@ class MixtureOrder(Repeating):
         }
 
     def identity_for(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity that a state must have: stages that begin after it may be new."""
+        """Return the identity that a state must have; stages that begin after it may be added."""
         ours, theirs = self.identity(), state.get("stages")
         here = state.get("epoch", 0) * self.size + state.get("position", 0)
         known = len(theirs) if isinstance(theirs, list) else 0
@@ -264,7 +264,7 @@ class MixtureOrder(Repeating):
         return member, draw
 
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at these positions, and how often each came before."""
+        """Return the samples at these positions, and how often each occurred before."""
         member, draw = self.draws(self.places_at(epoch, positions))
         by_member = np.argsort(member, kind="stable")
         borders = np.searchsorted(member[by_member], np.arange(len(self.members) + 1)).tolist()
@@ -298,7 +298,7 @@ class MixtureOrder(Repeating):
             done = done + np.bincount(whole[:slot], minlength=len(self.members))
         return done
 
-    # -- and back
+    # -- from a sample to its places
 
     def positions_of(self, epoch: int, sample: int) -> Indices:
         """Return all positions of a sample in an epoch, ascending."""
@@ -343,14 +343,14 @@ class MixtureOrder(Repeating):
     # -- cycles
 
     def _cycle_keys(self, j: int, cycle: Indices, lane: Indices) -> Keys:
-        """Keyed by the row a cycle begins at: a stage cut into two equal ones changes nothing."""
+        """Return a key for the first row of each cycle: cutting a stage in two changes nothing."""
         begin = self._rows[j] + cycle * len(self._owner[j])
         return np.asarray(derive_key(derive_key(self.seed, "cycle"), begin, lane))
 
     def _deal(
         self, j: int, cycle: Indices, lane: Indices, slot: Indices
     ) -> tuple[Indices, Indices]:
-        """Return the member at a slot of a lane's cycle, and its slots before it in the cycle."""
+        """Return the member at a slot of a lane's cycle, and how many slots it has before that."""
         length = len(self._owner[j])
         cycles, which = np.unique(cycle * self.lanes + lane, return_inverse=True)
         member, nth = np.empty_like(slot), np.empty_like(slot)

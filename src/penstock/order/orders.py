@@ -20,16 +20,16 @@ class Order(Protocol):
     """Which sample is at which position of which epoch; without state and without memory.
 
     Positions are ``range(size)``; those that are equal modulo ``lanes`` are read by one reader. An
-    order with these members alone is a bijection of ``range(size)`` in every epoch. One in which
-    samples are repeated or left out, or whose epochs differ in size, has more of them, which are
-    read through the functions of this module:
+    order with only these members is a bijection of ``range(size)`` in every epoch. An order that
+    repeats or leaves out samples, or whose epochs differ in size, has some of the following
+    members too, which are called through the functions of this module:
 
     - ``samples``: samples are in ``range(samples)`` (`samples_of`); by default ``size``;
     - ``places(epoch)``: positions of an epoch (`places_of`); by default ``size``;
     - ``positions_of(epoch, sample)``: all positions of one sample, ascending (`positions_of`);
-    - ``passes(epoch, positions)``: how many times each sample came before this position, over all
-      epochs (`passes_of`); by default the epoch. Augmentation is keyed by it. Or both `at` and
-      this with ``at_with_passes(epoch, positions)``;
+    - ``passes(epoch, positions)``: how many times each sample occurred before this position, in all
+      epochs (`passes_of`); by default the epoch. Augmentation is keyed by it;
+    - ``at_with_passes(epoch, positions)``: the results of `at` and ``passes`` together;
     - ``at_epochs(epochs, positions)``: `at` with an epoch for each position (`at_epochs`).
     """
 
@@ -77,7 +77,7 @@ def places_of(order: Order, epoch: int) -> int:
 
 
 def positions_of(order: Order, epoch: int, sample: int) -> list[int]:
-    """Return all positions of a sample in an epoch, ascending; none if it does not come."""
+    """Return all positions of a sample in an epoch, ascending; none if it does not occur."""
     find = getattr(order, "positions_of", None)
     if find is not None:
         return [int(position) for position in find(epoch, sample)]
@@ -103,7 +103,7 @@ def at_with_passes(order: Order, epoch: int, positions: Indices) -> tuple[Indice
 
 
 def at_epochs(order: Order, epochs: Indices, positions: Indices) -> Indices:
-    """Return ``order.at``, where every position has an epoch of its own."""
+    """Return ``order.at`` of positions, each in its own epoch."""
     different = np.unique(epochs).tolist()
     if len(different) > 1 and hasattr(order, "at_epochs"):
         together: Indices = order.at_epochs(epochs, positions)
@@ -116,7 +116,7 @@ def at_epochs(order: Order, epochs: Indices, positions: Indices) -> Indices:
 
 
 class Repeating(ABC):
-    """An order in which samples repeat: what follows from its passes and its inverse."""
+    """Base class of orders in which samples repeat, defined by their passes and their inverse."""
 
     kind: str
     size: int
@@ -125,7 +125,7 @@ class Repeating(ABC):
 
     @abstractmethod
     def at_with_passes(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at these positions, and how often each came before."""
+        """Return the samples at these positions, and how often each occurred before."""
 
     @abstractmethod
     def positions_of(self, epoch: int, sample: int) -> Indices | list[int]:
@@ -140,14 +140,14 @@ class Repeating(ABC):
         return self.at_with_passes(epoch, positions)[0]
 
     def passes(self, epoch: int, positions: Indices) -> Indices:
-        """Return how often each sample came before."""
+        """Return how often each sample occurred before."""
         return self.at_with_passes(epoch, positions)[1]
 
     def position_of(self, epoch: int, samples: Indices) -> Indices:
         """Return the first position of each sample in this epoch."""
         found = [positions_of(self, epoch, sample) for sample in np.ravel(samples).tolist()]
         if not all(found):
-            raise IndexError(f"some of these samples do not come in epoch {epoch}")
+            raise IndexError(f"some of these samples do not occur in epoch {epoch}")
         return np.array([positions[0] for positions in found], np.int64)
 
 
@@ -206,7 +206,7 @@ class ShuffledOrder:
 
     Args:
         size: Samples of the order.
-        seed: Of the shuffles, in [0, 2**64).
+        seed: Seed of the shuffles, in [0, 2**64).
 
     >>> order = ShuffledOrder(10**12, seed=42)
     >>> order.position_of(3, order.at(3, np.array([5, 10**11])))
@@ -232,13 +232,13 @@ class ShuffledOrder:
         return self._shuffle(epoch).inverse(np.asarray(samples, np.int64))
 
     def at_epochs(self, epochs: Indices, positions: Indices) -> Indices:
-        """Return the samples at these positions, each of its own epoch.
+        """Return the samples at these positions, each in its own epoch.
 
         Args:
             epochs: The epoch of each position.
             positions: Positions in ``range(size)``.
         """
-        # a key for every index, no loop: a small order may pass many epochs in one call
+        # a key for every index, no loop: one call may span many epochs of a small order
         keys = np.asarray(derive_key(self.seed, "order", epochs))
         return Permutation(self.size, keys)(np.asarray(positions, np.int64))
 
@@ -257,7 +257,7 @@ def tiles(total: int, chunk: int, key: int, align: int = 1) -> list[tuple[int, i
     Args:
         total: Timesteps to cover.
         chunk: The longest span, in timesteps.
-        key: Of the shuffle.
+        key: Key of the shuffle.
         align: Timesteps per unit, such as the rows of a stored chunk.
 
     >>> tiles(10, 4, key=3)
@@ -277,9 +277,9 @@ def tiles(total: int, chunk: int, key: int, align: int = 1) -> list[tuple[int, i
 
 
 class EqualWindows:
-    """Positions in windows of equal size, except for one unit: none is tiny.
+    """Positions in windows whose sizes differ by at most one unit: none is tiny.
 
-    Windows are whole units; what is less than one unit is added to the last window.
+    Windows are whole units; a rest of less than one unit is added to the last window.
 
     Args:
         size: Positions of the order.

@@ -1,4 +1,4 @@
-"""Documents packed into sequences of one length: which piece of which document is where."""
+"""Documents packed into sequences of equal length: which piece of which document is where."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Pieces(NamedTuple):
     """Pieces of documents, in the order in which they fill sequences.
 
     Args:
-        sequence: The sequence of each piece, as a number in the request.
+        sequence: The sequence of each piece, as an index into the requested sequences.
         offset: Where the piece begins in its sequence.
-        document: The document it is of.
+        document: The document of the piece.
         start: The first token of the document in the piece.
-        stop: One past the last one.
+        stop: One past the last token.
     """
 
     sequence: Indices
@@ -59,9 +59,9 @@ class Pieces(NamedTuple):
 
 
 class FlatTokens:
-    """All documents as one ring of tokens, cut every ``length`` tokens from a keyed shift on.
+    """All documents as one ring of tokens, cut every ``length`` tokens, beginning at a keyed shift.
 
-    Every epoch has ``ceil(tokens / length)`` sequences, whatever its shift, and every token once;
+    Every epoch has ``ceil(tokens / length)`` sequences, whatever its shift, and each token once;
     only the last sequence is short. Nothing is planned, so any order shuffles the sequences, and
     in a mixture shares of places are shares of tokens. Neighbours in a sequence are neighbours in
     storage.
@@ -69,7 +69,7 @@ class FlatTokens:
     Args:
         lengths: Tokens of each document.
         length: Tokens of a sequence.
-        seed: Of the shifts; None to cut every epoch alike.
+        seed: Seed of the shifts; None to cut every epoch in the same way.
 
     >>> flat = FlatTokens([5, 9, 4], length=8)
     >>> [piece.tolist() for piece in flat.pieces(0, np.array([1]))]
@@ -86,7 +86,7 @@ class FlatTokens:
         self.size = -(-self.total // self.length)
 
     def shift(self, epoch: int | Indices) -> int | Indices:
-        """Return the token that an epoch's first sequence begins with; of each, for an array."""
+        """Return the first token of an epoch's first sequence; an array, for several epochs."""
         if self.seed is None:
             return 0
         shift = derive_key(self.seed, "shift", epoch) % self.length
@@ -97,7 +97,7 @@ class FlatTokens:
         sequences = np.asarray(sequences, np.int64)
         begin = sequences * self.length + self.shift(epoch)
         end = begin + np.minimum(self.length, self.total - sequences * self.length)
-        # unrolled: the ring twice, so that a sequence over its end is one range
+        # unrolled: the ring twice, so that a sequence across its end is one range
         first, last = (self._document(at) for at in (begin, end - 1))
         counts = last - first + 1
         sequence = np.repeat(np.arange(len(sequences)), counts)
@@ -123,14 +123,14 @@ class FlatTokens:
 
 
 def best_fit(lengths: Indices, length: int) -> list[list[int]]:
-    """Return whole documents by sequence: longest first, each into the fullest that has room.
+    """Return the documents of each sequence: longest first, each into the fullest with room.
 
     >>> best_fit(np.array([3, 6, 2, 5]), 8)
     [[1, 2], [3, 0]]
     """
     sequences: list[list[int]] = []
     with_room: dict[int, list[int]] = {}  # room -> sequences that have it
-    rooms: list[int] = []  # those there are, ascending
+    rooms: list[int] = []  # the keys of `with_room`, ascending
     for i in np.argsort(-lengths, kind="stable").tolist():
         need = int(lengths[i])
         at = bisect_left(rooms, need)
@@ -154,14 +154,15 @@ class WholeDocuments:
     """Documents packed whole, by best fit, within windows of consecutive documents.
 
     It keeps 16 bytes per document, and packs once: a second for a million documents. With a seed,
-    documents of one length within a window change places in every epoch: other documents come
-    together in equally many sequences, each as full as ever. That takes 24 more bytes per document.
+    documents of equal length within a window swap places in every epoch: the documents of a
+    sequence change, but not the number of sequences or how full each is. That takes 24 more bytes
+    per document.
 
     Args:
         lengths: Tokens of each document, at most ``length``.
         length: Tokens of a sequence.
         window: Documents that are packed together.
-        seed: Of the changes of place; None to pack every epoch alike.
+        seed: Seed of the swaps; None to pack every epoch in the same way.
 
     >>> packed = WholeDocuments([3, 6, 2, 5], length=8)
     >>> packed.size, packed.pieces(0, np.array([0])).document.tolist()

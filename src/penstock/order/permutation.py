@@ -109,7 +109,7 @@ class Permutation:
 
     Args:
         length: Size of the range, from 1 to 2**62.
-        key: Of the permutation. An array of keys gives one permutation per index; the object then
+        key: Key of the permutation. An array of keys is one permutation per index; the object then
             takes arrays of that length.
 
     >>> order = Permutation(10, key=7)
@@ -193,7 +193,7 @@ class Permutation:
         length = np.uint64(self.length)
         outside = np.flatnonzero(x >= length)
         y, keys = x[outside], [k[outside] if k.ndim else k for k in keys]
-        while outside.size:  # those of all passes together: a pass costs as much for few
+        while outside.size:  # all of them together: a scramble of a few costs almost as much
             self._scramble(y, keys, rounds)
             x[outside] = y
             still = y >= length
@@ -234,7 +234,7 @@ class Permutation:
         np.bitwise_or(high, low, out=x)
 
     def _scramble_bytes(self, x: Keys, keys: list[Keys], rounds: range) -> None:
-        """The same for halves of at most 8 bits: each round is a table of 256 values."""
+        """Scramble halves of at most 8 bits: each round is a table of 256 values."""
         f = np.arange(256, dtype=np.uint64) ^ np.array(keys)[:, None]
         _mix_half(f, np.empty_like(f))
         f[0::2] &= np.uint64((1 << self._high) - 1)
@@ -262,7 +262,7 @@ def _mix_half(f: Keys, spare: Keys) -> None:
 
 @lru_cache(maxsize=1024)
 def permutation(length: int, key: int) -> Permutation:
-    """Return a cached permutation: orders ask for the same few again and again."""
+    """Return a cached permutation: orders request the same few repeatedly."""
     return Permutation(length, key)
 
 

@@ -1,4 +1,4 @@
-"""The plan: everything that is decided before the first byte is read; and skipped positions."""
+"""The plan, which is everything decided before the first byte is read, and skipped positions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Range = tuple[int, int, int]  # epoch, start, stop
 class Skips:
     """Ranges of positions that are left out: ``(epoch, start, stop)``, sorted and merged.
 
-    Skips are in positions, never in steps: a step is another set of positions on another number of
-    ranks. A range that is added again changes nothing.
+    Skips are in positions, never in steps: with a different number of ranks, a step is a different
+    set of positions. Adding a range again has no effect.
 
     The positions that are left are *kept*; they are numbered from 0 in each epoch. `Steps` and a
     `Cursor` count kept positions, states and users count positions of the order.
@@ -52,11 +52,11 @@ class Skips:
         return bool(self.ranges)
 
     def __contains__(self, epoch: object) -> bool:
-        """Return whether something of this epoch is left out."""
+        """Return whether any position of this epoch is left out."""
         return epoch in self._holes
 
     def union(self, ranges: Iterable[Range]) -> Skips:
-        """Return these skips and more."""
+        """Return these skips with more ranges."""
         return Skips([*self.ranges, *ranges])
 
     def ahead_of(self, cursor: Cursor) -> list[Range]:
@@ -72,7 +72,7 @@ class Skips:
         return int(self.kept(epoch, np.array([size]))[0])
 
     def sizes(self, order: Order) -> Callable[[int], int] | None:
-        """Return the function that `Steps` needs; None if all epochs of the order are equal."""
+        """Return the ``sizes`` that `Steps` needs; None if all epochs have the same size."""
         if not self and not hasattr(order, "places"):
             return None
         return lambda epoch: self.size(epoch, places_of(order, epoch))
@@ -87,7 +87,7 @@ class Skips:
         return positions - np.where(hole > 0, before[hole - 1] + inside, 0)
 
     def original(self, epoch: int, kept: Indices) -> Indices:
-        """Return the positions of the kept ones with these numbers: the inverse of `kept`."""
+        """Return the positions of the order for these kept positions: the inverse of `kept`."""
         if epoch not in self._holes:
             return kept
         starts, _, before = self._holes[epoch]
@@ -119,7 +119,7 @@ class Skips:
         return Cursor(cursor.epoch, self.size(cursor.epoch, cursor.position))
 
     def _holes_of(self, epoch: int) -> tuple[Indices, Indices, Indices]:
-        """Return starts and stops, and what is left out before each one, and in all."""
+        """Return starts and stops, and the positions left out before each range and in all."""
         own = np.array([hole[1:] for hole in self.ranges if hole[0] == epoch], np.int64)
         before: Indices = np.concatenate([[0], np.cumsum(own[:, 1] - own[:, 0])])
         return own[:, 0], own[:, 1], before
@@ -201,7 +201,7 @@ class Plan:
         return f"{'max_tokens' if unit == 'tokens' else 'batch_size'}={most}"
 
     def positions(self, cursor: Cursor) -> Indices:
-        """Return the positions in the order of this rank's batch in the step at ``cursor``."""
+        """Return this rank's batch in the step at ``cursor``, as positions of the order."""
         steps = self.steps.of(cursor.epoch)
         return self.skips.original(cursor.epoch, steps.rank_positions(cursor.position, self.rank))
 
@@ -218,7 +218,7 @@ class Plan:
         return replace(self, steps=self.steps.skipping(skips, self.order), skips=skips)
 
     def when(self, epoch: int, sample: int, origin: int = 0) -> list[Occurrence]:
-        """Return the occurrences of a sample in an epoch, in the order of time.
+        """Return the occurrences of a sample in an epoch, in chronological order.
 
         Args:
             epoch: The epoch.
@@ -235,10 +235,10 @@ class Plan:
         return found
 
     def walk(self, cursor: Cursor, steps: int) -> Iterator[PlannedBatch]:
-        """Yield the next ``steps`` batches, also across the ends of epochs.
+        """Yield the next ``steps`` batches, continuing across the ends of epochs.
 
-        Samples are computed for a growing number of batches at once: the first batch is there
-        soon, and later ones cost a fraction of it.
+        Samples are computed for a growing number of batches at once: the first batch is ready
+        soon, and later ones take a fraction of its time.
         """
         stride = 1
         while steps > 0:

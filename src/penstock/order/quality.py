@@ -1,9 +1,9 @@
 """How well an order mixes what is stored together: computed from the plan, before a byte is read.
 
-Samples of one block of storage are often alike: of one recording, one day, one class. In the worst
-case they carry the same information. A step of b samples, in which two have the probability p to
-be of one block, is then worth ``b / (1 + (b - 1) * p)`` independent ones. `ShuffleQuality.mixing`
-is that worth as a share of what it is in a shuffle of everything.
+Samples of one block of storage are often alike: from one recording, one day, one class. In the
+worst case they carry the same information. A step of b samples, two of which are from one block
+with probability p, is then worth ``b / (1 + (b - 1) * p)`` independent ones.
+`ShuffleQuality.mixing` is that number, divided by the same number for a full shuffle.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ShuffleQuality:
     Args:
         blocks: Blocks that a rank's batch is drawn from.
         share: Expected share of a batch that is from any one of them.
-        full_share: The same in a shuffle of everything.
-        distance: Mean positions between two samples that are neighbours in a block.
-        full_distance: The same in a shuffle of everything.
-        same_block: Probability that two samples of a step are of one block.
-        mixing: What a step is worth at least, as a share of one of a shuffle of everything: from
-            0, nothing is mixed, to 1.
+        full_share: The same in a full shuffle.
+        distance: Mean number of positions between two samples that are neighbours in a block.
+        full_distance: The same in a full shuffle.
+        same_block: Probability that two samples of a step are from one block.
+        mixing: The least that a step is worth, relative to a step of a full shuffle: from 0,
+            nothing is mixed, to 1.
     """
 
     blocks: int
@@ -44,8 +44,8 @@ def shuffle_quality(
 ) -> ShuffleQuality:
     """Return how well a block order mixes.
 
-    Blocks of which samples are selected hold different numbers of them; what counts is how many
-    the block of a sample holds on average.
+    With `SelectedBlocks`, blocks hold different numbers of selected samples; the result is for the
+    average number, over all samples, in the block of a sample.
 
     Args:
         order: The order.
@@ -67,7 +67,7 @@ def shuffle_quality(
         if order.rounds > 1:
             window = order.rows // order.rounds * order.block  # samples of a lane's window
             blocks = order.rows // order.rounds * lanes_of_rank
-        else:  # everything there is, with what makes no whole row of blocks
+        else:  # one round has all samples, also those that do not fill a row of blocks
             window = max(1, order.size // order.lanes)
             blocks = max(1, -(-window * lanes_of_rank // order.block))
     same = _same_block(block, window, order.lanes, batch * world)
@@ -83,7 +83,7 @@ def shuffle_quality(
 
 
 def _same_block(block: float, window: int, lanes: int, whole: int) -> float:
-    """Return the probability that two of ``whole`` samples of a step are of one block."""
+    """Return the probability that two of ``whole`` samples of a step are from one block."""
     if whole < 2 or window < 2:
         return 0.0
     same_lane = max(0.0, (whole / lanes - 1) / (whole - 1))

@@ -12,7 +12,7 @@ from penstock.order.plan import NO_SKIPS, Skips
 from penstock.order.steps import Cursor
 
 FORMAT: Final = "penstock/1"
-FORMAT_WITH_SKIPS: Final = "penstock/2"  # not read by what would ignore the skips
+FORMAT_WITH_SKIPS: Final = "penstock/2"  # so that releases that ignore skips refuse it
 
 WORDS: Final = {
     "order": "{!r} order",
@@ -60,17 +60,17 @@ def to_state(
 
 
 def check_format(state: Mapping[str, Any]) -> None:
-    """Raise a `StateError` if this is no state, or one of its fields has a wrong type or range."""
+    """Raise a `StateError` if this is not a state, or a field has a wrong type or range."""
     found = state.get("format") if isinstance(state, Mapping) else None
     if found is None:
         raise StateError(
             f"this is not a loader state: it has no 'format' field, got {_brief(state)}; "
-            "pass load_state_dict what state_dict returned"
+            "pass the result of state_dict() to load_state_dict()"
         )
     if found == FORMAT_WITH_SKIPS and not state.get("skipped"):
         raise StateError(
             "the state skips positions, but does not say which: torch.distributed.checkpoint loads "
-            "only what the loader has already; call loader.skip as before, then load"
+            "only entries that the loader already has; call loader.skip as before, then load"
         )
     if not isinstance(found, str) or found not in (FORMAT, FORMAT_WITH_SKIPS):
         raise StateError(
@@ -111,7 +111,7 @@ def skips_of(state: Mapping[str, Any]) -> Skips:
 
 
 def refuse_skips(state: Mapping[str, Any], what: str) -> None:
-    """Raise a `StateError` for a state with skips, for what cannot leave out positions."""
+    """Raise a `StateError` if a state has skips; ``what`` is a loader that cannot skip."""
     if state.get("skipped"):
         raise StateError(
             f"the state skips positions {_brief(state['skipped'])}, which a {what} cannot do: load "
@@ -160,12 +160,12 @@ def check_identity(state: Mapping[str, Any], order: Order) -> None:
 
 
 def check_data(state: Mapping[str, Any], fingerprint: str | None) -> None:
-    """Raise a `StateError` if the data changed; where a fingerprint is unknown, it passes."""
+    """Raise a `StateError` if the data changed; an unknown fingerprint is accepted."""
     theirs = state.get("fingerprint")
     if theirs is not None and fingerprint is not None and theirs != fingerprint:
         raise StateError(
             f"the data changed since the state was taken (fingerprint {theirs!r}, now "
-            f"{fingerprint!r}): restore it, or load_state_dict(state, allow_changed_data=True)"
+            f"{fingerprint!r}): restore it, or pass allow_changed_data=True to load_state_dict"
         )
 
 

@@ -52,8 +52,8 @@ class Steps:
 
     - with ``drop_last``, the epoch ends when less than a whole step remains;
     - otherwise the last step has the rest. If the rest is smaller than the world, the step before
-      it is shortened so that every rank gets at least one sample. (Only a resume on more ranks
-      than samples are left in the epoch drops some, fewer than ``world``.)
+      it is shortened so that every rank gets at least one sample. (Samples are dropped only when
+      an epoch is resumed with more ranks than samples left: fewer than ``world``.)
 
     Within a step, positions are sorted by (lane, position) and rank r gets the r-th equal part.
     Therefore the concatenated batches of all ranks are the same sequence for every world with this
@@ -66,10 +66,10 @@ class Steps:
         world: Number of ranks.
         lanes: Lanes of the order.
         drop_last: Whether an incomplete last step is left out.
-        limit: Batches per epoch, the first ones; None for all.
+        limit: Batches per epoch, from its start; None for all.
         chunk: Batches per chunk; None for the whole epoch.
         sizes: Returns the positions of an epoch, where epochs differ; None if all have ``size``.
-            Such steps answer for an epoch of ``size`` positions; `of` returns those of another.
+            These steps then describe an epoch of ``size`` positions; `of` returns those of others.
 
     >>> steps = Steps(size=10, batch=2, world=2, drop_last=False)
     >>> steps.count, steps.rank_positions(4, rank=1)
@@ -103,8 +103,8 @@ class Steps:
         n, world = self.size, self.world
         if self.drop_last and n < self.whole:
             raise PlanError(
-                f"{n} samples make no step of {self.whole} (batch_size {self.batch} x {world} "
-                "ranks): use a smaller batch size, or drop_last=False"
+                f"{n} samples do not fill a step of {self.whole} (batch_size {self.batch} x "
+                f"{world} ranks): use a smaller batch size, or drop_last=False"
             )
         if not self.drop_last and n < world:
             raise PlanError(
@@ -126,12 +126,12 @@ class Steps:
         return steps
 
     def skipping(self, skips: Skips, order: Order) -> Steps:
-        """Return the steps of the positions of an order that are left."""
+        """Return the steps of the positions of an order that are kept."""
         return replace(self, sizes=skips.sizes(order))
 
     @property
     def is_constant(self) -> bool:
-        """Whether every epoch has as many steps."""
+        """Whether every epoch has the same number of steps."""
         return self.sizes is None
 
     @property
@@ -322,7 +322,7 @@ class Cursor:
     def normal(self, steps: Steps) -> Cursor:
         """Return this cursor, or the next epoch with a step if none is left (a larger batch)."""
         cursor = self
-        for _ in range(MOST_EMPTY if steps.count else 0):  # limit=0: an epoch never ends
+        for _ in range(MOST_EMPTY if steps.count else 0):  # limit=0: no epoch has a step
             if steps.of(cursor.epoch).steps_from(cursor.position):
                 return cursor
             cursor = Cursor(cursor.epoch + 1)

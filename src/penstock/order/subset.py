@@ -1,4 +1,4 @@
-"""Which samples of a source are selected, and their order from storage that is read in blocks."""
+"""Selected samples of a source, and their order for storage that is read in blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from penstock.order.blocks import Span
 from penstock.order.orders import SequentialOrder, check_positions
 from penstock.order.permutation import Indices, Permutation, derive_key, permutation
 
-LINE = 512  # samples with one count before them: 1.125 bits a sample in all
-MANY_RANGES = 4096  # fewer are kept as ranges: they take no memory to speak of
+LINE = 512  # samples for each stored count: 1.125 bits per sample in total
+MANY_RANGES = 4096  # fewer are kept as ranges: their memory is negligible
 RANGE_BYTES = 24  # of a range: its start, its stop, and the number of samples before it
 
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
 class Kept(Protocol):
-    """Selected samples of a source: they are numbered in its order.
+    """Selected samples of a source, numbered in its order.
 
     Attributes:
         size: Samples of the source.
-        count: Those that are selected.
+        count: Number of selected samples.
     """
 
     size: int
@@ -49,7 +49,7 @@ class Kept(Protocol):
         ...
 
     def facts(self) -> npt.NDArray[Any]:
-        """Return what is different for every other selection, as bytes in little-endian order."""
+        """Return an array, in little-endian order, that no other selection has."""
         ...
 
 
@@ -100,7 +100,7 @@ class Ranges:
 
 
 class Bitmap:
-    """Selected samples as a bit each, and a count for every 512 of them.
+    """Selected samples as a bitmap: one bit per sample, and a count for every 512 of them.
 
     Args:
         mask: Whether each sample of the source is selected.
@@ -183,20 +183,20 @@ def takes_bitmap(ranges: int, size: int) -> bool:
 class SelectedBlocks:
     """An order of selected samples, for storage that is read in blocks.
 
-    The blocks are those of the storage, and hold as many items as samples are selected in them;
-    those without any are never read. In every epoch they are permuted, laid end to end, and cut
+    A block of the storage has its selected samples as items; blocks without any are never
+    read. In every epoch the blocks are permuted, laid end to end, and cut
     into lanes, as in `BlockLines`. A lane delivers its line in rounds of about ``block * window``
     rows: each ends where a block ends, so that every block is read once, except for the at most
     ``lanes - 1`` blocks that are cut between two lanes. The rows of a round are shuffled by key.
 
-    Position p is row ``p // lanes`` of lane ``p % lanes``. Positions and samples are counted
-    through the selected samples; `window_reads` alone has samples of the source.
+    Position p is row ``p // lanes`` of lane ``p % lanes``. Positions and samples are numbered
+    among the selected samples; only `window_reads` returns samples of the source.
 
     Args:
         kept: The selected samples.
-        seed: Of the shuffles.
+        seed: Seed of the shuffles.
         block: Samples of the source per block.
-        window: Blocks whose number of samples a lane holds, and one block more.
+        window: Size of a lane's window, in blocks; it can have one block more.
         lanes: Independent readers.
 
     >>> kept = Bitmap(np.arange(40) % 3 == 0)
@@ -231,7 +231,7 @@ class SelectedBlocks:
 
     @property
     def usual_rows(self) -> int:
-        """Rows of a lane in a usual round."""
+        """Rows of a lane in a typical round."""
         return min(self._rows, max(1, self.size // self.lanes))
 
     # -- the order itself
@@ -282,22 +282,22 @@ class SelectedBlocks:
         return max(0, position // self.lanes // self._rows - 1)
 
     def round_start(self, epoch: int, k: int) -> int:
-        """Return a position that all positions of round ``k`` and of those after it follow."""
+        """Return a position that is not after any position of round ``k`` or of later ones."""
         if k >= self.rounds:
             return self.size
         lanes = np.arange(self.lanes)
         return int(self._begin(epoch, np.full(self.lanes, k), lanes).min()) * self.lanes
 
     def round_stop(self, epoch: int, k: int) -> int:
-        """Return a position that follows all positions of round ``k`` and of those before it."""
+        """Return a position after all positions of round ``k`` and of earlier ones."""
         lanes = np.arange(self.lanes)
         last = int(self._begin(epoch, np.full(self.lanes, k + 1), lanes).max())
         return min(self.size, last * self.lanes)
 
     def window_reads(self, epoch: int, k: int, column: int) -> Iterator[Span]:
-        """Yield what a lane reads for a window: of each block, from its first selected sample on.
+        """Yield what a lane reads for a window: one span of each block.
 
-        Made one by one: a window of a few samples of each block has many of them.
+        Spans are computed one by one: a window with few samples of each block has many of them.
         """
         of = self._layout(epoch)
         first = int(of.cut[column])
@@ -324,13 +324,13 @@ class SelectedBlocks:
 
 
 class SelectedInOrder(SelectedBlocks):
-    """Selected samples in storage order, read in blocks: the identity is that of a sequence.
+    """Selected samples in storage order, read in blocks, with the identity of a `SequentialOrder`.
 
     Args:
         kept: The selected samples.
         seed: Not used by the order, but by what is keyed by it.
         block: Samples of the source per block.
-        window: Blocks whose number of samples is held, and one block more.
+        window: Size of a window, in blocks; it can have one block more.
 
     >>> kept = Bitmap(np.arange(40) % 3 == 0)
     >>> order = SelectedInOrder(kept, seed=42, block=10, window=1)
@@ -365,6 +365,6 @@ class SelectedInOrder(SelectedBlocks):
     def window_positions(
         self, epoch: int, k: int, column: int, begin: int = 0, end: int | None = None
     ) -> Indices:
-        """Return the positions of samples ``begin`` to ``end`` of the round: the samples."""
+        """Return the positions of samples ``begin`` to ``end`` of the round: they are the same."""
         ends = self._begin(epoch, np.array([k, k + 1]), np.zeros(2, np.int64)).tolist()
         return np.arange(ends[0] + begin, ends[1] if end is None else ends[0] + end)

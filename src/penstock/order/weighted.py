@@ -1,4 +1,4 @@
-"""Orders in which a sample comes as often as its weight says, by systematic resampling."""
+"""Orders that deliver samples as often as their weights require, by systematic resampling."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def fixed_point(weights: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 
 class WeightedOrder(Repeating):
-    """Each sample floor or ceil of ``places * weight / sum of weights`` times in every epoch.
+    """An order with ``places * weight / sum of weights`` copies of each sample, rounded up or down.
 
     Points ``(t * total + phase) / places`` for t in range(places) lie evenly on the line of
-    cumulative weights; a sample comes once for every point on its part of the line. The phase and
+    cumulative weights; a sample occurs once per point on its part of the line. The phase and
     the permutation of the points are keyed by the epoch. Equal weights, with as many places as
     samples, give the `ShuffledOrder` of the same seed, sample by sample.
 
-    All in integers, so the same on every platform: ``floor(point) = t * a + (t * b + phase) //
+    All in integers, so equal on every platform: ``floor(point) = t * a + (t * b + phase) //
     places`` with ``a, b = divmod(total, places)``, which stays below 2**63. Memory is 9 bytes per
     sample.
 
     Neighbours exclude each other: of samples that are closer on the line than one step, only one
-    comes in an epoch. That is good for coverage, and bad for batches that need similar samples
+    occurs in an epoch. That is good for coverage, and bad for batches that need similar samples
     together.
 
     Args:
         weights: One number per sample, not negative; only their ratios matter.
         places: Samples delivered per epoch.
-        seed: Of phase and permutation.
+        seed: Seed of phase and permutation.
 
     >>> order = WeightedOrder([1, 2, 3, 4], places=10, seed=42)
     >>> np.bincount(order.at(0, np.arange(10)))
@@ -82,7 +82,7 @@ class WeightedOrder(Repeating):
         self.digest = digest_of(units)
         self.ends: Indices = np.cumsum(units, dtype=np.uint64).astype(np.int64)
         self.total, self.samples = int(self.ends[-1]), len(self.ends)
-        # a table that says where to look: about 4 samples for each of its entries
+        # a table of where to begin a search: about 4 samples for each of its entries
         self._shift = max(0, self.total.bit_length() - max(1, self.samples.bit_length() - 2))
         edges = np.arange((self.total >> self._shift) + 2) << self._shift
         small = np.uint32 if self.samples < 1 << 32 else np.int64
@@ -169,11 +169,11 @@ class WeightedOrder(Repeating):
 
 
 class Reweighted(Repeating):
-    """Weighted orders one after the other: weights that change while training.
+    """Weighted orders in sequence: weights that change during training.
 
-    New weights begin an epoch. A state is ``(epoch, position)``, and names the weights by their
-    digests: ``[[first epoch, digest], ...]``. Continuing needs the last weights; looking back
-    needs those of the past too, which may be unknown.
+    New weights take effect at the start of an epoch. A state is ``(epoch, position)``, and lists
+    the digests of the weights: ``[[first epoch, digest], ...]``. To continue, the last weights are
+    needed; for queries about past epochs also theirs, which may be unknown.
 
     Args:
         versions: First epoch and order of each; or its digest, where the weights are not known.
@@ -191,7 +191,7 @@ class Reweighted(Repeating):
         self.first, self.orders = [epoch for epoch, _ in versions], [o for _, o in versions]
         last = self.orders[-1]
         if self.first[0] != 0 or sorted(set(self.first)) != self.first:
-            raise PlanError(f"weights begin at epoch 0, then at later ones, got {self.first!r}")
+            raise PlanError(f"first epochs of weights must be 0, then ascend, got {self.first!r}")
         known = [o for o in self.orders if not isinstance(o, str)]
         if isinstance(last, str) or len({(o.size, o.samples, o.seed) for o in known}) > 1:
             raise PlanError("all weights need the same number of samples, places, and seed")
@@ -225,14 +225,14 @@ class Reweighted(Repeating):
 class WeightedBlocks(BlockRounds):
     """Weighted samples, for storage that is read in blocks.
 
-    In every epoch, the blocks hold as many items as their samples come: all copies of a block's
-    samples follow each other on its lane's line, and are shuffled in the rounds of that line. So
+    In every epoch, a block has an item for each occurrence of its samples: all copies of a block's
+    samples are consecutive on its lane's line, and are shuffled in the rounds of that line. So
     each block is read once in an epoch, or once for each round that it reaches into.
 
     Args:
-        weighted: Which samples come how often.
+        weighted: How often each sample occurs.
         block: Samples per block.
-        window: Blocks whose number of samples a lane holds.
+        window: Size of a lane's window, in blocks.
         lanes: Independent readers.
 
     >>> order = Reweighted([(0, WeightedOrder([1, 2, 3, 4], 10, seed=42))])

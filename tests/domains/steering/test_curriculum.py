@@ -118,7 +118,7 @@ def test_probabilities_always_sum_to_one(start, end, epochs, epoch):
         (EQUAL, {"mode": "linaer"}, "did you mean 'linear'"),
         (EQUAL, {"zero_prob_strat": 0.5}, "did you mean 'zero_prob_start'"),
         (EQUAL, {"zero_prob_start": 1.5}, "zero_prob_start must be at most 1, got 1.5"),
-        (EQUAL, ["linear"], "curriculum must be values by name"),
+        (EQUAL, ["linear"], "curriculum must be a mapping"),
     ],
 )
 def test_what_makes_no_sense_is_refused(probabilities, curriculum, message):

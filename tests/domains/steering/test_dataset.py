@@ -366,7 +366,7 @@ def test_an_empty_split_is_refused(plain):
     ("text", "message"),
     [
         ("{", "config.json is not a valid config: Expecting"),
-        ("[]", "config.json must be values by name"),
+        ("[]", "config.json must be a mapping"),
         ('{"n_neg": 4}', "embedding_dim must be an integer, got None"),
         ('{"n_neg": 4, "embedding_dim": "64"}', "embedding_dim must be an integer"),
         ('{"n_neg": 4, "embedding_dim": 32}', r"dim=32\), found float32 of shape \(50, 64\)"),

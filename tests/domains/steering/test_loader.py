@@ -403,7 +403,7 @@ def inf(batch):
         (lambda b: b["steering_variant"].fill_(4), "steering_variant out of range"),
         (lambda b: b["negative_tiers"].fill_(0), "negative_tiers out of range"),
         (lambda b: b.pop("steering"), "steering is missing"),
-        (lambda b: b.update(more=b["steering"]), "should not be there"),
+        (lambda b: b.update(more=b["steering"]), "unexpected fields"),
         (lambda b: b.update(steering=b["steering"].double()), "steering must be float32"),
         (lambda b: b.update(relevance=b["relevance"][:3]), "relevance must have shape"),
     ],
