@@ -133,7 +133,7 @@ def test_a_share_of_what_has_no_length_is_refused_with_what_to_do():
 @pytest.mark.parametrize("changed", [{"batch_size": 2}, {"seed": 2}])
 def test_a_state_of_another_reading_is_refused(changed):
     state = loader_of(Counting()).state_dict()
-    with pytest.raises(StateError, match="resumes only as it was read before"):
+    with pytest.raises(StateError, match="can only resume with the same settings"):
         loader_of(Counting(), **changed).load_state_dict(state)
 
 

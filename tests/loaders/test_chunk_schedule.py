@@ -121,10 +121,10 @@ def test_a_chunk_size_that_means_nothing_is_refused(wrong):
 
 
 def test_refusals_of_a_schedule():
-    with pytest.raises(PlanError, match="an evaluation loader with chunks of about 60 s each"):
+    with pytest.raises(PlanError, match="evaluation loader cannot have chunks of about 60 s each"):
         ChunkedDataLoader(torch.arange(9), 3, "1min", evaluation=True)
     loader = ChunkedDataLoader(torch.arange(9), 3, SCHEDULES[0])
-    with pytest.raises(PlanError, match="have no place known in advance: go to a step"):
+    with pytest.raises(PlanError, match="have no known positions: go to a step"):
         loader.set_chunk(2)
     state = loader.state_dict()
     del state["chunk_done"]

@@ -644,7 +644,7 @@ def test_batches_of_lanes_are_read_from_a_ranks_own_blocks(world):
     assert sorted(np.concatenate([b for mine in got for b in mine])) == list(range(size))
     for other in ({"group": 4}, {"max_tokens": None}, {"weights": [1] * size}):
         given = {"lengths": lengths, "max_tokens": 90} | other
-        with pytest.raises(PlanError, match="goes with order="):
+        with pytest.raises(PlanError, match="combined with order="):
             ChunkedDataLoader(rows(size), order=blocks, **given)
 
 

@@ -38,7 +38,7 @@ def test_block_window_and_lanes_are_adopted_where_none_was_given():
         loader.load_state_dict(state)
         assert (loader.block_samples, loader.window_blocks, loader.lanes) == (7, 3, 4)
         assert loader.state_dict() == state
-        assert loader.describe().count("adopted from a state") == 3
+        assert loader.describe().count("restored from a state") == 3
 
 
 def test_what_was_given_is_not_adopted_but_refused():

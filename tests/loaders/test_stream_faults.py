@@ -220,7 +220,7 @@ def test_a_consumer_that_waits_is_told_when_another_thread_closes():
     assert gate.entered.wait(PATIENCE)
     closing.start()
     consumer.join(PATIENCE)
-    assert errors == ["the stream was closed while a batch was waited for"]
+    assert errors == ["the stream was closed while waiting for a batch"]
     assert closing.is_alive()  # it waits for the read
     gate.opened.set()
     closing.join(PATIENCE)

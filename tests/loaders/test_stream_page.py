@@ -26,7 +26,7 @@ def test_the_page_says_how_good_the_shuffle_is():
     loader = StreamLoader(chunked(50), 32, window_blocks=20)
     assert line(loader, "shuffle") == (
         "a batch is drawn from 20 blocks: 5.00% of it from any one of them, on average "
-        "(1.25% in a shuffle of everything)"
+        "(1.25% in a full shuffle)"
     )
     in_order = StreamLoader(chunked(50), 32, shuffle=False)
     assert line(in_order, "shuffle").startswith("none")
@@ -51,10 +51,10 @@ def test_the_page_says_why_the_geometry_is_what_it_is():
     found = StreamLoader(chunked(), 32, memory_budget="100kB")
     assert line(found, "blocks") == "100 samples (the storage's chunking)"
     assert line(found, "windows").endswith("(the budget)")
-    assert line(found, "lanes") == "1 (one a rank)"
+    assert line(found, "lanes") == "1 (one per rank)"
     assert line(StreamLoader(chunked(), 32), "windows") == "40 blocks (all there is)"
     found.load_state_dict(StreamLoader(chunked(), 32, window_blocks=2).state_dict())
-    assert line(found, "windows") == "2 blocks (adopted from a state)"
+    assert line(found, "windows") == "2 blocks (restored from a state)"
 
 
 def test_the_page_says_how_much_is_decoded_and_why():
@@ -140,7 +140,7 @@ def test_the_page_says_that_zstd_decodes_less_than_whole_chunks(tmp_path):
     for name, first in (("large", True), ("small", False)):
         loader = StreamLoader(tmp_path / name, 32, steps=4, block_samples=5)
         said = line(loader, "decoding")
-        assert said.startswith("at most ") == first == said.endswith("what is up to their end")
+        assert said.startswith("at most ") == first == said.endswith("up to the last needed byte")
     whole = StreamLoader(tmp_path / "large", 32)
     assert line(whole, "decoding").endswith("every chunk once")
 
@@ -240,5 +240,5 @@ def test_what_cannot_be_is_refused_at_construction(options, sentence):
 
 
 def test_samples_of_no_bytes_are_refused():
-    with pytest.raises(PlanError, match="no bytes"):
+    with pytest.raises(PlanError, match="0 bytes"):
         StreamLoader(np.zeros((10, 0)), 2)

@@ -144,7 +144,7 @@ def test_a_bad_block_is_logged_once_and_listed_once(store, tmp_path, caplog, lan
 
 def test_a_list_that_is_none_is_refused_and_kept(store, tmp_path):
     (tmp_path / "notes.txt").write_text("my notes\n")
-    with pytest.raises(SourceError, match="pass another quarantine="):
+    with pytest.raises(SourceError, match="use another quarantine="):
         epochs(stream(store, quarantine=tmp_path / "notes.txt"))
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
     epochs(stream(store, quarantine=tmp_path / "other.jsonl"), 1)
@@ -156,7 +156,7 @@ def test_storage_of_which_nothing_can_be_read_is_an_error():
         raise SourceError("the store is gone")
 
     with stream(WatchedSource(DATA, gone), block_samples=BLOCK) as loader:
-        with pytest.raises(SourceError, match=r"neither can 3 other blocks.*the store is gone"):
+        with pytest.raises(SourceError, match=r"nor 3 other blocks.*the store is gone"):
             next(iter(loader))
 
 

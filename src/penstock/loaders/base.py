@@ -217,7 +217,7 @@ class Loader(Measured, Generic[Batch]):
             raise
 
     def _reopen(self, plan: Plan, cursor: Cursor) -> Stream:
-        """Replace the stream by one whose next batch is the one at ``cursor``."""
+        """Replace the stream with one whose next batch is the one at ``cursor``."""
         try:
             self._drop_stream()
             with self.metrics.work(""):  # threads and workers find this recorder
@@ -274,7 +274,7 @@ class Loader(Measured, Generic[Batch]):
     # -- moving
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside it already, nothing happens.
+        """Go to the start of an epoch; do nothing if the loader is inside that epoch already.
 
         Args:
             epoch: The epoch, counted from 0.
@@ -316,7 +316,7 @@ class Loader(Measured, Generic[Batch]):
         self.position.set_chunk_size(chunk_size)
 
     def skip(self, epoch: int, start: int, stop: int) -> None:
-        """Leave out the positions ``start`` to ``stop`` of an epoch, at once and in every resume.
+        """Leave out the positions ``start`` to ``stop`` of an epoch, now and after every resume.
 
         Steps are made of what is left, so that they stay whole. Positions mean the same on any
         number of ranks and with any batch size, and repeating a call changes nothing. All ranks
@@ -347,7 +347,7 @@ class Loader(Measured, Generic[Batch]):
 
         Args:
             state_dict: What `state_dict` returned.
-            allow_changed_data: Accept a state of data that has another fingerprint.
+            allow_changed_data: Accept a state whose data had another fingerprint.
         """
         self.position.load(state_dict, allow_changed_data=allow_changed_data)
 
@@ -411,8 +411,8 @@ class Loader(Measured, Generic[Batch]):
 class LoaderIterator(Iterator[Batch]):
     """One iteration of a loader; begins at its first batch.
 
-    Not a generator, which ends for good when it raises: where one batch fails, ``next()`` continues
-    with the batch after it, and ``iter(loader)`` repeats the one that failed.
+    It is not a generator, which could not continue after an error: if a batch fails, ``next()``
+    continues with the batch after it, and ``iter(loader)`` repeats the one that failed.
     """
 
     def __init__(self, loader: Loader[Batch]) -> None:
@@ -492,7 +492,7 @@ class Stream(Protocol):
         ...
 
     def __next__(self) -> tuple[Cursor, Any]:
-        """Return the cursor after the next batch, and that batch; wait until it is there."""
+        """Return the cursor after the next batch, and that batch; wait until it is complete."""
         ...
 
     def close(self) -> None:

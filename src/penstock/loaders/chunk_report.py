@@ -27,7 +27,7 @@ class ChunkSummary:
     """What was trained on, over all sessions of a run.
 
     Args:
-        samples: Samples in the weights, over all ranks.
+        samples: Samples that the model was trained on, over all ranks.
         passes: Passes over the dataset; 2.5 is two and a half.
         coverage: Fraction of the samples that were used at least once.
         chunks: Completed chunks.
@@ -97,7 +97,7 @@ def coverage_of(plan: Plan, stretches: Iterable[Stretch], batches: int | None = 
     """
     order = plan.order
     spans = [span for begin, end in stretches for span in _spans(plan, begin, end, batches)]
-    if hasattr(order, "positions_of"):  # a sample may come more than once an epoch
+    if hasattr(order, "positions_of"):  # a sample may occur more than once per epoch
         return _share_found(order, spans)
     if order.kind == "sequential":  # every pass delivers the same samples at the same positions
         return _joined_width(spans) / order.size
@@ -118,7 +118,7 @@ def coverage_map(
 ) -> dict[str, Any]:
     """Return what was seen, as plain numbers for a picture.
 
-    Of very many positions, every n-th is looked up, so that time and memory are bounded.
+    If there are very many positions, every n-th is looked up: time and memory are bounded.
 
     Args:
         plan: The plan of the loader.
@@ -211,7 +211,7 @@ def _spans(plan: Plan, begin: Cursor, end: Cursor, batches: int | None) -> list[
 
 
 def _share_found(order: Order, spans: Iterable[_Span]) -> float:
-    """Return the share of samples that are at these positions, as far as they can be looked up."""
+    """Return the share of samples that are at these positions, by a bounded number of lookups."""
     apart = 1 + samples_of(order) // (MOST_SAMPLES << 3)  # of very many samples, only every n-th
     found = np.zeros(-(-samples_of(order) // apart), np.bool_)
     lookups = 0

@@ -27,7 +27,7 @@ class GrowingChunks:
     Args:
         start: Batches of the first chunk.
         end: Batches of chunk number ``over_chunks``, counted from 0, and of all after it.
-        over_chunks: Chunks until then; the sizes between are on a straight line.
+        over_chunks: Chunks until then; sizes in between are interpolated linearly.
 
     >>> [GrowingChunks(10, 40, over_chunks=3).size(k, None) for k in range(5)]
     [10, 20, 30, 40, 40]
@@ -52,7 +52,7 @@ class GrowingChunks:
 
 @dataclass(frozen=True, slots=True)
 class StagedChunks:
-    """Chunks of one size, and from a given chunk on of another one.
+    """Chunks whose size changes at given chunks.
 
     Args:
         stages: Each ``(first chunk, batches)``; the first one is chunk 0.
@@ -84,7 +84,7 @@ class StagedChunks:
 
 @dataclass(frozen=True, slots=True)
 class TimedChunks:
-    """Chunks that take a duration, by the time that the batches of the chunk before took.
+    """Chunks of about a given duration, from the time per batch of the previous chunk.
 
     All ranks use the decision of rank 0, which is in the state.
 
@@ -172,7 +172,7 @@ class ChunkProgress:
 
         Args:
             world: Number of ranks.
-            ended: It was the last batch of its epoch, with which a chunk ends.
+            ended: Whether it was the last batch of its epoch, which ends a chunk, too.
         """
         self.done += 1
         seconds = None
@@ -186,11 +186,11 @@ class ChunkProgress:
         self.chunks, self.done, self._first = self.chunks + 1, 0, None
         if not isinstance(self.schedule, TimedChunks):
             self.size = self.schedule.size(self.chunks, None)
-        elif seconds is not None:  # else it was too short to tell, on every rank
+        elif seconds is not None:  # otherwise, it was too short to measure, on every rank
             self.size = _of_rank_zero(self.schedule.size(self.chunks, seconds), world)
 
     def to_state(self) -> dict[str, int]:
-        """Return what a state has of it: also what was decided by a clock."""
+        """Return its entries in a state, which include what was decided by a clock."""
         return {"chunks": self.chunks, "chunk_size": self.size, "chunk_done": self.done}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -203,7 +203,7 @@ class ChunkProgress:
 
 
 def _of_rank_zero(mine: int, world: int) -> int:
-    """Return the decision of rank 0; ranks decide equally often, as they have the same steps."""
+    """Return the decision of rank 0; all ranks call this at the same steps."""
     if world == 1:
         return mine
     if not has_several_ranks():

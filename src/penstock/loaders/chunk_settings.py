@@ -56,7 +56,7 @@ class ValidationInterval:
         Args:
             since: Chunks since the last validation, this one included.
             loss: The mean training loss of this chunk; None if it is unknown.
-            before: That of the chunk that was validated last; None if there is none.
+            before: The loss of the chunk that was validated last; None if there is none.
         """
         if since >= self.max or since < self.min or self.loss_change is None:
             return since >= self.max
@@ -207,8 +207,8 @@ class ChunkSettings:
         train = _item(config, "train")
         if train is None:
             raise ConfigError(
-                f"a configuration has a section 'train', this {type(config).__name__} has none: "
-                "give train_chunk_size= and val_chunk_size= instead"
+                f"this {type(config).__name__} is not a configuration with a section 'train': "
+                "pass train_chunk_size= and val_chunk_size= instead"
             )
         found = {each.key: _item(train, each.key, each.default) for each in cls.options()}
         return cls.from_keys(**found)

@@ -75,14 +75,15 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         limit_batches: Batches of an epoch: an int, or a share of it (a float), as Lightning's
             ``limit_train_batches``.
         shuffle: None shuffles with a ``chunk_size``, and does not without, as torch.
-        seed: Of the shuffle and of what is keyed by sample; None draws one and logs it.
+        seed: Seed of the shuffle and of all that is keyed by sample; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
         order: An `Order` in place of the shuffle: a ``BlockOrder`` for data that is slow to read
             at random, also with ``lengths`` and ``max_tokens``: then each batch is of one lane, so
             that ranks read their own blocks. Or a factory, see `penstock.loaders.position`.
         evaluation: Every ``iter()`` is the same epoch from its start, in order, nothing dropped.
-        weights: One number per sample: in every epoch a sample comes floor or ceil of
-            ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
+        weights: One number per sample: in every epoch, a sample is delivered
+            ``epoch_samples * weight / sum(weights)`` times, rounded up or down. `set_weights`
+            changes them.
         epoch_samples: Samples per epoch, over all ranks; by default those of the dataset. The next
             epoch continues in the same shuffle, so that nothing is lost.
         lengths: Tokens of each sample, for batches of samples of similar length.
@@ -94,10 +95,10 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         rank: This rank; pass it together with ``world_size``. By default both are those of
             ``torch.distributed``, or 0 of 1.
         world_size: Number of ranks.
-        executor: ``"inline"``, ``"processes"`` (the default where there are workers), or
+        executor: ``"inline"``, ``"processes"`` (the default if there are workers), or
             ``"threads"``, for datasets whose reading releases the interpreter's lock.
         threads: Threads of that executor; None for one per core. Use more for slow storage.
-        tune: ``"online"`` finds the fastest number of threads on the way; it changes no batch.
+        tune: ``"online"`` finds the fastest number of threads during use; it changes no batch.
         memory_budget: Limit of what ``tune`` lets threads read ahead: bytes, or ``"1GB"``.
         **dataloader_kwargs: Arguments of torch's loader. Workers are persistent unless you pass
             ``persistent_workers=False``.
@@ -259,7 +260,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
             position.forget_fingerprint()
         elif isinstance(self._stream, InlineStream):
             self._stream.read = self._read  # nothing was read ahead
-        self._seen = seen, settings  # objects that live: no other one has their ids
+        self._seen = seen, settings  # keeps the objects alive, so that their ids stay unique
 
     def _settings(self) -> tuple[Any, ...]:
         """Return the objects that batches depend on; the user may replace each of them."""
@@ -323,7 +324,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
     # -- moving and state
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside it already, nothing happens.
+        """Go to the start of an epoch; do nothing if the loader is inside that epoch already.
 
         Args:
             epoch: The epoch, counted from 0.
@@ -351,7 +352,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
 
         Args:
             state_dict: What `state_dict` returned.
-            allow_changed_data: Accept a state of data that has another fingerprint.
+            allow_changed_data: Accept a state whose data had another fingerprint.
         """
         position = self.position
         with self._undone_if_refused():
@@ -398,7 +399,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         position = self.position
         self._check_size()
         if not position.remaining:
-            return super().peek()  # which refuses it
+            return super().peek()  # which raises the error
         with preserve_random_state():  # a user's dataset may draw from global generators
             return next(self._open_inline(position.plan, position.start))[1]  # type: ignore[no-any-return]
 
@@ -436,7 +437,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         super().close()
         if self._workers is not None:
             self._workers.close()
-        end_workers(self._iterator)  # of torch's own loader, where that is what this is
+        end_workers(self._iterator)  # of torch's own loader, if this one passes through
         self._workers = self._iterator = None
 
     def describe(self) -> str:

@@ -51,16 +51,16 @@ class InRounds:
 
     @property
     def most(self) -> int:
-        """The most samples of an epoch, as far as they are known."""
+        """The most samples of an epoch; `LARGEST` if they are unknown."""
         until = self.samples if self.mixture is None else self.mixture.until
         return self.places or (LARGEST if isinstance(until, str) else until)
 
     def blocks(self, rows: int, block: int) -> int:
-        """Return the most blocks that a number of rows of a lane are from in a round."""
+        """Return the most blocks that this number of rows of a lane can be from in a round."""
         if self.weights is not None:
             return min(rows, -(-self.samples // block))
-        # of each member: a block that is cut at either end, one where a pass begins and a short
-        # one where it ends, and one that is left of a stage before
+        # for each member: a block that is cut at either end, one where a pass begins, a short one
+        # where it ends, and one that is left from an earlier stage
         return min(rows, -(-rows // block) + 5 * len(self._starts))
 
     def make(self, request: OrderRequest, block: int, window: int, lanes: int) -> BlockRounds:
@@ -131,7 +131,7 @@ class OrderOptions:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def composes(self, dataset: Any) -> bool:
-        """Return whether the order is another one than a plain shuffle or sequence."""
+        """Return whether the order is anything but a plain shuffle or sequence."""
         given = (self.weights, self.epoch_samples, self.lengths)
         return any(each is not None for each in given) or mixture_of(dataset) is not None
 
@@ -155,13 +155,13 @@ class OrderOptions:
         return order_factory(partial(_repeated, shuffle, self.epoch_samples or samples))
 
     def in_lanes(self, dataset: Any, order: Any) -> Order:
-        """Return batches by length of a block order, of each lane by itself."""
+        """Return an order of batches by length within each lane of a block order."""
         others = (self.weights, self.epoch_samples, self.group, mixture_of(dataset))
         cut = self.max_tokens is not None and all(each is None for each in others)
         if self.lengths is None or not cut or not isinstance(order, BlockOrder):
             raise PlanError(
                 "pass order=, or weights, lengths or a Mixture, not both; only lengths= with "
-                "max_tokens= and without group= goes with order=BlockOrder(...)"
+                "max_tokens= and without group= can be combined with order=BlockOrder(...)"
             )
         from penstock.order.length_batches import LaneBatches  # here: few loaders have them
 
@@ -254,7 +254,7 @@ class WeightedOrders:
         except (TypeError, ValueError):
             valid = False
         if not valid:
-            raise StateError(f"the state has no weights, but {found!r}: it is of another loader")
+            raise StateError(f"the state has weights {found!r}: it belongs to another loader")
         here = state.get("epoch")
         past = sum(first <= here for first, _ in versions) - 1 if type(here) is int else 0
         missing = [name for _, name in versions[max(0, past) :] if name not in self.known]
@@ -320,7 +320,7 @@ def use_new_stages(position: Position) -> None:
 
 
 class ComposedOrders(Loader[Batch]):
-    """The part of a loader that changes weights while training."""
+    """The part of a loader that changes weights during training."""
 
     _position: Position
     _orders: Any = None  # of a `StreamLoader`, with the geometry of its blocks
@@ -343,7 +343,7 @@ class ComposedOrders(Loader[Batch]):
         """
         own, position = self._weights, self.position
         if own is None:
-            raise PlanError("this loader has no weights: pass weights= when you make it")
+            raise PlanError("this loader has no weights: pass weights= when you create it")
         name, here = own.add(weights, position.samples), position.start
         begun = here.position > 0 or position.live is not None
         own.begin(here.epoch + begun, name)
@@ -395,8 +395,8 @@ class ComposedOrders(Loader[Batch]):
             return
         if stages[1:] != self._stages[1:] and position.plan.order.kind == MixtureOrder.kind:
             raise PlanError(
-                "Mixture.then of a mixture inside another one, after the loader was made: give it "
-                "its stages before, or read it from storage with a StreamLoader that shuffles"
+                "Mixture.then was called after the loader was created, on a mixture inside another "
+                "one: call it before, or read from storage with a StreamLoader that shuffles"
             )
         use_new_stages(position)
         self._stages = stages

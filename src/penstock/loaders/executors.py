@@ -138,9 +138,9 @@ class Workers:
 
     Args:
         dataset: What the workers read.
-        seed: Of torch's own seeds for workers.
+        seed: Seed from which torch seeds its workers.
         timeout: Seconds to wait for a batch before an error; 0 for no limit.
-        **options: Of torch's ``DataLoader``.
+        **options: Arguments of torch's ``DataLoader``.
     """
 
     def __init__(self, dataset: Any, *, seed: int, timeout: float = 0, **options: Any) -> None:
@@ -354,7 +354,7 @@ class ThreadStream(PlanStream):
         self.use_readers(threads)
 
     def use_readers(self, readers: int) -> None:
-        """Read with another number of threads; those that are too many end after their batch."""
+        """Read with another number of threads; surplus ones end after their current batch."""
         for _ in range(self._count - readers):
             self._tasks.queue.put(None)
         self._threads[:] = [thread for thread in self._threads if thread.is_running]

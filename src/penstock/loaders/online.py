@@ -1,6 +1,6 @@
-"""``tune="online"``: the number of reader threads with which batches come fastest.
+"""``tune="online"``: the number of reader threads that delivers batches fastest.
 
-Threads change nothing but the time at which a batch is ready: which samples it has is planned.
+The number of threads only changes when a batch is ready, not its samples, which are planned.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ log = logging.getLogger("penstock")
 WAITED_SECONDS: Final = 0.001  # for a batch: none was ready
 SECONDS: Final = 0.5  # of a measurement, at least
 BATCHES: Final = 8  # of a measurement, at least
-BETTER: Final = 1.05  # times the speed that is worth more readers
-WORSE: Final = 0.7  # times the speed that is too slow
+BETTER: Final = 1.05  # more readers must be faster by this factor
+WORSE: Final = 0.7  # a speed below this fraction of the fastest is too slow
 ROUNDS: Final = 5  # of measurements of the same numbers
 SLOW: Final = 3  # measurements in a row that are too slow: the search begins again
 
@@ -125,7 +125,7 @@ class OnlineTuner:
         self._suspend()
 
     def _suspend(self) -> None:
-        """Leave out what came since the last batch that was waited for; the rest stays."""
+        """Discard what was measured since the last batch that was waited for; keep the rest."""
         self._since: tuple[float, int, int] | None = None  # None: until a batch is waited for
 
     def note(self, waited: float, step: float | None, samples: int) -> bool:

@@ -77,8 +77,8 @@ def size_of(dataset: Any) -> int:
     kind = type(dataset)
     if not any(hasattr(kind, name) for name in ("__getitem__", "__getitems__", "__getbatch__")):
         raise PlanError(
-            f"dataset must be map-style, but {kind.__name__} has no __getitem__: make what is "
-            "only iterated an IterableDataset"
+            f"dataset must be map-style, but {kind.__name__} has no __getitem__: for data that can "
+            "only be iterated, pass an IterableDataset"
         )
     try:
         return len(dataset)
@@ -120,8 +120,8 @@ def check_executor(executor: str | None, num_workers: int) -> str:
     choice("executor", executor, EXECUTORS)
     if (executor == "processes") != (num_workers > 0):
         raise PlanError(
-            f"executor={executor!r} with num_workers={num_workers}: worker processes are for "
-            "executor='processes' alone"
+            f"executor={executor!r} with num_workers={num_workers}: only executor='processes' "
+            "uses worker processes"
         )
     return executor
 
@@ -188,7 +188,7 @@ def check_limit(limit: int | float) -> int | float:
 
 
 def share_of(batches: int, share: float) -> int:
-    """Return the number of batches that a share of them is, as Lightning counts."""
+    """Return a share of a number of batches, rounded down as in Lightning."""
     if not 0 <= share <= 1:
         raise PlanError(f"limit_batches as a share must be in [0, 1], got {share!r}")
     limit = int(batches * share)

@@ -38,7 +38,7 @@ class PassThrough:
     when garbage is collected.
 
     Args:
-        reason: The argument because of which torch decides the order.
+        reason: The argument that makes torch decide the order.
         dataset: The dataset as it was passed in.
         limit: Batches of an iteration at most: a number or a share; None for all.
     """
@@ -47,12 +47,12 @@ class PassThrough:
         self.reason, self._dataset, self._limit = reason, dataset, limit
 
     def refuse_position(self, loader: ChunkedDataLoader) -> NoReturn:
-        """Refuse: an order that torch decides has no position."""
+        """Raise `StateError`: an order that torch decides has no position."""
         advice = "leave it out, and use seed= and order= instead"
         if isinstance(self._dataset, IterableDataset):
             advice = f"use ReplayLoader(dataset, batch_size={loader.batch_size}) instead"
         raise StateError(
-            f"this loader has no state: {self.reason} is torch's own, and its order "
+            f"this loader has no state: with {self.reason}, torch decides the order, which "
             f"cannot be known in advance; {advice}"
         )
 
@@ -99,7 +99,7 @@ class PassThrough:
 def pass_through_reason(
     dataset: Any, batch_size: int | None, options: dict[str, Any], *, shuffle: bool, chunked: bool
 ) -> str | None:
-    """Return the argument because of which torch decides the order; None for our own order."""
+    """Return the argument that makes torch decide the order; None for our own order."""
     for name in ("sampler", "batch_sampler", "generator"):
         if options.get(name) is not None:
             return name
@@ -212,12 +212,12 @@ def first_of(batches: Any) -> Any:
     for batch in batches:
         return batch
     raise BatchError(
-        "the loader gives no batch: it is empty, or drop_last drops the only one; "
+        "the loader has no batches: it is empty, or drop_last drops the only one; "
         "use a smaller batch size, or drop_last=False"
     )
 
 
-# -- iterable datasets: torch gives every worker process, and every rank, the whole of one; unless
+# -- iterable datasets: torch gives the whole dataset to every worker process and every rank; unless
 # -- the dataset splits itself, each sample is delivered once per worker and rank
 
 
@@ -288,7 +288,7 @@ def has_position(loader: Any) -> bool:
 
 
 def restores_itself(dataset: Any) -> bool:
-    """Return whether a dataset's own state is exact: not where a shuffle buffer is left out."""
+    """Return whether a dataset's own state is exact: not if it leaves out a shuffle buffer."""
     names = ("state_dict", "load_state_dict")
     if not all(callable(getattr(dataset, name, None)) for name in names):
         return False

@@ -85,7 +85,7 @@ def order_named(kind: str, size: int, seed: int) -> Order:
 
 
 class PlanSettings:
-    """What the plan of a loader is made from, and that plan.
+    """The settings from which the plan of a loader is made, and that plan.
 
     Ranks are looked up when needed, not at construction: trainers start their process group after
     the loader was built.
@@ -230,8 +230,8 @@ class PlanSettings:
             self.drop_last = self.drop_last and not self.evaluation
             if self.evaluation and self.progress is not None:
                 raise PlanError(
-                    f"an evaluation loader with chunks of {self.progress.schedule}: every "
-                    "iteration is the same there; pass a number of batches"
+                    f"an evaluation loader cannot have chunks of {self.progress.schedule}, because "
+                    "all its iterations are the same: pass a number of batches"
                 )
             self.rebuild_plan()
 

@@ -133,7 +133,7 @@ class Position(PlanSettings):
         self.failed, self.iteration, self.live = None, next(_iterations), plan
         epoch = self._iterated = self.cursor.epoch
         origin = self._origin_of(plan, epoch), plan.steps.whole
-        # an epoch that was resumed inside is counted from there for ever: samples_at must agree
+        # an epoch that was resumed inside is counted from there forever: samples_at must agree
         # with what was delivered; other epochs begin at 0 and need no entry
         self._origins = {e: at for e, at in self._origins.items() if at[0]} | {epoch: origin}
         return self.iteration, plan
@@ -225,7 +225,7 @@ class Position(PlanSettings):
         self.move(Cursor(epoch, self.plan.steps.of(epoch).start(step) if step else 0))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside that epoch already, stay."""
+        """Go to the start of an epoch; stay if the position is inside that epoch already."""
         epoch = check_epoch(epoch)
         # outside an iteration, an epoch that was left before its end is over
         inside = self.live is not None or self.start == self.cursor
@@ -237,7 +237,7 @@ class Position(PlanSettings):
         chunk, epoch = whole_number("chunk_idx", chunk, minimum=0), self.cursor.epoch
         if self.progress is not None:
             raise PlanError(
-                f"chunks of {self.progress.schedule} have no place known in advance: go to a step "
+                f"chunks of {self.progress.schedule} have no known positions: go to a step "
                 "with seek(epoch, step)"
             )
         all_steps = self.plan.steps
@@ -300,7 +300,7 @@ class Position(PlanSettings):
         self._exact = self._resized = True
 
     def skipped_lines(self) -> list[str]:
-        """Return the line of a loader's page on skipped positions; none without them."""
+        """Return the line on skipped positions for ``describe``; none if nothing is skipped."""
         positions = sum(stop - start for _, start, stop in self.skips.ranges)
         epochs = len({epoch for epoch, _, _ in self.skips.ranges})
         return [f"  skipped   {positions:,} positions of {epochs} epochs"] if positions else []
@@ -319,11 +319,11 @@ class Position(PlanSettings):
     ) -> None:
         """Go to where a state was taken.
 
-        What this loader was asked to skip ahead of there is still skipped.
+        Later positions that this loader was asked to skip are still skipped.
 
         Args:
             state: What `state` returned.
-            allow_changed_data: Accept a state of data that has another fingerprint.
+            allow_changed_data: Accept a state whose data had another fingerprint.
             samples: The dataset size now; None if it cannot change.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Batches of datasets that can only be iterated; resumed by their own state, or read again."""
+"""Batches of datasets that can only be iterated; resumed from their own state, or by rereading."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ReplayLoader(Measured, TorchLoader):
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         seed: Seed of random numbers drawn during collation; None draws one for all ranks.
         evaluation: Every ``iter()`` is epoch 0 from its start.
-        collate: Another name for ``collate_fn``, which the first edition had.
+        collate: An older name of ``collate_fn``.
 
     >>> class Numbers(IterableDataset):
     ...     def __iter__(self):
@@ -199,7 +199,7 @@ class ReplayLoader(Measured, TorchLoader):
         return batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; inside it already, nothing happens.
+        """Go to the start of an epoch; do nothing if the loader is inside that epoch already.
 
         Args:
             epoch: The epoch, counted from 0.
@@ -229,7 +229,7 @@ class ReplayLoader(Measured, TorchLoader):
             if state_dict.get(name) != ours:
                 raise StateError(
                     f"the state has {name} {state_dict.get(name)!r}, this loader {ours!r}: a "
-                    "stream without an index resumes only as it was read before"
+                    "stream without an index can only resume with the same settings"
                 )
         epoch, batches = (
             whole_number(name, state_dict.get(name), minimum=0, error=StateError)
@@ -272,12 +272,12 @@ def _checked_own(own: Any, workers: int) -> dict[str, Any]:
     except (TypeError, ValueError, KeyError) as error:
         raise StateError(f"the state of the dataset cannot be read: {error!r}") from error
     if len(marks) != workers or last >= workers:
-        raise StateError(f"the state of the dataset is of {len(marks)} workers, not of {workers}")
+        raise StateError(f"the dataset's state is for {len(marks)} workers, not for {workers}")
     return {"rank": rank, "last": last, "workers": marks}
 
 
 class _Part(IterableDataset[Any]):
-    """What one process reads of a dataset in an epoch, and its batches: (worker, mark, batch).
+    """The part of a dataset that one process reads in an epoch: batches (worker, mark, batch).
 
     A mark is the number of batches that the worker has delivered, and the state of the dataset
     after them. Workers deliver in turn. Where a resume begins inside a turn, those that have had

@@ -68,7 +68,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
 
     Threads read blocks of the dataset ahead, and batches are drawn from several blocks at a time.
     Memory stays within a budget, however large the data. As with every loader, a state resumes
-    exactly on any number of ranks, and `samples_at` tells which samples are in which batch.
+    exactly on any number of ranks, and `samples_at` returns the samples of a batch.
 
     A source with one unnamed array gives tensors; named fields give a dict of tensors.
 
@@ -82,7 +82,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
         chunk_size: Batches of a chunk, or sizes that change, as for `ChunkedDataLoader`; None for
             the whole epoch.
         shuffle: False reads the samples as they are stored.
-        seed: Of the shuffle and of ``transform``; None draws one and logs it.
+        seed: Seed of the shuffle and of ``transform``; None draws one and logs it.
         drop_last: Drop the last batch of an epoch if it is not full on every rank.
         steps: Consecutive rows a sample is made of (rollouts): ``source.windows(steps)``.
         device: Where batches go; a copy overlaps the step before. None leaves them on the CPU.
@@ -97,19 +97,20 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
         world_size: Number of ranks.
         lanes: Independent readers' shares of the order; defaults to the world size.
         mixing: Chooses blocks and windows for a quality of the shuffle, from 0 to 1, instead of the
-            largest windows: what a step is worth at least, as a share of one of a shuffle of
-            everything. See `ShuffleQuality`.
+            largest windows: the least that a step is worth, relative to a step of a full shuffle.
+            See `ShuffleQuality`.
         threads: Reader threads; defaults to the usable cores, or to what remote storage needs.
-        tune: ``"online"`` changes the number of reader threads while the loader is used, as far as
-            ``memory_budget`` allows and batches come faster; it changes no batch.
+        tune: ``"online"`` changes the number of reader threads while the loader is used, within
+            ``memory_budget``, if batches are then delivered faster; it changes no batch.
         timeout: Seconds to wait for a batch; then a `WorkerError` names the read that hangs. 0
             for no limit.
         collate: Another name for ``collate_fn``.
         on_error: ``"raise"``: a block that cannot be read is an error. ``"replace"``: the rows of
             another block replace it, the same in every run and resume, with a warning.
         quarantine: A file that lists replaced blocks, one JSON object per line.
-        weights: One number per sample: in every epoch each comes floor or ceil of
-            ``epoch_samples * weight / sum(weights)`` times. `set_weights` changes them.
+        weights: One number per sample: in every epoch, a sample is delivered
+            ``epoch_samples * weight / sum(weights)`` times, rounded up or down. `set_weights`
+            changes them.
         epoch_samples: Samples delivered per epoch; None for as many as there are. Without weights,
             the next epoch continues where this one ended.
 
@@ -314,7 +315,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
 
         Args:
             state_dict: What `state_dict` returned.
-            allow_changed_data: Accept a state of data that has another fingerprint.
+            allow_changed_data: Accept a state whose data had another fingerprint.
         """
         check_format(state_dict)
         try:
@@ -379,7 +380,7 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
     def _memory(
         self, plan: Plan, block: int, replacement: BlockReplacement | None, *, pin: bool
     ) -> tuple[BatchMemory, Callable[[], BlockReader]]:
-        """Return the memory of blocks and batches, and what makes the reader of a thread."""
+        """Return the memory of blocks and batches, and a function that makes a thread's reader."""
         order, source = plan.order, self.stream_input
         assert isinstance(order, WindowedOrder)
         demand = self._orders.resolver(plan.steps.batch, plan.steps.world).demand

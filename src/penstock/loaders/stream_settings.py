@@ -46,8 +46,8 @@ from penstock.transforms.base import Transform
 if TYPE_CHECKING:
     from penstock.loaders.stream import StreamLoader
 
-HELD_EXPANSION = 2  # bytes delivered per byte of rows from which on rows are held once
-ENOUGH_BLOCKS = 64  # mixed blocks, with which a shuffle hardly becomes better
+HELD_EXPANSION = 2  # from this many bytes delivered per byte of rows on, rows are held once
+ENOUGH_BLOCKS = 64  # mixing more blocks hardly improves a shuffle
 FEWEST_LENT = 2  # the batch in use, and the one that replaces it
 
 ON_ERROR: Final = ("raise", "replace")
@@ -94,7 +94,7 @@ def refuse_arguments(given: Mapping[str, Any], init: Callable[..., None]) -> Non
 
 
 def optional_number(name: str, value: Any, **bounds: Any) -> int | None:
-    """``value`` as `whole_number` gives it; None stays None."""
+    """Return ``value`` as `whole_number` does; None stays None."""
     return None if value is None else whole_number(name, value, **bounds)
 
 
@@ -123,7 +123,7 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
     """Return the source, opened if necessary."""
     if isinstance(source, Mixture):
         if fields is not None:
-            raise PlanError("fields= of a Mixture: choose the fields of each member")
+            raise PlanError("fields= cannot be used with a Mixture: choose fields of each member")
         return source.joined_source()
     if isinstance(source, Dataset) and not isinstance(source, Source):
         name = type(source).__name__
@@ -140,11 +140,11 @@ def opened(source: Any, fields: Sequence[str] | None) -> Source:
 def check_composed(source: Any, options: OrderOptions, *, steps: int, on_error: str) -> None:
     """Refuse arguments that a mixture, weights or epochs of another length exclude."""
     if isinstance(source, Mixture) and steps > 1:
-        raise PlanError(f"steps={steps} of a Mixture: make its members source.windows({steps})")
+        raise PlanError(f"steps={steps} with a Mixture: pass source.windows({steps}) as members")
     if on_error != "raise" and options.composes(source):
         raise PlanError(
             f"on_error={on_error!r} with a Mixture, weights= or epoch_samples=: only 'raise' is "
-            "possible, because blocks come in parts"
+            "possible, because blocks are read in parts"
         )
 
 
@@ -208,7 +208,7 @@ def check_transform(transform: object, fields: Mapping[str, Field]) -> None:
 
 
 def checked_mixing(mixing: float | None, asked: Geometry) -> float | None:
-    """Return the quality of the shuffle that was asked for; refuse sizes beside it."""
+    """Return the requested quality of the shuffle; refuse it together with sizes."""
     if mixing is not None and (asked.block, asked.window) != (None, None):
         raise PlanError(
             f"mixing={mixing!r} chooses block_samples and window_blocks: leave these out, or mixing"
@@ -227,7 +227,7 @@ def check_fields(fields: Mapping[str, Field]) -> None:
                 "convert it, or name the other fields with fields=[...]"
             ) from error
         if field.nbytes == 0:
-            raise PlanError(f"field {name!r} has samples of no bytes, shape {field.shape}")
+            raise PlanError(f"field {name!r} has samples of 0 bytes, shape {field.shape}")
 
 
 def brief(source: Source) -> str:
@@ -313,7 +313,7 @@ class StreamOrders:
         once. It takes a second copy, so they are written straight to their batches if that mixes
         all blocks, or `ENOUGH_BLOCKS`, within the budget.
         """
-        # a composed order also holds sample, pass and row of what is in three rounds
+        # a composed order also holds sample, pass and row of everything in three rounds
         extra = 0 if self.composed is None else 36
         sizes, drop = (batch, batch * world, self.threads, extra), self.drop_last
         if isinstance(self.source, RaggedInput):
@@ -428,8 +428,8 @@ def _shuffle(loader: StreamLoader) -> str:
     found = shuffle_quality(order, steps.batch, steps.world)
     return (
         f"a batch is drawn from {found.blocks:,} blocks: {found.share:.2%} of it from any one of "
-        f"them, on average ({found.full_share:.2%} in a shuffle of everything)\n"
-        f"  mixing    {found.mixing:.2f} of a shuffle of everything; neighbours come "
+        f"them, on average ({found.full_share:.2%} in a full shuffle)\n"
+        f"  mixing    {found.mixing:.2f} of a full shuffle; neighbours come "
         f"{found.distance:,.0f} positions apart ({found.full_distance:,.0f})"
     )
 
@@ -461,7 +461,7 @@ def _decoding(loader: StreamLoader) -> str:
         return text + "every chunk once"
     text += f"a block of {block:,} samples has parts of chunks that other blocks need too"
     if source.decodes_first:  # how much depends on where the parts are
-        text = f"at most {text}, of which zstd decodes only what is up to their end"
+        text = f"at most {text}, which zstd decodes only up to the last needed byte"
     return text
 
 

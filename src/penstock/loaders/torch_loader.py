@@ -24,9 +24,9 @@ log = logging.getLogger("penstock")
 
 
 def checked_by_trainer(loader: Any) -> bool:
-    """Have the adapter of the trainer that runs check a loader; return whether a trainer runs.
+    """Let the adapter of the running trainer check a loader; return whether a trainer runs.
 
-    By name: a layer above this one knows the trainers, and nobody else imports it here.
+    The adapters are imported by name: they are in a layer above this one.
     """
     found: bool = import_module("penstock.integrations").check_running_trainer(loader)
     return found
@@ -93,7 +93,7 @@ class OwnedSampler(DistributedSampler[Any]):
         owner = None if self.owner is None else self.owner()
         if owner is not None and not checked_by_trainer(owner) and epoch > 0 and owner.is_new:
             log.warning(
-                "epoch %d begins with a loader at its start, where training was before epoch 0: "
+                "epoch %d begins, but the loader is at the start of its first epoch: "
                 "its position was not restored, or it is a new loader; call load_state_dict, or "
                 "loader.set_epoch(%d), which moves the loader as set_epoch of its sampler does not",
                 *(epoch, epoch),
@@ -146,7 +146,7 @@ class PlannedBatches(BatchSampler):
         return None if owner is None else owner()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Refuse: a loader built from this would deliver wrong batches."""
+        """Raise `StateError`: a loader built from this would deliver wrong batches."""
         name = type(self.owner).__name__ if self.owner is not None else "loader"
         raise StateError(
             f"cannot iterate the batch sampler of a {name} in another loader, as accelerate's "

@@ -34,7 +34,7 @@ from penstock.loaders.workers import (
 log = logging.getLogger("penstock")
 
 
-# what objects raise that cannot be pickled; RuntimeError holds RecursionError
+# what objects that cannot be pickled raise; RuntimeError includes RecursionError
 FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, OSError, pickle.PicklingError)
 
 

@@ -35,7 +35,7 @@ END_SECONDS: Final = 5.0  # for a worker to finish its batch when a loader is cl
 EXIT_SECONDS: Final = 1.0  # the same when the interpreter exits
 NOTICE_SECONDS: Final = 20.0  # from a SIGTERM of the system to a worker's end
 BEGIN_SECONDS: Final = 10.0  # for a forked worker to begin: it takes milliseconds, or never ends
-POLL_SECONDS: Final = 0.1  # between two looks at an interrupt while workers end
+POLL_SECONDS: Final = 0.1  # between two checks for an interrupt while workers end
 STATES: Final = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running"}
 
 
@@ -116,7 +116,7 @@ class WorkerContext(BaseContext):
             if not ready:
                 return False
             if self._reports not in ready:
-                return True  # one died: the request for its batch says how
+                return True  # one died: the request for its batch reports how
         return True
 
     # -- the end
@@ -183,7 +183,7 @@ def start_context(method: str | None) -> BaseContext:
 
 
 class EndFlag:
-    """An event without a lock, so that a process stopped while it looks cannot block another."""
+    """An event without a lock, so that a process stopped while checking cannot block another."""
 
     def __init__(self, context: BaseContext) -> None:
         self._reader, self._writer = context.Pipe(duplex=False)

@@ -62,7 +62,7 @@ def quota_cores(cgroup: Path) -> int:
 
 
 class BlockCost(NamedTuple):
-    """What a block of samples takes.
+    """The cost of a block of samples, in bytes.
 
     Args:
         nbytes: Most bytes of the rows that it needs.
@@ -83,7 +83,7 @@ class Demand:
     Temporary arrays of constant size (about 30 MB at most) are not counted.
 
     Args:
-        source: What is read: how it is stored, and what a block takes.
+        source: What is read: how it is stored, and the cost of a block.
         batch: Samples in one rank's batch.
         whole: Samples in a step over all ranks.
         threads: Reader threads; each has its own scratch block.
@@ -148,8 +148,8 @@ class HeldDemand(Demand):
     Args:
         numbers: Integers for each sample that say where it is.
         drop_last: Whether incomplete batches are dropped.
-        blocks: Returns the most blocks that rows of a lane are from in a round of a `BlockRounds`,
-            for these rows and the block size; None for the windows of a `BlockOrder`.
+        blocks: For a `BlockRounds`: returns the most blocks that a lane's rows of a round can be
+            from, given their number and the block size. None for the windows of a `BlockOrder`.
     """
 
     numbers: int = 1
@@ -295,12 +295,12 @@ class Resolver:
     Args:
         demand: The memory that a geometry needs.
         samples: Samples in the dataset.
-        natural: Samples in a chunk of the storage, of the widest field.
+        natural: Samples in a storage chunk of the widest field.
         budget: Bytes for all buffers together.
         again: Returns the resolver for another budget, geometry and batch size.
         in_order: The stream is not shuffled; windows only need to keep the readers busy.
-        rounds: Returns the most samples of a round for block, window and lanes, where rounds have
-            as many samples as the blocks of a window, whatever blocks these are from; None for the
+        rounds: For orders whose rounds have a fixed number of samples, whichever blocks they are
+            from: returns the most samples of a round, given block, window and lanes. None for the
             rounds of a `BlockOrder`.
     """
 
@@ -314,7 +314,7 @@ class Resolver:
 
     def resolve(self, asked: Geometry, adopted: Geometry, *, ranks: int) -> Resolved:
         """Return the geometry: as asked, else from a state, else from storage and budget."""
-        lanes = self._given(asked.lanes, adopted.lanes) or ExplainedValue(ranks, "one a rank")
+        lanes = self._given(asked.lanes, adopted.lanes) or ExplainedValue(ranks, "one per rank")
         if self.in_order:
             lanes = ExplainedValue(1, "in order")
         block = self._given(asked.block, adopted.block) or self._block(lanes.value)
@@ -369,7 +369,7 @@ class Resolver:
     def _advice(
         self, needed: int, asked: Geometry, adopted: Geometry, found: Resolved, *, ranks: int
     ) -> list[str]:
-        """Return arguments of which each one alone would fit into the budget."""
+        """Return alternative arguments; any one of them would fit into the budget."""
 
         def needs(budget: int, asked: Geometry, batch: int = self.demand.batch) -> int:
             resolver = self.again(budget, asked, batch)
@@ -395,13 +395,13 @@ class Resolver:
     def _given(self, asked: int | None, adopted: int | None) -> ExplainedValue | None:
         if asked is not None:
             return ExplainedValue(asked, "given")
-        return None if adopted is None else ExplainedValue(adopted, "adopted from a state")
+        return None if adopted is None else ExplainedValue(adopted, "restored from a state")
 
     def _block(self, lanes: int) -> ExplainedValue:
         """Return the block size: a storage chunk, or several.
 
-        Several if parts of chunks are needed again, or if patches of one chunk have few bytes:
-        finding what to read takes as long for a few patches as for many.
+        Several, if parts of chunks would be decoded again, or if patches of one chunk have few
+        bytes: finding what to read takes as long for a few patches as for many.
         """
         natural = block = min(self.natural, self.samples)
         if self.demand.source.decodes:
@@ -422,7 +422,7 @@ class Resolver:
             return ExplainedValue(block, f"{block / natural:.3g} storage chunks, {why}")
         while block > 1 and not self._mixes(block, lanes):
             block = -(-block // 2)  # memory-mapped: no chunk would be decoded twice
-        why = "the storage's chunking" if block == natural else "the budget allows several a window"
+        why = "the storage's chunking" if block == natural else "several per window fit the budget"
         return ExplainedValue(block, why)
 
     def _is_small(self, block: int) -> bool:

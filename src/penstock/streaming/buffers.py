@@ -95,7 +95,7 @@ class BatchBuffers:
         }
 
     def release_pages(self) -> None:
-        """Return the memory that no batch refers to to the system; nothing may write any more."""
+        """Give memory that no batch refers to back to the system; nothing may write to it."""
         lent = sorted({lease.slot for lease in list(self.leases)})
         for *_, memory, size in self._parts:
             for before, after in pairwise([-1, *lent, self.count]):
@@ -119,7 +119,7 @@ class _Lease:
         take a lock. ``list.pop`` is atomic, so exactly one call gets the 0.
         """
         if self._left.pop() == 0:
-            self._buffers.free.append(self.slot)  # first: while it is lent, it may be free too
+            self._buffers.free.append(self.slot)  # first: a slot may be lent and free for a moment
             self._buffers.leases.discard(self)
 
 
@@ -165,7 +165,7 @@ class SlotTable:
         return True
 
     def round_read(self) -> None:
-        """Do nothing: the batches of a round that was read are in their slots."""
+        """Do nothing: the batches of a finished round are in their slots already."""
 
     def hand_out(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
         """Return a complete batch."""
@@ -211,7 +211,7 @@ def release(memory: npt.NDArray[np.generic], begin: int, end: int) -> None:
 
 
 class LifetimeToken:
-    """Deleted just after the memory it was made for; use a weak reference to be notified."""
+    """An object deleted just after some memory; a weak reference to it notifies of that."""
 
     __slots__ = ("__weakref__",)
 

@@ -1,4 +1,4 @@
-"""Copies of rows and boxes between blocks and batches, in C where it was compiled.
+"""Copies of rows and boxes between blocks and batches, in C if that was compiled.
 
 Without the compiled file numpy does the same, slower.
 """
@@ -79,8 +79,8 @@ def copy_past_cache(
     """Do ``rows[targets] = items[index]`` in C, without the interpreter's lock.
 
     Args:
-        items: What is copied.
-        rows: Where to.
+        items: The items to copy.
+        rows: The rows to fill.
         targets: The row of each item.
         index: The items; None for all of them.
         past: Write past the cache.

@@ -76,8 +76,8 @@ def fill_place(
 ) -> Indices:
     """Read the selected samples of a block to a place, or those of the block that replaces it.
 
-    Return which of the samples in the place each selected one is: a sample is read once, also if
-    it comes several times.
+    Returns, for each selected sample, which sample of the place it is: a sample is read once, even
+    if it is selected several times.
     """
     within, which = read.index, np.arange(read.selected)
     if read.repeats:
@@ -184,8 +184,8 @@ class HeldTable:
     def _free_rounds(self) -> None:
         """Free the rounds that no later batch needs.
 
-        The next batch can be incomplete, and need samples of a round that has no other ones. They
-        are gathered now: a batch may be larger than all the rounds that fit into memory.
+        If the next batch is incomplete, and is the last one that needs a round, its samples of that
+        round are gathered now: a batch may be larger than all the rounds that fit into memory.
         """
         for held in self._held():
             last = held.round.stop == self._next + 1 and self._ready <= self._next

@@ -26,12 +26,12 @@ from penstock.streaming.planner import BlockRead
 log = logging.getLogger("penstock")
 
 Spans: TypeAlias = Mapping[int, Sequence[Span]]
-# by field, a row of integers for each sample: the held rows, counted from that of the block; of
-# patches the first byte of each box, and its strides in bytes
+# by field, a row of integers for each sample: its held rows, counted from the first of the block;
+# for patches, the first byte of each box, and its strides in bytes
 Tables: TypeAlias = Mapping[str, Indices]
 
 MEASURED_BLOCKS = 64  # blocks whose memory is computed before anything is read
-EXAMINED_BLOCKS = 16  # of these, blocks that are looked at more closely
+EXAMINED_BLOCKS = 16  # of these, blocks that are examined in detail
 EXAMINED_SAMPLES = 64
 PIECE = 1 << 14  # seams whose rows are computed at a time
 REMEMBERED_BYTES = 4 << 20  # of blocks whose samples need not be located again in the next epoch
@@ -44,7 +44,7 @@ class StoredRows:
 
     Args:
         source: The samples.
-        leaves: Where its rows are read from: those of ``source``, or of the same data.
+        leaves: Where rows are read from: the leaves of ``source``, or others with the same data.
     """
 
     def __init__(self, source: ComposedSource, leaves: Sequence[Leaf]) -> None:
@@ -79,8 +79,8 @@ class StoredRows:
     def consecutive(self, samples: Indices) -> tuple[dict[int, list[Span]], dict[str, int]] | None:
         """Return spans of consecutive samples of consecutive rows, in less time than `needs`.
 
-        Also returns, by field, which row of its span the first sample begins with. None if these
-        are not such samples.
+        Also returns, by field, the row of its span with which the first sample begins. Returns
+        None if the samples are not consecutive, or their rows are not.
         """
         first, last = int(samples[0]), int(samples[-1])
         if not self._is_regular or last - first + 1 != len(samples):
@@ -107,7 +107,7 @@ class StoredRows:
         return spans, {n: start - spans[outputs[n].store][0].start for n, start in starts.items()}
 
     def block(self, source: ComposedSource, samples: Indices) -> tuple[Spans, Tables]:
-        """Return what samples need, and where each of them is in it, see `tables`.
+        """Return the spans that samples need, and where each sample is in them; see `tables`.
 
         Args:
             source: The source, with the random patches of an epoch.
@@ -181,11 +181,11 @@ class StoredRows:
         return np.concatenate([starts, strides[which].reshape(len(index), -1)], axis=1) * item
 
     def needs(self, block: int) -> tuple[BlockCost, dict[int, int]]:
-        """Return what blocks of ``block`` samples take, and the most bytes of rows by store.
+        """Return the cost of blocks of ``block`` samples, and the most bytes of rows by store.
 
-        Capacities are bounds for windows of regular rows. For other samples they are those of some
-        blocks (all if few): the ones with most seams and others, with patches drawn at their
-        widest. The samples of a block that needs more are read one by one, see `HeldRows`.
+        For windows of regular rows, these bytes are a bound. For other samples, they are measured
+        for some blocks (all if few): those with most seams and others, with the widest patches. If
+        a block needs more, its samples are read one by one, see `HeldRows`.
         """
         if block not in self._needs:
             self._needs[block] = self._measure(block)
@@ -303,7 +303,7 @@ class HeldRows:
         buffers: Memory of the batches.
         block: Most samples of a block.
         places: Blocks that can be held at the same time.
-        seed: Of the random patches.
+        seed: Seed of the random patches.
     """
 
     def __init__(
@@ -388,7 +388,7 @@ class HeldRows:
         return bases
 
     def free(self, place: int) -> None:
-        """Note that the samples of a place are not needed any more."""
+        """Note that the samples of a place are no longer needed."""
         self._not_held.pop(place, None)
         self._filled.discard(place)
 

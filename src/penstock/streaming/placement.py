@@ -115,7 +115,7 @@ class BadBlocks:
     _known: dict[tuple[int, int], object] = field(default_factory=dict)
 
     def report(self, start: int, stop: int, error: SourceError, **details: int) -> None:
-        """Log a block and list it, unless that was done; may be called from any thread.
+        """Log a block and list it, once; may be called from any thread.
 
         Args:
             start: The first sample of the block.
@@ -188,10 +188,8 @@ class BlockReplacement:
             stop = min(start + self.order.block, self.order.size)
             self.bad.report(start, stop, error, replaced_by=other, epoch=read.epoch)
             return found
-        tried = (
-            f"neither can {REPLACEMENTS} other blocks" if candidates else "there is no other block"
-        )
+        tried = f"nor {REPLACEMENTS} other blocks" if candidates else "and there is no other block"
         raise SourceError(
-            f"cannot read samples {read.start}:{read.start + read.count}, and {tried}: check the "
+            f"cannot read samples {read.start}:{read.start + read.count}, {tried}: check the "
             f"storage ({error})"
         ) from error

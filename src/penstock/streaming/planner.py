@@ -28,8 +28,8 @@ Positions: TypeAlias = Callable[[int, int], Indices]  # of samples begin:end of 
 
 # orders whose samples come in rounds of windows, one window for each lane. Where the windows of a
 # round end at different positions (`SelectedBlocks`), ``round_stop(epoch, k)`` is the position
-# after the last one of round ``k``; `round_start` is then a position that none of this round or of
-# a later one precedes, and `round_of` the first round with a position at or after the one given
+# after the last one of round ``k``; no position of round ``k`` or of a later round is then before
+# `round_start`, and `round_of` is the first round that can have the given position or a later one
 WindowedOrder: TypeAlias = BlockOrder | StoredOrder | BlockRounds | SelectedBlocks
 
 
@@ -121,7 +121,7 @@ class Segment:
 class BlockRead:
     """Read samples ``start : start + count``, and write those selected by ``keep``.
 
-    ``keep`` is a mask of the samples, or their numbers, ascending, some several times.
+    ``keep`` is a mask of the samples, or their numbers, ascending and possibly repeated.
     """
 
     epoch: int
@@ -189,7 +189,7 @@ class Planner:
     """
 
     def __init__(self, parts: Iterator[Part]) -> None:
-        self.error: BaseException | None = None  # that ended the planning
+        self.error: BaseException | None = None  # the error that ended the planning
         self._parts = parts
         self._lock = threading.Lock()  # held by the one thread that plans
         self._next: Part | None = None
@@ -241,7 +241,7 @@ def _plan_rounds(plan: Plan, windows: WindowedOrder, segment: Segment, done: int
         stop = following if round_stop is None else round_stop(epoch, k)
         begin, done_at, end = plan.skips.kept(epoch, np.array([start, following, stop])).tolist()
         touched = segment.steps_in(begin, end, whole)
-        if not touched:  # all of it is skipped, or delivered
+        if not touched:  # the whole round is skipped, or was delivered
             continue
         complete = touched.stop
         while complete > touched.start and segment.bounds(complete - 1, whole)[1] > done_at:

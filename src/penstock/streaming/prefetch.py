@@ -87,13 +87,13 @@ class _ResultQueue(Generic[Result]):
     """Results between the thread and the consumer; the thread refers only to this.
 
     The lock is taken by ``with lock``, never by ``with room``: an interrupt inside of
-    `threading.Condition` can leave its lock locked for ever.
+    `threading.Condition` can leave its lock locked forever.
     """
 
     ahead: int
     parts: Callable[[Result], Iterable[object]]
     lock: threading.RLock = field(default_factory=threading.RLock)
-    room: threading.Condition = field(init=False)  # for the thread: it may go on
+    room: threading.Condition = field(init=False)  # for the thread: it may continue
     news: SimpleQueue[None] = field(default_factory=SimpleQueue)  # for the consumer
     results: deque[Result] = field(default_factory=deque)
     closed: bool = False
@@ -147,7 +147,7 @@ class _ResultQueue(Generic[Result]):
             if self.ended:
                 return []
             if self.closed:
-                raise WorkerError("reading ahead was closed while a result was waited for")
+                raise WorkerError("the iterator was closed while waiting for a result")
             return None
 
     def lend(self, result: Result) -> Result:

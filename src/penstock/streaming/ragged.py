@@ -83,12 +83,12 @@ class BlockSizes:
         return -(-self.largest(len(self._source), 1) // max(1, len(self._source)))
 
     def check(self, budget: int, block: int, needed: int) -> None:
-        """Refuse a block that alone does not fit into the budget; the message names its samples.
+        """Raise a `PlanError` if a single block does not fit into the budget.
 
         Args:
             budget: Bytes of all buffers together.
             block: Samples of a block.
-            needed: Bytes that would do.
+            needed: Bytes that would be enough.
         """
         size, block = len(self._source), max(1, min(block, len(self._source)))
         if self.largest(block, 1) <= budget:
@@ -159,7 +159,7 @@ class RaggedInput(StreamInput):
         return other
 
     def cost(self, block: int) -> BlockCost:
-        """Return what a block of this many samples takes."""
+        """Return the cost of a block of this many samples."""
         decoded = sum(pace.decoded(block) for pace in self.paces)
         return BlockCost(self.sizes.largest(block, 1), block * self.sample_bytes, decoded)
 
@@ -191,7 +191,7 @@ class RaggedBlocks:
             for name, each in source.fields.items()
             if not each.ragged
         }
-        # matrices whose zeros are written where they are gathered: on an accelerator, later
+        # matrices that become dense when they are gathered; those for an accelerator, there
         self.dense = {
             name: each.sparse
             for name, each in source.fields.items()
@@ -229,7 +229,7 @@ class RaggedBlocks:
                 rows[here] = rows[first + samples - start]
 
     def _memory(self, name: str, items: int) -> Rows:
-        """Return memory for the items of a block: that of an earlier one, if it has about the size.
+        """Return memory for the items of a block: that of an earlier one, if its size is similar.
 
         New memory costs a page fault every 4 KB, about as much as decoding.
         """
@@ -260,7 +260,7 @@ class RaggedBlocks:
         return torch.from_numpy(self.batches[name].empty(shape, each.dtype))
 
     def matrix(self, name: str, sparse: Sparse, numbers: Indices, lengths: Indices) -> torch.Tensor:
-        """Return held samples of a sparse field with their zeros."""
+        """Return held samples of a sparse field as a dense matrix."""
         assert native is not None and native.dense_rows is not None
         values, columns = (self.begins[each][numbers] for each in (name, sparse.columns))
         out = self.batches[name].empty((len(numbers), sparse.width), self.fields[name].dtype)
@@ -276,12 +276,12 @@ class RaggedBlocks:
 
 
 def check_columns(fields: Mapping[str, Field], rows: Mapping[str, Rows], a: int, b: int) -> None:
-    """Refuse a sparse matrix with columns that it does not have: torch would read other memory."""
+    """Raise ``SourceError`` for columns outside of a sparse matrix: torch does not check them."""
     for name, each in fields.items():
         columns = None if each.sparse is None else rows[each.sparse.columns]
         if each.sparse is None or columns is None or not columns.size:
             continue
-        # as unsigned numbers, those below 0 are very large: one pass finds both
+        # as unsigned numbers, negative ones are very large: one pass finds both
         if int(columns.view(f"u{columns.itemsize}").max()) >= each.sparse.width:
             low, high = int(columns.min()), int(columns.max())
             raise SourceError(
@@ -378,7 +378,7 @@ def _offsets(lengths: Indices, pin: bool) -> torch.Tensor:
 
 
 class Assembly:
-    """Makes batches as the user gets them: ragged fields, and sparse matrices of two of them.
+    """Makes the batches that the user gets: ragged fields, and sparse matrices of two of them.
 
     Args:
         fields: The fields of the source.

@@ -99,7 +99,7 @@ class ReaderPool:
         self.use_readers(threads)
 
     def use_readers(self, count: int) -> None:
-        """Use another number of threads; those that are too many end after their read."""
+        """Use another number of threads; surplus ones end after their current read."""
         new, queue = self._queue.need(count - self._count), self._queue
         self._threads[:] = [thread for thread in self._threads if thread.is_running]
         names = [f"read-{self._count + i}" for i in range(new)]
@@ -173,7 +173,7 @@ class ReadQueue:
     """Reads in plan order for the readers, finished rounds in plan order for the consumer.
 
     Locks are taken by ``with lock``, never by ``with condition``: an interrupt inside of
-    `threading.Condition` can leave its lock locked for ever.
+    `threading.Condition` can leave its lock locked forever.
 
     Args:
         planner: What is read, and where it goes.
@@ -181,7 +181,7 @@ class ReadQueue:
     """
 
     def __init__(self, planner: Planner, memory: BatchMemory) -> None:
-        self.news: SimpleQueue[None] = SimpleQueue()  # for the consumer: `finish_round` may differ
+        self.news: SimpleQueue[None] = SimpleQueue()  # for the consumer: call `finish_round` again
         self._planner, self._memory = planner, memory
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for readers: there may be a task, or the end
@@ -224,7 +224,7 @@ class ReadQueue:
         tasks = zip(part.reads, targets, strict=True)
         self._tasks.extend(_Task(opened, read, target, count) for read, target in tasks)
         self._work.notify_all()
-        if opened.is_finished:  # no block of it is this rank's
+        if opened.is_finished:  # it has no block of this rank
             self.news.put(None)
         return True
 
@@ -274,7 +274,7 @@ class ReadQueue:
             if self._planner.error is not None and not (opened and opened.is_planned):
                 raise self._planner.error
             if self._closed:
-                raise WorkerError("the stream was closed while a batch was waited for")
+                raise WorkerError("the stream was closed while waiting for a batch")
             return None
 
     def wake_readers(self) -> None:

@@ -1,4 +1,4 @@
-"""A source as a stream reads it: its fields' storage, what a block takes, and what is resident."""
+"""A source as a stream reads it: its fields' storage, the cost of a block, and what is resident."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAPPED_LEAVES = 64  # more stored arrays are not opened to see whether they can 
 
 
 class StreamInput:
-    """A source with small fields of long chunks in memory, and what a block of it takes.
+    """A source with small fields of long chunks in memory, and the cost of its blocks.
 
     Args:
         source: The source.
@@ -64,7 +64,7 @@ class StreamInput:
         return type(self), (self._given, self._budget)
 
     def __deepcopy__(self, memo: object) -> StreamInput:
-        return self  # nothing of it changes: copies of a loader share it, and the data
+        return self  # it never changes: copies of a loader share it, and the data
 
     def with_budget(self, budget: int) -> StreamInput:
         """Return the same source with another budget."""
@@ -97,7 +97,7 @@ class StreamInput:
         return max(self.paces, key=lambda pace: pace.row_bytes, default=Pace(0, 0, 0, 0))
 
     def cost(self, block: int) -> BlockCost:
-        """Return what a block of this many samples takes."""
+        """Return the cost of a block of this many samples."""
         if self.rows is not None:
             return self.rows.needs(block)[0]
         nbytes = block * self.sample_bytes
@@ -155,18 +155,18 @@ class ResidentSource(BaseSource):
 
     @property
     def block_samples(self) -> int:
-        """That of the source."""
+        """The ``block_samples`` of the source."""
         return self._source.block_samples
 
     def offsets(self, name: str) -> Indices:
-        """Return those of the source."""
+        """Return the offsets of the source."""
         return offsets_of(self._source, name)
 
     def __repr__(self) -> str:
         return repr(self._source)
 
     def fingerprint(self) -> str:
-        """Return that of the source."""
+        """Return the fingerprint of the source."""
         return self._source.fingerprint()
 
     def drop(self) -> None:

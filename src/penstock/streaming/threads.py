@@ -1,7 +1,7 @@
 """Background threads with a defined lifetime.
 
 A thread stops when its owner is closed, garbage-collected, or the interpreter exits. None of these
-waits for ever: a thread that does not return from a read is abandoned after a few seconds.
+waits forever: a thread that does not return from a read is abandoned after a few seconds.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def stop_all(threads: Iterable[BackgroundThread], timeout: float | None = None) 
 
     Raises:
         WorkerError: A thread is still running after ``timeout`` seconds. The message names the
-            read it is in. The thread is not waited for again, also not at interpreter exit.
+            read it is in. The thread is not waited for again, not even at interpreter exit.
     """
     threads = [thread for thread in threads if thread is not threading.current_thread()]
     deadline = None if timeout is None else monotonic() + timeout
@@ -215,7 +215,7 @@ def wait_for(
     """Return the first result of ``poll`` that is not None; poll again after each piece of news.
 
     Uses a queue instead of a condition, because an interrupt inside of `threading.Condition` can
-    leave its lock locked for ever.
+    leave its lock locked forever.
 
     Args:
         news: Receives None whenever the result of ``poll`` may have changed.

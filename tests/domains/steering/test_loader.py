@@ -422,9 +422,9 @@ def test_each_check_of_the_first_batch_can_fail(directory, spoil, message, stock
 
 def test_an_empty_loader_is_an_error_not_a_stop(directory):
     data = JASPERSteeringDataset(directory, "train")
-    with pytest.raises(BatchError, match="gives no batch"):
+    with pytest.raises(BatchError, match="has no batches"):
         validate_first_batch(DataLoader(data, 1000, drop_last=True))
-    with pytest.raises(BatchError, match="gives no batch"):
+    with pytest.raises(BatchError, match="has no batches"):
         validate_first_batch([])
     with pytest.raises(BatchError, match="limit_batches=0 leaves no batches"):
         validate_first_batch(create_loader(directory, "train", 8, limit_batches=0))

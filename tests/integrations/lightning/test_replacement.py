@@ -168,7 +168,7 @@ def test_overfitting_and_chunks_are_refused_together():
         ({"start_chunk": -1}, "start_chunk must be at least 0, got -1"),
         ({"order": "random"}, "order must be one of"),
         ({"cycle": False, "max_passes": 2}, "cycle=False is one pass"),
-        ({"train_chunk_size": {"model": 1}}, "a configuration has a section 'train'"),
+        ({"train_chunk_size": {"model": 1}}, "not a configuration with a section 'train'"),
         ({"train_chunk_size": {"train": {}}, "seed": 1}, "seed was passed with a configuration"),
     ],
 )
