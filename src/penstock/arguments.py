@@ -48,8 +48,17 @@ def shown(value: Any) -> str:
         text = " ".join(repr(value).split())
     except ValueError:  # Python refuses to write out integers of thousands of digits
         size = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
-        return f"an {type(value).__name__}{size}"
+        return with_article(type(value).__name__) + size
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def with_article(noun: str) -> str:
+    """Return a noun, such as the name of a type, with "a" or "an".
+
+    >>> with_article("int"), with_article("Tensor"), with_article("uint8")
+    ('an int', 'a Tensor', 'a uint8')
+    """
+    return f"{'an' if noun[:1] in 'AEIOaeio' else 'a'} {noun}"
 
 
 def whole_number(
@@ -157,7 +166,7 @@ def instance(
     """
     if not (isinstance(value, kind) or (optional and value is None)):
         advice = advice and f": {advice}"
-        raise error(f"{name} must be a {kind.__name__}, got {shown(value)}{advice}")
+        raise error(f"{name} must be {with_article(kind.__name__)}, got {shown(value)}{advice}")
 
 
 def function(name: str, value: T, *, error: type[Exception] = PlanError) -> T:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from penstock.arguments import with_article
 from penstock.collate.task_spec import TaskSpec
 from penstock.errors import BatchError
 from penstock.ragged import Ragged
@@ -149,7 +150,7 @@ def _mapped_columns(samples: Sequence[Mapping[Any, Any]], path: str = "") -> dic
         pass  # reported below, with the number of the sample
     for number, sample in enumerate(samples):
         if not isinstance(sample, Mapping):
-            raise CollateError(f"{at(path, number)} is a {type(sample).__name__}, not a mapping")
+            raise CollateError(f"{at(path, number)} is {describe(sample)}, not a mapping")
         for key in [*first, *sample]:
             if (key in first) != (key in sample):
                 has, lacks = (0, number) if key in first else (number, 0)
@@ -331,9 +332,10 @@ def at(path: str, number: int) -> str:
 
 def describe(value: Any) -> str:
     """Return the type and shape of a value in words."""
+    kind = with_article(type(value).__name__)
     if isinstance(value, torch.Tensor | np.ndarray):
         device = value.device if isinstance(value, torch.Tensor) else "cpu"
-        return f"a {type(value).__name__} of shape {tuple(value.shape)} on {device}"
+        return f"{kind} of shape {tuple(value.shape)} on {device}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{kind} of {len(value)}"
+    return "None" if value is None else kind

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from penstock.arguments import with_article
 from penstock.errors import PlanError, WorkerError
 from penstock.loaders.workers import (
     UNGUARDED,
@@ -99,7 +100,8 @@ def _how_to_fix(value: Any) -> str:
         return f"it is an open HDF5 handle: {REOPEN}"
     if isinstance(value, torch.Tensor):
         return "it is part of a graph of gradients: detach() it"
-    return f"a {kind.__name__} exists in one process only: create it where it is first used"
+    name = with_article(kind.__name__)
+    return f"{name} exists in one process only: create it where it is first used"
 
 
 REOPEN = "keep its path, and open it where a sample is first read"

@@ -80,7 +80,7 @@ class BlockCache:
         return body
 
     def put(self, name: str, content: memoryview | bytes) -> None:
-        """Cache ``content``; on a full disk, or without the directory, do nothing."""
+        """Cache ``content``; on a full disk, or where it may not write, do nothing."""
         file = self._file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import flag, mapping, shown
+from penstock.arguments import flag, mapping, shown, with_article
 from penstock.errors import SourceError
 from penstock.extras import load_extensions
 from penstock.registry import close_name, did_you_mean
@@ -192,7 +192,7 @@ class Opener:
             arguments["columns"] = arguments.pop("fields")
         if "decode" not in self.takes:
             del arguments["decode"]
-        what = f"a {type(where).__name__}"
+        what = with_article(type(where).__name__)
         if isinstance(where, Path | StoredFile):
             what = redacted(str(where) if isinstance(where, Path) else where.name)
         for name in _REFUSALS:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.arguments import with_article
 from penstock.errors import SourceError
 from penstock.fingerprints import digest, row_bytes, sampled_blocks
 from penstock.sources.array_source import (
@@ -144,7 +145,7 @@ def arrays_of_object(where: Any, fields: Sequence[str] | None = None) -> Found:
         where: The object. ``chunks`` and ``dims`` are used where it has them.
         fields: Not used.
     """
-    name, package = f"a {type(where).__name__}", package_of(where)
+    name, package = with_article(type(where).__name__), package_of(where)
     chunks, dims = getattr(where, "chunks", None), getattr(where, "dims", None)
     if not isinstance(chunks, tuple) or not all(isinstance(size, int) for size in chunks):
         chunks = None

@@ -15,6 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from penstock.arguments import with_article
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import compat
 from penstock.loaders import ChunkedDataLoader, Loader
@@ -215,7 +216,7 @@ def why_no_position(loader: Any) -> str | None:
             "Zarr, a map-style dataset)"
         )
     kind = "torch DataLoader" if type(loader) is DataLoader else type(loader).__name__
-    return f"a {kind}, not a Penstock loader; wrap the dataset in ChunkedDataLoader"
+    return f"{with_article(kind)}, not a Penstock loader; wrap the dataset in ChunkedDataLoader"
 
 
 # -- replacement of torch's loaders
