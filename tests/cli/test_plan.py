@@ -78,7 +78,7 @@ def test_standard_training_is_planned_with_its_limits(commands, project):
     assert re.findall(r"^ +(\d+) +(\d+) to (\d+) +(\d+) +(\d+)$", done.out, re.M) == [
         ("1", "0", "6", "7", "28")
     ]
-    assert "training: 2 epochs of 7 batches, the first ones of another shuffle" in done.out
+    assert "training: 2 epochs of 7 batches, the first ones of a new shuffle" in done.out
 
 
 def test_a_stream_is_planned_without_being_read(commands, tmp_path):

@@ -132,6 +132,6 @@ def test_a_list_of_checkpoints_that_ray_cannot_read_is_renamed(tmp_path, caplog)
     assert snapshot.exists() and not caplog.text
     snapshot.write_text('{"ray_version":')
     recoverable(RunConfig(name="run", storage_path=snapshot.parents[1].as_uri()))
-    assert not snapshot.exists() and "was written in part" in caplog.text
+    assert not snapshot.exists() and "was only partly written" in caplog.text
     with pytest.raises(ConfigError, match=r"must be a ray\.train\.RunConfig, got 3"):
         recoverable(3)

@@ -455,7 +455,7 @@ def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog,
     make = partial(ChunkedDataLoader, rows, shuffle=True)
     hugging_face(make(batch_size=BATCH), tmp_path, resume=False)
     for loader, what in [
-        (make(batch_size=2), r"batch_size \* world_size 4, this run 2: its 15 steps would be"),
+        (make(batch_size=2), r"batch_size \* world_size 4, this run 2: its 15 steps would contain"),
         (make(batch_size=BATCH, seed=1), "has seed 42, this run 1"),
     ]:
         with pytest.raises(StateError, match=what):
@@ -467,7 +467,7 @@ def test_a_trainer_that_counts_other_steps_is_refused_at_start(tmp_path, caplog,
 def test_a_trainer_that_does_not_say_in_which_epoch_it_skips_is_refused(caplog):
     loader = ChunkedDataLoader(numbers(), BATCH, shuffle=True)
     given = TrainerLoader(loader)
-    with pytest.raises(StateError, match="3 steps are skipped, and it is unknown of which epoch"):
+    with pytest.raises(StateError, match="3 steps are skipped, but of an unknown epoch"):
         next(iter(skip_first_batches(given, 3)))
     given.set_epoch(1)  # as advised
     assert ids(next(iter(skip_first_batches(given, 3)))) == loader.samples_at(3, 1).tolist()

@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_reported_with_how_to_recover(tmp_path, parts, d
     assert good.name in str(error.value) and isinstance(error.value, CheckpointError)
     assert manager.load(good)["epoch"] == 1
     good.unlink()
-    with pytest.raises(CheckpointError, match="no other checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no other checkpoint is intact"):
         manager.load(bad)
 
 
@@ -269,7 +269,7 @@ def test_a_full_disk_is_an_error_that_keeps_what_was_there(tmp_path, parts):
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, before[1]))
     try:
         with pytest.raises(
-            CheckpointError, match=r"could not write.*before it are kept.*disk full"
+            CheckpointError, match=r"could not write.*earlier checkpoints are kept.*disk full"
         ):
             manager.save(*parts, 2, {"val_loss": 0.5})
     finally:

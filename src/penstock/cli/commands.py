@@ -65,7 +65,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Feeds PyTorch training: never starves it, never repeats or skips a sample."""
+    """Load data for PyTorch training; a resumed run repeats no sample and skips none."""
 
 
 @command
@@ -82,7 +82,7 @@ def demo(
         page = Path(tempfile.gettempdir()) / "penstock-demo.html"
         with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
             code = run_demo(Path(folder), page=page)
-        print("data and runs are removed again; penstock demo --directory DIR keeps them")
+        print("data and runs were removed; penstock demo --directory DIR keeps them")
     raise SystemExit(code)
 
 
@@ -125,14 +125,14 @@ def plan(
     overrides: Overrides = None,
     step: Annotated[int | None, typer.Option(min=0, help="Show the samples of this step.")] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="Show when this sample was seen, and is next.")
+        int | None, typer.Option(min=0, help="Show when this sample was seen, and when it is next.")
     ] = None,
     skip_steps: Annotated[
         str | None,
         typer.Option(metavar="A:B", help="Show the positions of steps A to B - 1, to skip them."),
     ] = None,
 ) -> None:
-    """Show what will be read, and when; which samples a step has, or when a sample comes."""
+    """Show what will be read, and when; the samples of a step, or the steps of a sample."""
     from penstock.training.config import read_settings
     from penstock.training.run import plan_text, sample_text, skip_text, step_text
 
@@ -212,7 +212,7 @@ def validate(
     directory: Annotated[Path, typer.Argument(help="A steering dataset: config.json and files.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check every value of a dataset directory; exit code 1 where something is wrong."""
+    """Check every value of a dataset directory; exit code 1 if anything is wrong."""
     run = load_extensions("penstock.commands").get("validate")
     if run is None:
         raise ConfigError("nothing to validate with: penstock.domains.steering is not installed")
@@ -226,12 +226,12 @@ def convert(
     source: Annotated[
         Path, typer.Argument(help="What open_source opens: HDF5, netCDF, Zarr, tables, folders.")
     ],
-    target: Annotated[Path, typer.Argument(help="What to write; must not be there yet.")],
+    target: Annotated[Path, typer.Argument(help="What to write; must not exist yet.")],
     chunk_rows: Annotated[
         int | None, typer.Option(help="Rows per chunk; about 1 MB by default.")
     ] = None,
 ) -> None:
-    """Write data as Zarr made for streaming; a steering directory as HDF5."""
+    """Write data as Zarr in a layout for streaming, or a steering directory as HDF5."""
     from penstock.cli.convert import run_convert
 
     run_convert(source, target, chunk_rows=chunk_rows)
@@ -241,7 +241,7 @@ def convert(
 def stats(
     source: Data,
     output: Annotated[Path | None, typer.Option(help="Write JSON here, for Standardize.")] = None,
-    fields: Annotated[str | None, typer.Option(help="Names of fields, with commas.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Field names, separated by commas.")] = None,
     along: Annotated[str | None, typer.Option(help="The dimension of samples.")] = None,
     per: Annotated[
         str | None, typer.Option(help="Compute statistics for each index of this axis of a sample.")

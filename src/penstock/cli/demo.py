@@ -1,4 +1,4 @@
-"""The demo: a run is killed and resumed, and compared with one that was not, and with torch."""
+"""The demo: a run is killed, resumed, and compared with an uninterrupted one and with torch."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def run_demo(
     make_project(folder)
     console.print(CONFIG, style="dim", soft_wrap=True, highlight=False, markup=False)
     step = partial(_step, console, folder, run)
-    step(2, "a run that nothing disturbs", "train", "demo.yaml", "run_dir=whole")
+    step(2, "an uninterrupted run", "train", "demo.yaml", "run_dir=whole")
     kill = f"model.kill_at={KILL_AT}"
-    step(3, "the same run, killed half way", "train", "demo.yaml", "run_dir=killed", kill)
-    step(4, "the killed run again", "train", "demo.yaml", "run_dir=killed", "--resume")
+    step(3, "the same run, killed halfway", "train", "demo.yaml", "run_dir=killed", kill)
+    step(4, "the killed run, resumed", "train", "demo.yaml", "run_dir=killed", "--resume")
     code = _promises(console, folder)
     console.print("[bold]5 the same data, read by Penstock and by torch's DataLoader[/]")
     _compare(console, folder / "train.zarr")
@@ -120,7 +120,7 @@ def _promises(console: Console, folder: Path) -> int:
             torch.equal(whole[name], killed[name]) for name in whole
         ),
     }
-    table = Table("promise", "held", title="killed and resumed, against undisturbed")
+    table = Table("promise", "held", title="killed and resumed, against uninterrupted")
     for promise, held in promises.items():
         table.add_row(promise, "[green]yes[/]" if held else "[red]NO[/]")
     console.print(table)
@@ -148,7 +148,7 @@ def _compare(console: Console, path: Path) -> None:
 
 
 class ZarrRows(Dataset[dict[str, Any]]):
-    """A dataset as it is usually written: one sample at a time from Zarr.
+    """A typical map-style dataset, which reads one sample at a time from Zarr.
 
     Args:
         path: A Zarr group.

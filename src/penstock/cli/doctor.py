@@ -108,7 +108,7 @@ def named_object(target: str) -> tuple[Any, str]:
 
 def subjects_of(value: Any, name: str, opened: ExitStack) -> Iterator[Subject]:
     """Yield the parts of an object: of a dataset, a source, a loader, a data module, or a dict."""
-    if isinstance(value, type):  # of a dataset or data module without arguments
+    if isinstance(value, type):  # a class that can be created without arguments
         yield from subjects_of(_called(value), name, opened)
     elif isinstance(value, StreamLoader):
         loading: dict[str, Any] = {"batch_size": value.batch_size, "loader": value}

@@ -33,7 +33,7 @@ def run_bench(
     """Measure a stream over a source, and print its speed and what to change."""
     with ExitStack() as opened:
         parts, _ = subjects_of_target(source, opened)
-        data = parts[0].data if parts else None  # of a configuration, what it trains on
+        data = parts[0].data if parts else None  # the training data, if it is a configuration
         if not isinstance(data, Source):
             raise ConfigError(
                 f"{source} is a {type(data).__name__}, not a source, so there is no storage to "
@@ -72,7 +72,7 @@ def run_tune(config: Path, overrides: list[str], *, seconds: float, write: bool)
             replace_text(config, before)
             raise ConfigError(
                 f"{config} composes the section 'loader' from other files or overrides, which "
-                f"win: set {found} where they are set"
+                f"take precedence: set {found} there"
             )
         print_result(f"written to {config}")
 
@@ -137,7 +137,7 @@ def with_section(text: str, section: str, values: Mapping[str, Any]) -> str:
         ending = "" if not text or text.endswith("\n") else "\n"
         return f"{text}{ending}{section}: {{{', '.join(lines.values())}}}\n"
     if not isinstance(found, yaml.MappingNode):
-        raise ConfigError(f"section {section!r} must be keys and values to change it")
+        raise ConfigError(f"section {section!r} must be a mapping to change it")
     known = {key.value: value for key, value in found.value}
     edits = [
         (known[name].start_mark.index, known[name].end_mark.index, json.dumps(value))

@@ -1,4 +1,4 @@
-"""Writing arrays as Zarr made for streaming: in parallel, resumable, verified by checksum."""
+"""Writing arrays as Zarr for streaming: in parallel, resumable, verified by checksum."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def geometry(row: Field, rows: int, chunk_rows: int | None) -> tuple[int, int]:
 
 
 def advice(parts: Sequence[Part], chunk_rows: int | None) -> Iterator[str]:
-    """Yield the chunks and shards of each array, and at the end the reason for them."""
+    """Yield a line with the chunks and shards of each array, then one with the reason."""
     for part in parts:
         if part.source is None:
             yield f"{part.path}: copied as one chunk"
@@ -218,7 +218,7 @@ def _checksum(rows: Rows, before: int) -> int:
     return zlib.crc32(rows.reshape(-1).view(np.uint8).data, before) if rows.size else before
 
 
-# -- what an interrupted conversion has done
+# -- the progress of a conversion, for one that is interrupted
 
 
 class _Journal:

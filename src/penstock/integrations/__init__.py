@@ -1,6 +1,6 @@
 """One package or module per trainer; nothing else in Penstock imports a trainer.
 
-Here: what a trainer would lose of a loader that it is given without the adapter for that trainer.
+This module refuses a resume with a trainer that is used without its adapter, unless it is exact.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.errors import StateError
 
 log = logging.getLogger("penstock")
 
-# trainers that restore a position with an adapter, and the module whose `check_loader` refuses what
-# they would lose without it; Lightning has two names, and its adapter imports the first one
+# trainers that need an adapter to restore a position, and the module whose `check_loader` refuses a
+# resume without it; Lightning has two names, and its adapter imports the first one
 TRAINERS: Final = {
     "lightning.pytorch.trainer.trainer.Trainer": "penstock.integrations",
     "pytorch_lightning.trainer.trainer.Trainer": "penstock.integrations",
@@ -29,10 +29,10 @@ _WARNED: Final = WeakSet[Any]()  # Trainers of Lightning
 
 
 def running_trainer(*names: str) -> tuple[Any, str] | None:
-    """Return the trainer of one of these names that called this, directly or not, and its name.
+    """Return the trainer of one of these names in the call stack, and its name; None without one.
 
-    A trainer tells no loader which trainer it is. A loader that is given to one without an adapter
-    can only find it in the calls that led here.
+    Trainers do not identify themselves to a loader. A loader that is used without an adapter can
+    only find its trainer in the call stack.
 
     Args:
         names: Keys of `TRAINERS`.
@@ -51,7 +51,7 @@ def running_trainer(*names: str) -> tuple[Any, str] | None:
 
 
 def check_running_trainer(loader: Any) -> bool:
-    """Refuse what the running trainer would lose of a loader; return whether there is a trainer."""
+    """Refuse a resume that the running trainer makes inexact; return whether there is a trainer."""
     found = running_trainer(*TRAINERS)
     if found is None:
         return False
@@ -66,8 +66,8 @@ def check_running_trainer(loader: Any) -> bool:
 def check_loader(trainer: Any, loader: Any) -> None:
     """Refuse a resume without `ChunkedTraining`, before its first batch, unless it is exact.
 
-    A new run is warned once, if it writes checkpoints. Lightning sets the epoch of a training
-    loader before every epoch, which is when this is called: it has restored what it restores then.
+    A new run that writes checkpoints gets one warning. This is called when Lightning sets the epoch
+    of a training loader, before every epoch; whatever Lightning restores is restored by then.
 
     Args:
         trainer: Lightning's Trainer, which calls the loader.
@@ -103,7 +103,7 @@ def check_loader(trainer: Any, loader: Any) -> None:
 
 
 def _why_not_exact(trainer: Any, loader: Any) -> str | None:
-    """Return why Lightning does not continue as if nothing had happened, as far as is known."""
+    """Return why Lightning's resume is not exact; None if it is, as far as is known."""
     fit, model = trainer.fit_loop, trainer.lightning_module
     trained = fit.epoch_loop.batch_progress
     scored = fit.epoch_loop.val_loop.batch_progress.current
@@ -114,7 +114,7 @@ def _why_not_exact(trainer: Any, loader: Any) -> str | None:
     if not hasattr(loader, "remaining"):  # it has no length
         return "Lightning reads it one batch ahead, and counts that batch as trained"
     if steps != total or not model.automatic_optimization:
-        return f"{steps} steps were made of {total} batches, and those after the last may be lost"
+        return f"{steps} steps used {total} batches, and those after the last step may be lost"
     length, chunk = len(loader), loader.chunk_size
     restored = not loader.is_new
     if not fit.restarting:  # an epoch's end: Lightning loads no state of a loader
@@ -128,13 +128,13 @@ def _why_not_exact(trainer: Any, loader: Any) -> str | None:
     again = trainer.reload_dataloaders_every_n_epochs == 1
     inside = ended and fit.restarting  # of an epoch whose batches are all done
     if (inside and length != batches) or (chunk not in (None, length) and not again):
-        return f"the chunk has {length} batches, and Lightning expects all to have as many"
+        return f"the chunk has {length} batches, and Lightning expects every chunk to be as long"
     if trainer.enable_validation and fit.restarting:  # else the epoch ended, with its validations
         every = trainer.val_check_batch
         before = trained.total.completed != trained.total.processed  # any validation after it
         missed = ended or every is None or not batches % every
         if missed if before else not scored.ready == scored.completed > 0:
-            return "a validation that was due is left out"
+            return "Lightning would leave out a validation that is due"
     if trainer.enable_validation:
         moving = (x for x in _flat(trainer.val_dataloaders) if getattr(x, "chunk_size", None))
         if any(not x.position.evaluation for x in moving):

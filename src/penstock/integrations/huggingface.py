@@ -16,7 +16,7 @@ Address: TypeAlias = tuple[int | None, int]  # epoch, step
 RECORD: Final = "PenstockSteps"  # in the trainer's state
 UNCHECKED: Final = (
     "the Trainer continues after %s steps, and its checkpoint does not say of which batches: this "
-    "is exact with the batch_size * world_size and gradient_accumulation_steps of before"
+    "is exact only with the same batch_size * world_size and gradient_accumulation_steps"
 )
 ADVICE: Final = "return TrainerLoader(loader, self) from the Trainer's get_train_dataloader"
 
@@ -30,7 +30,7 @@ class TrainerLoader(DataLoader[Any]):
     and skips the first batches. With a loader that has its own position, these would be the wrong
     ones. Here the batch sampler yields addresses (epoch, step), and the dataset returns the batch
     at an address, seeking if needed. A loader built around them delivers the right batches, read by
-    the workers of the Penstock loader. Nothing has to be saved besides the trainer's step count.
+    the workers of the Penstock loader. Nothing but the trainer's step count has to be saved.
 
     A step count means other samples if the steps are made of other batches. The checkpoints of the
     trainer record what the steps are made of, and a resume with something else is refused.
@@ -120,11 +120,11 @@ class _Addressed(Dataset[Any]):
             if state is not self._checked:
                 check_steps(state, self._loader, accumulated)
                 self._checked = state
-            if epoch is None:  # some versions of transformers set the epoch of a resume nowhere
+            if epoch is None:  # some versions of transformers do not set the epoch of a resume
                 epoch = state.global_step // max(1, -(-len(self._loader) // accumulated))
         elif epoch is None and step:
             raise StateError(
-                f"{step} steps are skipped, and it is unknown of which epoch: use a "
+                f"{step} steps are skipped, but of an unknown epoch: use a "
                 "transformers.Trainer, or call set_epoch"
             )
         elif self._next is None and (epoch or step):
@@ -149,7 +149,7 @@ def check_steps(state: Any, loader: Loader, accumulated: int) -> None:
         if theirs.get(name) != value:
             raise StateError(
                 f"the Trainer's checkpoint has {name} {theirs.get(name)!r}, this run "
-                f"{value!r}: its {state.global_step} steps would be other samples; resume "
+                f"{value!r}: its {state.global_step} steps would contain other samples; resume "
                 f"with the same {name}, or save loader.state_dict() in a loop of your own"
             )
     state.stateful_callbacks[RECORD] = ours  # is in every checkpoint from here on

@@ -55,7 +55,7 @@ def recoverable(run_config: RunConfig) -> RunConfig:
         except ValueError:
             storage.move(snapshot, f"{snapshot}.damaged")
             log.warning(
-                "Ray's list of checkpoints was written in part: renamed it to %s.damaged", snapshot
+                "Ray's list of checkpoints was only partly written: renamed to %s.damaged", snapshot
             )
     return run_config
 
@@ -63,10 +63,10 @@ def recoverable(run_config: RunConfig) -> RunConfig:
 class RayTraining:
     """Reports of a training loop in Ray Train, with the position of its loader.
 
-    ``TorchTrainer`` starts the loop again after a failure, or on another number of workers, and
-    `resume` continues at the last checkpoint. The position there is global: it fits any number of
-    workers. Ray collects reports in the background and may lose the last ones before a kill; their
-    checkpoints are in the storage of the run, and are used nevertheless if they are complete.
+    ``TorchTrainer`` starts the loop again after a failure, or with a different number of workers,
+    and `resume` continues at the last checkpoint. The position there is global: it fits any number
+    of workers. Ray collects reports in the background and may lose the last ones before a kill;
+    their checkpoints are in the storage of the run, and are used nevertheless if they are complete.
 
     Args:
         loader: The training loader of this worker.
@@ -184,7 +184,7 @@ def _checkpoints(storage: Any, run: str) -> Iterator[tuple[int, str]]:
             text = file.read()
         try:
             saved = json.loads(text)
-        except ValueError:  # uploaded in part
+        except ValueError:  # partly uploaded
             continue
         folder = path.removesuffix(f"/{FILE}")
         if all(sizes.get(f"{folder}/{name}") == size for name, size in saved["files"].items()):

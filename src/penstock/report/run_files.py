@@ -40,13 +40,13 @@ class Session:
     """A part of a run on one rank, from its start or a resume to its end so far.
 
     Args:
-        number: Of the session, counted from 0.
+        number: Number of the session, counted from 0.
         state: ``"running"``, ``"done"``, ``"stopped"``, or the name of an error.
         snapshot: The figures of the training loader.
         chunks: Step, position, loss and scores at the end of each chunk.
         coverage: What was seen; see `coverage_map`.
         environment: Versions and the machine.
-        written: When, in seconds since 1970.
+        written: When it was written, in seconds since 1970.
     """
 
     number: int
@@ -303,7 +303,7 @@ QUERY: Final = re.compile(
 
 
 def without_credentials(text: str) -> str:
-    """Return a configuration whose passwords, tokens and keys are replaced by stars.
+    """Return a configuration with passwords, tokens and keys replaced by stars.
 
     >>> print(without_credentials("secret_key: abc"))
     secret_key: '***'

@@ -19,7 +19,7 @@ PAGE: Final = Path(__file__).with_name("run_page.html")
 HERE: Final = "__DATA__"  # where the page has its figures
 MAX_SPANS: Final = 12_000  # of all ranks, in the page
 CALLER: Final = "training loop"
-QUIET_SECONDS: Final = 60.0  # a run that says "running" and has written nothing for this long
+QUIET_SECONDS: Final = 60.0  # without an update, a run may have ended
 
 
 def write_report(run_dir: Path, output: Path | None = None, trace: Path | None = None) -> str:

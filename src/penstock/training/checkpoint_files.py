@@ -45,15 +45,15 @@ class CheckpointError(PenstockError, RuntimeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint whose bytes were read, and are not those of a whole checkpoint."""
+    """A checkpoint whose bytes were read, and are not those of a complete checkpoint."""
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """A checkpoint that cannot be read now: permissions, memory, storage; it may be whole."""
+    """A checkpoint that cannot be read now (permissions, memory, storage); it may be intact."""
 
 
 class NoCheckpointError(PenstockError, FileNotFoundError):
-    """A checkpoint that is not there."""
+    """A checkpoint that does not exist."""
 
 
 def list_files(directory: Path) -> list[Path]:
@@ -84,7 +84,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         replace_file(path, lambda file: torch.save(state, file))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"could not write checkpoint {path.name!r}, checkpoints before it are kept: {error} "
+            f"could not write checkpoint {path.name!r}, earlier checkpoints are kept: {error} "
             "(is the disk full? free some space and save again)"
         ) from error
 
@@ -155,12 +155,12 @@ class _Watched(io.FileIO):
 def _unreadable(path: Path, error: BaseException) -> UnreadableCheckpointError:
     why = getattr(error, "strerror", None) or reason_of(error)
     return UnreadableCheckpointError(
-        f"checkpoint {str(path)!r} cannot be read now ({why}); it may be whole and is left as it is"
+        f"checkpoint {str(path)!r} cannot be read now ({why}); it may be intact and is not changed"
     )
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the line of a long message of torch that says what is wrong."""
+    """Return the line that names the cause, from a long message of torch."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "nsupported" in line or "not an allowed" in line]
     return (telling or lines or [type(error).__name__])[0]
@@ -177,7 +177,7 @@ def check_loadable(state: Mapping[str, Any]) -> None:
         except Exception as error:  # an object's own pickling may raise anything
             raise ConfigError(
                 f"{name} cannot be in a checkpoint, it would not load again: {reason_of(error)}; "
-                "keep tensors, numbers, strings, lists and dicts of these, nothing else"
+                "save only tensors, numbers, strings, and lists and dicts of these"
             ) from error
 
 
@@ -259,16 +259,16 @@ class CheckpointMetadata:
 
     @property
     def monitor_value(self) -> float:
-        """The metric that is watched."""
+        """The value of the metric ``monitor``."""
         return self.metrics[self.monitor]
 
 
 def read_registry(directory: Path) -> list[CheckpointMetadata]:
-    """Return the checkpoints of a directory, earliest first, whether the registry is right or not.
+    """Return the checkpoints of a directory, earliest first, even if the registry is wrong.
 
     An entry without its file is left out. A file without an entry is read: the process was killed
-    before it wrote the entry, or the registry is damaged. A damaged checkpoint is left out, and
-    logged; one that cannot be read now raises: an earlier one would be taken for the latest.
+    before it wrote the entry, or the registry is damaged. A damaged checkpoint is left out and
+    logged. One that cannot be read now is an error: an earlier one would be taken for the latest.
     """
     there = {path.name: path for path in list_files(directory) if _PATTERN.fullmatch(path.name)}
     known = {entry.file: entry for entry in _named(directory / REGISTRY) if entry.file in there}
@@ -292,7 +292,7 @@ def _named(path: Path) -> list[CheckpointMetadata]:
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, RecursionError) as error:
-        log.warning("%s is damaged (%s): it is made again from the checkpoints", path, error)
+        log.warning("%s is damaged (%s): rebuilding it from the checkpoints", path, error)
         return []
     except OSError as error:
         raise UnreadableCheckpointError(

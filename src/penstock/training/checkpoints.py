@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: model, optimizer, scheduler, generators, and place in the data."""
+"""Checkpoints of a run: model, optimizer, scheduler, random generators, and data position."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class CheckpointManager:
 
     Args:
         checkpoint_dir: The directory; created if it does not exist.
-        keep_best_k: How many of the best are kept. The best one always is.
-        keep_last_n: How many of the last are kept. The last one always is.
+        keep_best_k: Number of best checkpoints to keep. The best one is always kept.
+        keep_last_n: Number of latest checkpoints to keep. The latest one is always kept.
         monitor: Metric that decides which checkpoint is the best.
-        mode: ``"min"`` or ``"max"``: which values of it are good.
-        save_interval_epochs: Epochs between two for which `should_save` is true.
+        mode: ``"min"`` if lower values of it are better, ``"max"`` if higher ones are.
+        save_interval_epochs: `should_save` is true for one of this number of epochs.
         drive_backup: Also copy every checkpoint to ``drive_backup_path``.
         drive_backup_path: A directory; created if it does not exist.
 
@@ -270,7 +270,7 @@ class CheckpointManager:
                     f"{entry.global_step}, and delete the corrupted file"
                 )
         backup = f" in {self.drive_backup_path}" if self.drive_backup else ""
-        return f"recovery: no other checkpoint is whole; restore a backup{backup}, or start again"
+        return f"recovery: no other checkpoint is intact; restore a backup{backup}, or start again"
 
 
 def _named(loaders: Stateful | Mapping[str, Stateful] | None) -> Mapping[str, Stateful]:

@@ -25,7 +25,7 @@ _OPTIONAL: Final = ("random_seed", "max_grad_norm", "early_stopping_patience")
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What a run is trained with; `validate` lists every value that is invalid.
+    """The settings of a training run; `validate` reports every invalid value.
 
     Args:
         batch_size: Samples of a batch.
@@ -33,11 +33,11 @@ class TrainingConfig:
         learning_rate: Of the optimizer.
         random_seed: Of the order, the split and the weights; None draws one.
         weight_decay: Of the optimizer.
-        max_grad_norm: Largest norm of the gradients; None leaves them.
-        warmup_ratio: Share of all steps in which the learning rate rises.
+        max_grad_norm: Largest norm of the gradients; None does not clip them.
+        warmup_ratio: Share of all steps during which the learning rate rises.
         gradient_accumulation_steps: Batches of an optimizer step.
         early_stopping_patience: Epochs without a better score; None never stops early.
-        validation_split: Share of the samples that is validated on.
+        validation_split: Share of the samples used for validation.
         checkpoint_dir: Where checkpoints are saved.
 
     >>> TrainingConfig(batch_size=32).to_dict()["learning_rate"]
@@ -86,12 +86,12 @@ class TrainingConfig:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as plain data."""
+        """Return all settings as plain data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingConfig:
-        """The settings that `to_dict` described; what is left out gets its default."""
+        """Return the settings in a dict made by `to_dict`; missing ones have their defaults."""
         known = [each.name for each in fields(cls)]
         given = mapping("training settings", data, error=ConfigError)
         for name in given:
@@ -109,7 +109,7 @@ class TrainingConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainingConfig:
-        """The settings that `save` wrote, validated."""
+        """Return the settings that `save` wrote, validated."""
         file = a_path("path", path, error=ConfigError)
         try:
             config = cls.from_dict(json.loads(file.read_text(encoding="utf-8")))

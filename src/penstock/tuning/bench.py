@@ -19,9 +19,9 @@ from penstock.tuning.examination import Examination, Subject, stream_of
 from penstock.tuning.monitor import DataLoaderPerformanceMonitor
 from penstock.tuning.trials import CLOSE
 
-MIN_BATCHES, MAX_BATCHES = 5, 10_000  # of a measurement
-GOOD_SHARE = 0.5  # of the ceiling, from which on there is nothing to advise
-BUDGET_SHARES = (1, 4)  # memory budgets to try, in the one of the configuration
+MIN_BATCHES, MAX_BATCHES = 5, 10_000  # in one measurement
+GOOD_SHARE = 0.5  # of the ceiling: a stream that reaches it gets no advice
+BUDGET_SHARES = (1, 4)  # memory budgets to try, as multiples of the configured one
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class StreamSpeed:
 
     Args:
         samples: Number of samples of the source.
-        sample_bytes: Mean size of one.
+        sample_bytes: Mean size of a sample.
         ceiling: Bytes per second of threads that read whole blocks at random, and nothing else.
         stream: Bytes per second of shuffled batches.
-        samples_per_second: The same in samples.
+        samples_per_second: Samples per second of shuffled batches.
         first_batch_seconds: Time until the first batch.
-        threads: Number of reader threads of both.
+        threads: Number of reader threads, the same for both measurements.
         block_samples: Samples that are read together.
         batch_size: Samples of a batch.
         buffer_bytes: Memory of all buffers.
-        advice: What to change, a sentence each.
+        advice: What to change, one sentence per item.
     """
 
     samples: int
@@ -86,13 +86,13 @@ class StreamSpeed:
 def measure_stream(
     source: Source, batch_size: int, *, seconds: float = 3.0, **options: Any
 ) -> StreamSpeed:
-    """Return the speed of a stream and of its storage, which are measured in turns.
+    """Return the speed of a stream and of its storage, measured alternately.
 
     Args:
         source: What is read.
         batch_size: Samples of a batch; all samples if there are fewer.
         seconds: How long to measure, about.
-        **options: Of `StreamLoader`.
+        **options: Arguments of `StreamLoader`.
     """
     batch_size = min(batch_size, len(source))
     with StreamLoader(source, batch_size, **options) as loader:
@@ -126,15 +126,15 @@ def _advised(speed: StreamSpeed, examined: Examination) -> StreamSpeed:
     found = [text for check in (storage_layout, shuffling, memory) for text in check(examined)]
     if not found and speed.share < GOOD_SHARE:
         found = [
-            "the stream is slower than its storage: try larger batches or another number of "
-            "threads, and measure where no other program needs the processor"
+            "the stream is slower than its storage: try larger batches or a different number "
+            "of threads, and measure while no other program needs the processor"
         ]
     texts = found or ["nothing to change"]
     return StreamSpeed(**{**asdict(speed), "advice": tuple(texts)})
 
 
 def read_ceiling(source: Source, threads: int, seconds: float, block: int) -> tuple[int, int]:
-    """Return samples and bytes that threads read in some seconds, in blocks at random places.
+    """Return the samples and bytes that threads read in ``seconds``, in randomly chosen blocks.
 
     Args:
         source: What is read.
@@ -181,10 +181,10 @@ def read_ceiling(source: Source, threads: int, seconds: float, block: int) -> tu
 def tune_stream(
     loader: StreamLoader, *, seconds: float, most_bytes: int, report: Callable[[str], object]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the best threads and memory budget for a stream, and the figures of all.
+    """Return the best threads and memory budget for a stream, and the figures of all candidates.
 
-    Among those close to the fastest, the one that needs least wins. Candidates take turns, so that
-    a busy moment slows all of them.
+    Among those close to the fastest, the one that needs least wins. Candidates are interleaved, so
+    that background load affects all of them.
 
     Args:
         loader: A loader with the other settings.

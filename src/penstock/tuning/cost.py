@@ -96,7 +96,7 @@ def cost_of(dataset: Any, *, samples: int = 8) -> SampleCost:
         if read_batch is None:
             seconds, waiting = _seconds_of_samples(dataset, spread)
         else:
-            # samples of their own for each, so that none is in the page cache already
+            # different samples each time, so that none is in the page cache already
             measured = [_Stopwatch().after(read_batch, spread[i::parts]) for i in range(parts)]
             seconds, waiting = (each / count for each in min(measured))
     return SampleCost(seconds, waiting, nbytes, gathered)
@@ -175,7 +175,7 @@ def attributes(value: Any, name: str = "dataset", depth: int = MAX_NESTED) -> It
 
 
 def hazards_of(dataset: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and description of what must not be there when workers are forked."""
+    """Yield the name and a description of each attribute that is not safe to fork."""
     for name, value in attributes(dataset):
         module = type(value).__module__.partition(".")[0]
         if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):

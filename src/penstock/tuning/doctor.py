@@ -21,7 +21,7 @@ LARGE_CHUNK = 64 << 20  # bytes: fewer than 16 of them fit into a gigabyte of wi
 SMALL_CHUNK = 16 << 10  # bytes: a read costs more than what it brings
 DECODED_AGAIN = 1.5  # bytes decoded for each byte that is used
 POOR_MIXING = 0.5  # of a shuffle of everything
-LONG_LIST = 100_000  # Python objects: each worker comes to hold its own copy
+LONG_LIST = 100_000  # Python objects: each worker ends up with its own copy
 MEMORY_SHARE = 0.5  # of the machine's memory that batches may take
 BATCHES_AHEAD = 2  # of each worker, as torch reads them
 FILL_VALUES: Final = (-9999.0, -999.0, -32768.0, 1e20, -1e20, 9.969209968386869e36)
@@ -99,7 +99,7 @@ def picklable(one: Examination) -> Iterator[str]:
 
 
 def forkable(one: Examination) -> Iterator[str]:
-    """What must not be there when workers are forked."""
+    """Attributes that are not safe to fork."""
     for name, what in one.hazards:
         yield f"{name} {what}: keep what describes it, and create it where a sample is first read"
 
@@ -133,7 +133,7 @@ def random_samples(one: Examination) -> Iterator[str]:
 
 
 def changed_data(one: Examination) -> Iterator[str]:
-    """Reads that change what other reads get."""
+    """Reads that change the data of other reads."""
     if one.repeats.changed and not one.repeats.same:
         yield f"reading a sample changes {one.repeats.changed} in place: change a copy of it"
     elif one.repeats.reused_memory:
@@ -144,7 +144,7 @@ def changed_data(one: Examination) -> Iterator[str]:
 
 
 def sample_cost(one: Examination) -> Iterator[str]:
-    """Samples that take long, and workers that do not fit their cost."""
+    """Slow samples, and numbers of workers that do not fit the cost of a sample."""
     cost, workers, cores = one.cost, one.subject.workers, one.machine.cores
     if cost.is_costly and workers == 0:
         yield (
@@ -161,7 +161,7 @@ def sample_cost(one: Examination) -> Iterator[str]:
 
 
 def cost_spread(one: Examination) -> Iterator[str]:
-    """Single samples that take much longer than others."""
+    """Samples that take much longer than the others."""
     index, longest, median = one.read.slowest
     if longest > SLOW_SECONDS and longest > SLOW_RATIO * median:
         yield (
@@ -176,7 +176,7 @@ def storage_layout(one: Examination) -> Iterator[str]:
     found = one.stream
     if found is None or not found.chunk_rows or one.samples < 2:
         return
-    rechunk = "write it again with penstock convert"
+    rechunk = "rewrite the data with penstock convert"
     small = found.chunk_bytes < SMALL_CHUNK and one.samples * one.read.sample_bytes > LARGE_CHUNK
     if found.tiny_chunks:
         yield f"every sample is a storage chunk of its own, and needs its own read: {rechunk}"
@@ -184,8 +184,8 @@ def storage_layout(one: Examination) -> Iterator[str]:
         yield f"storage chunks have only {format_bytes(found.chunk_bytes)} each: {rechunk}"
     if found.chunk_bytes > LARGE_CHUNK and found.chunk_rows > 1:
         yield (
-            f"storage chunks have {format_bytes(found.chunk_bytes)}, {found.chunk_rows:,} samples, "
-            f"so that few of them are mixed at a time: {rechunk}"
+            f"storage chunks have {format_bytes(found.chunk_bytes)} ({found.chunk_rows:,} samples) "
+            f"each, so that few of them are mixed at a time: {rechunk}"
         )
     if found.decoded > DECODED_AGAIN:
         why = f"blocks are parts of storage chunks: raise memory_budget, or {rechunk}"
@@ -202,8 +202,8 @@ def shuffling(one: Examination) -> Iterator[str]:
     quality = found.quality
     if found.shuffle and quality is not None and quality.mixing < POOR_MIXING:
         yield (
-            f"the shuffle mixes {quality.mixing:.0%} as well as one of everything, because a batch "
-            f"comes from {quality.blocks} blocks: raise memory_budget from "
+            f"the shuffle mixes {quality.mixing:.0%} as well as a full shuffle, because a batch is "
+            f"drawn from {quality.blocks} blocks: raise memory_budget from "
             f"{format_bytes(found.budget)}, or pass mixing=0.9"
         )
     training = one.subject.loader is not None and one.subject.name in ("", "train")
@@ -211,16 +211,16 @@ def shuffling(one: Examination) -> Iterator[str]:
         for name, labels in _labels(one):
             changes = int((np.diff(labels) != 0).sum())
             if 1 <= changes <= 2 * len(np.unique(labels)):
-                yield f"samples come as they are stored, sorted by {name!r}: shuffle them"
+                yield f"samples are in storage order, sorted by {name!r}: shuffle them"
 
 
 def memory(one: Examination) -> Iterator[str]:
-    """Memory that grows, is copied to each worker, or is not there."""
+    """Memory that grows, is copied to each worker, or is not available."""
     for name, items in one.long_lists:
         if items >= LONG_LIST:
             yield (
-                f"{name} has {items:,} Python objects, of which every worker comes to hold its own "
-                "copy: keep it as a numpy array"
+                f"{name} has {items:,} Python objects, and every worker ends up with its own copy "
+                "of them: keep it as a numpy array"
             )
     if one.repeats.grown:
         yield f"{one.repeats.grown} grows with every sample that is read: limit it"
@@ -247,8 +247,8 @@ def seams(one: Examination) -> Iterator[str]:
         if 0 < len(back) <= len(values) // 10:
             row = int(one.read.indices[back[0]])
             yield (
-                f"{name!r} goes back at or before sample {row:,}, and no seam is there: windows "
-                "would join two recordings: open them as a list of parts"
+                f"{name!r} decreases at or before sample {row:,}, and there is no seam: windows "
+                "would join two recordings; open them as a list of parts"
             )
     found = one.stream
     if found is not None and found.steps > 1:
@@ -296,7 +296,7 @@ def missing_values(one: Examination) -> Iterator[str]:
 
 
 def constant_fields(one: Examination) -> Iterator[str]:
-    """Fields that say nothing."""
+    """Fields whose values are all equal."""
     for name, values in _numbers(one):
         if len(one.read.indices) > 1 and values.size > 1 and bool((values == values.flat[0]).all()):
             yield (
@@ -306,7 +306,7 @@ def constant_fields(one: Examination) -> Iterator[str]:
 
 
 def class_balance(one: Examination) -> Iterator[str]:
-    """Classes of which some are rare."""
+    """Classes with very few samples."""
     for name, labels in _labels(one):
         classes, counts = np.unique(labels, return_counts=True)
         rare, common = int(counts.argmin()), int(counts.argmax())
@@ -319,7 +319,7 @@ def class_balance(one: Examination) -> Iterator[str]:
 
 
 def copies(one: Examination) -> Iterator[str]:
-    """Samples that are there twice."""
+    """Samples that occur more than once."""
     known = one.read.digests
     repeated = len(known) - len(set(known))
     if known and repeated > DUPLICATES * len(known):

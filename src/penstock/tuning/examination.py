@@ -58,7 +58,7 @@ class Subject:
         name: The part of the data: "train"; empty if there is only one.
         data: A source, a map-style dataset or an ``IterableDataset``.
         batch_size: Samples in a batch.
-        workers: Worker processes that are asked for; None if nothing is known of a loader.
+        workers: Number of worker processes requested; None if the loader is unknown.
         collate_fn: Makes a batch of samples; None for torch's default.
         loader: The `StreamLoader` of a source; None for one with default settings.
         packed: Fields that are stored packed, and are not decoded.
@@ -80,7 +80,7 @@ class Repeats:
     Args:
         same: Two reads of a sample give the same values.
         generators: Global random generators that a read draws from.
-        same_in_copies: Two new copies, as two workers or two epochs have them, give the same.
+        same_in_copies: Two new copies, as in two workers or two epochs, give the same values.
         reused_memory: Reading another sample changes one that was read before.
         changed: The attribute that a read changes in place.
         grown: The attribute that has one more item for each sample read.
@@ -105,7 +105,7 @@ class Stream:
         cut: Whether samples are patches.
         decoded: Bytes decoded for each byte that is used.
         shuffle: Whether the order is shuffled.
-        quality: Of a shuffle in blocks; None for another order.
+        quality: Quality of a shuffle in blocks; None for any other order.
         budget: Bytes of all buffers.
         needed: Bytes that the buffers take.
         pieces: Rows between two seams, for each piece.
@@ -193,7 +193,7 @@ def _examine_source(subject: Subject, source: Source) -> Examination:
     try:
         read = _read_source(source)
     except (PenstockError, OSError) as error:
-        read = Samples(problem=f"it cannot be read: {error}")
+        read = Samples(problem=f"the source cannot be read: {error}")
     return replace(found, read=read, stream=stream_of(subject, source))
 
 
@@ -266,7 +266,7 @@ def stream_of(subject: Subject, source: Source) -> Stream:
 
 
 def _examine_iterable(subject: Subject) -> Examination:
-    """Read a dataset that can only be iterated, in two workers: both may give everything."""
+    """Read an iterable dataset in two workers, which may both deliver every sample."""
     culprit = unpicklable_part(subject.data, "dataset")
     first = list(islice(iter(subject.data), MIN_SAMPLES))
     found = Examination(
@@ -413,7 +413,7 @@ def _misfit(index: int, sample: Any, row: Mapping[str, Values], first: Mapping[s
         if value.shape != first[name].shape:
             label = f"field {name!r} of " if name else ""
             return (
-                f"{label}sample {index} has shape {value.shape}, that of sample 0 "
+                f"{label}sample {index} has shape {value.shape}, sample 0 has shape "
                 f"{first[name].shape}: pad them, or pass a collate_fn"
             )
     if index == 0:
@@ -488,5 +488,5 @@ def _collected(
 
 
 def _varies(arrays: Sequence[Values]) -> bool:
-    """Return whether a sample has different values: blank ones are alike without being copies."""
+    """Return whether a sample has different values: equal blank samples are not copies."""
     return any(each.size > 3 and bool((each != each.flat[0]).any()) for each in arrays)

@@ -388,7 +388,7 @@ def result_path(machine: Machine, dataset: Any, *arguments: Any) -> Path:
 
 
 def save_result(path: Path, config: DataLoaderConfig) -> None:
-    """Save the settings, atomically. If the file cannot be written, that is logged."""
+    """Save the settings atomically; a file that cannot be written is logged."""
     write_cache(path, {name: getattr(config, name) for name in CACHED_SETTINGS})
 
 

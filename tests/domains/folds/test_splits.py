@@ -231,5 +231,5 @@ def test_too_high_a_demand_is_lowered_once():
 
 @pytest.mark.parametrize(("labels", "authors"), [([], []), ([1, 2], [1]), ([[1]], [[1]])])
 def test_labels_and_authors_that_do_not_fit_are_refused(labels, authors):
-    with pytest.raises(PlanError, match="needs a label and an author for each"):
+    with pytest.raises(PlanError, match="pass a label and an author for each"):
         author_folds(labels, authors)

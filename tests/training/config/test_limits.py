@@ -24,7 +24,7 @@ TOO_LARGE = {
     "nested": (f"model: {'[' * 5000}{']' * 5000}\n", f"more than {MAX_DEPTH} levels"),
     "nested sections": (f"model: {'{a: ' * 5000}1{'}' * 5000}\n", f"more than {MAX_DEPTH} levels"),
     "a long list": (f"model: [{'1, ' * MAX_VALUES}1]\n", "more than 20,000 values"),
-    "many bytes": (f"model: {'x' * MAX_BYTES}\n", "bytes, a configuration at most"),
+    "many bytes": (f"model: {'x' * MAX_BYTES}\n", "bytes, a configuration may have"),
 }
 
 

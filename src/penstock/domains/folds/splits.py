@@ -263,7 +263,7 @@ class _AuthorTable:
         labels, authors = array_of("labels", labels), array_of("authors", authors)
         if labels.ndim != 1 or labels.shape != authors.shape or not len(labels):
             found = f"{labels.shape} and {authors.shape}"
-            raise PlanError(f"needs a label and an author for each sample, got shapes {found}")
+            raise PlanError(f"pass a label and an author for each sample, got shapes {found}")
         classes, class_of = np.unique(labels, return_inverse=True)
         names, author_of = np.unique(authors, return_inverse=True)
         counts = np.zeros((len(names), len(classes)), np.int64)

@@ -1,4 +1,4 @@
-"""A loader of chunks of a recording, and statistics of how long they take."""
+"""A loader of chunks of a recording, and statistics about its waiting times."""
 
 from __future__ import annotations
 
@@ -254,9 +254,9 @@ class RandomChunkLoader:
     def start_epoch(self, num_chunks: int) -> None:
         """Start to load the chunks of the next epoch, or the rest of a restored state's epoch.
 
-        An epoch has ``num_chunks * world_size`` chunks. If a state of another number of ranks
-        leaves a number of chunks that is not a multiple of ``world_size``, the last ones are
-        dropped with a warning.
+        An epoch has ``num_chunks * world_size`` chunks. If the state is of a different
+        number of ranks and the chunks left are not a multiple of ``world_size``, the last ones
+        are dropped with a warning.
 
         Args:
             num_chunks: Chunks of the whole epoch on this rank; the same on every rank.
@@ -284,7 +284,7 @@ class RandomChunkLoader:
             self._chunks = self._pipeline.chunks(spans)
 
     def get_next_chunk(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the tensors of the next chunk, or as many None at the end of the epoch.
+        """Return the tensors of the next chunk; a tuple of None at the end of the epoch.
 
         Waits until the chunk is on the device, and raises an error of ``load_fn``.
         """

@@ -70,7 +70,7 @@ def build_steering_directory(
     centroids = _near(np.zeros((clusters, embedding_dim), np.float32), 1.0, rng)
     source_clusters, keyword_clusters = (np.arange(n) % clusters for n in (sources, keywords))
     source_embs = _near(centroids[source_clusters], 0.5, rng)
-    # every question is asked once, some again; the sources of a pair are of its cluster
+    # every question is in a pair, some in two; the source of a pair is of its cluster
     asked = np.append(np.arange(questions), rng.integers(questions, size=pairs - questions))
     pair_clusters = rng.permutation(np.arange(questions) % clusters)[asked]
     of_cluster = (sources - 1 - pair_clusters) // clusters + 1
@@ -147,7 +147,7 @@ def steering_vectors(
 def split_by_question(questions: Indices, seed: int) -> dict[str, torch.Tensor]:
     """Return the pair rows of each split; all pairs of a question are in the same split.
 
-    A tenth of the questions is in val and in test, one at least.
+    A tenth of the questions, but at least one, is in val, and as many are in test.
 
     Args:
         questions: The question of each pair; at least three.
@@ -268,7 +268,7 @@ def _adjacent(centroids: Vectors) -> npt.NDArray[np.bool_]:
 def _ranked(scores: Vectors, count: int, *, again: bool) -> Indices:
     """Return the columns of each row's largest scores that are finite, the largest first.
 
-    Where there are fewer, they come again from the first one; or -1, without ``again``.
+    If there are fewer, they repeat from the first one; without ``again``, the rest is -1.
     """
     order = np.argsort(-scores, axis=1)
     finite = np.isfinite(scores).sum(axis=1, keepdims=True)

@@ -325,9 +325,9 @@ def _number(key: str, value: Any) -> float:
 def assign_variants(size: int, shares: tuple[float, ...], seed: int, epoch: int) -> Indices:
     """Return the variant of each of ``size`` pairs in an epoch.
 
-    The pairs are permuted by (seed, epoch), and the variants assigned along that order from a
-    random start. So each pair has each variant with exactly its probability, and the whole epoch
-    has each variant in exactly its share, to one pair: there is no sampling noise between epochs.
+    The pairs are permuted by (seed, epoch), and the variants are assigned along that order from a
+    random start. So each pair has each variant with exactly its probability, and an epoch has each
+    variant exactly in its share, to within one pair: there is no sampling noise between epochs.
 
     Args:
         size: Pairs.

@@ -46,7 +46,7 @@ def validate_dataset(dataset_dir: str | PathLike[str], storage_format: str = "au
 def _readable_tables(
     reader: Files, config: SteeringConfig
 ) -> tuple[dict[str, torch.Tensor], list[Finding]]:
-    """Return the tables that can be read and have the right shape, and what is wrong with others.
+    """Return the tables that can be read and have the right shape, and findings about the others.
 
     Later checks use only these, so that one fault is reported once.
     """
@@ -134,7 +134,7 @@ def _split_faults(tables: layout.Tensors, reader: Files) -> Iterator[Finding]:
         yield from layout.first_fault(place, rows, other > 0, f"pair {{}} is in {_file(other)} too")
         shared = (asked > 0) & (other == 0)
         problem = f"question {{}} has pairs in {_file(asked[shared])} too: "
-        problem += "what is trained on is tested on"
+        problem += "a question must be in one split only"
         yield from layout.first_fault(place, questions[rows], shared, problem)
         of_question[named[rows]] = torch.where(asked == 0, number, asked)
         of_pair[rows] = number

@@ -44,9 +44,10 @@ class ChunkedTraining(compat.callbacks.Callback):  # type: ignore[misc]
     With sizes passed here, a torch ``DataLoader`` of a map-style dataset is replaced by a Penstock
     loader with the same settings; loaders of Penstock are used as they are. They come from ``fit``
     or from hooks, which are called once. A checkpoint resumes at the first batch that is not in the
-    weights, also with another number of ranks or workers, another batch or chunk size. The sanity
-    check moves nothing. If ranks are about to train on different data, all of them stop before the
-    first step. Loggers get the figures of `penstock.metrics.Gauges` every ``log_every_n_steps``.
+    weights, even if the number of ranks or workers, the batch size or the chunk size differs. The
+    sanity check does not change any position. If ranks are about to train on different data, all of
+    them stop before the first step. Loggers get the figures of `penstock.metrics.Gauges` every
+    ``log_every_n_steps``.
 
     Args:
         train_chunk_size: Batches of this rank between two validations. Sizes that change are

@@ -52,8 +52,8 @@ def forget_combined_loaders(trainer: Any) -> None:
 def read_validation_lengths_again(trainer: Any) -> None:
     """Have Lightning read the length of validation loaders before the next validation.
 
-    It reads them once an epoch. If the next validation of the same epoch uses another chunk with
-    another length, samples would be skipped.
+    It reads them once an epoch. If the next validation of the same epoch uses a chunk of
+    a different length, samples would be skipped.
     """
     trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = float("-inf")
 

@@ -42,7 +42,7 @@ class TrainerSettings:
         setattr(self._trainer, name, value)
 
     def restore(self) -> None:
-        """Set all values to those of the user again."""
+        """Restore the user's values."""
         for name in tuple(self._before):
             setattr(self._trainer, name, self._before.pop(name))
 
@@ -175,7 +175,7 @@ class FitLoaders:
         ignored, lines = self.trainer_settings.remove_limits(), list[str | None]()
         if loader is None:
             size = sizes.train if sizes.train is not None else "an unknown number of"
-            lines.append(f"chunked: training is left to its own loader, {size} batches an epoch")
+            lines.append(f"chunked: training uses its own loader, {size} batches an epoch")
         else:
             order, schedule = loader.plan.order, loader.position.progress
             limit = ignored.get("limit_train_batches")
@@ -184,7 +184,7 @@ class FitLoaders:
             lines.append(f"order: {order.kind}, seed {order.seed}")
         if any(compat.sized_len(each) != 0 for each in validation):
             moving = any(has_position(x) and not x.position.evaluation for x in validation)
-            which = "others each time, all of them in turn" if moving else "the same ones each time"
+            which = "the next ones each time, in rotation" if moving else "the same ones each time"
             whole, limit = largest(map(whole_batches, validation)), ignored.get("limit_val_batches")
             lines.append(describe_validation(sizes.val, whole, which, limit))
         else:

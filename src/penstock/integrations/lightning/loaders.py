@@ -143,7 +143,7 @@ class LoaderSource(compat.DataLoaderSource):  # type: ignore[misc]
 
     @property
     def rotating(self) -> Loader | None:
-        """The only loader, if every iteration of it is another chunk."""
+        """The only loader, if every iteration of it yields the next chunk."""
         moving = self.moving if len(self._loaders) == 1 else []
         return moving[0] if moving and moving[0].position.chunk is not None else None
 

@@ -4,8 +4,8 @@
 
 A trainer is described by an `Engine`: a program that trains in its way, in real processes. All of
 them go through `EVENTS`: accumulation, validation, checkpoints around a chunk's end, a killed
-rank, a resume, a second one, another number of ranks, another batch size. The samples that the
-weights have seen are compared with those of one process that reads the loader undisturbed.
+rank, a resume, a second one, a different number of ranks, a different batch size. The samples that
+the weights have seen are compared with those of one process that is not interrupted.
 """
 
 from penstock.testing.conformance.launches import Engine, Launch, Run

@@ -1,7 +1,7 @@
 """The trainers that Penstock is tested with, each as a small program for `conformance`.
 
-They are also what to copy: each trains, validates after every chunk, saves and resumes in the way
-that its documentation recommends.
+Copy them for your own programs: each trains, validates after every chunk, saves and resumes in the
+way that its documentation recommends.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def start_ray(engine: Engine, tasks: Sequence[Launch]) -> None:
             failure_config=FailureConfig(max_failures=kills),
         ),
     )
-    with suppress(TrainingFailedError):  # the records say which launch
+    with suppress(TrainingFailedError):  # the records show which launch failed
         trainer.fit()
 
 

@@ -63,7 +63,7 @@ class Launch:
         until: Batches of a rank after which it ends, counted from the beginning of training.
         accumulate: Batches of an optimizer step.
         save_at: The counts of batches at which it saves a checkpoint.
-        killed_at: The batch that the last rank does not survive; None for no such batch.
+        killed_at: The batch at which the last rank is killed; None to kill none.
         resume_from: The checkpoint to continue from; None to begin.
         first: The count of batches there.
         chunk_size: Batches of a chunk; None for whole epochs.
@@ -207,7 +207,7 @@ def forever(loader: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Engine:
-    """A trainer, as the kit sees it.
+    """A trainer, described for the conformance tests.
 
     Args:
         name: Its name in the table.
@@ -296,7 +296,7 @@ def run_process(engine: Engine, tasks: Sequence[Launch], rank: int) -> NoReturn:
 
 
 def run_rank(engine: Engine, tasks: Sequence[Launch], rank: int) -> None:
-    """Run the launches that did not begin yet on this rank, whose place is in the environment.
+    """Run the launches that have not begun on this rank; launchers set its environment.
 
     A launch that is killed, or fails, is the last one of its process; the next process continues
     after it. What is printed goes to the log of the launch.

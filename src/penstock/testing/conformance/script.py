@@ -1,4 +1,4 @@
-"""The events that every trainer goes through, and the comparison with an undisturbed run."""
+"""The events that every trainer goes through, and the comparison with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def judge(records: Sequence[Record], reference: Sequence[int]) -> str:
 
     Args:
         records: The launches; of each, the batches up to the checkpoint of the next one count.
-        reference: The samples that an undisturbed process delivers, in their order.
+        reference: The samples that an uninterrupted process delivers, in their order.
     """
     position = 0
     for number, record in enumerate(records):

@@ -155,7 +155,7 @@ def check_size(path: Path) -> None:
     """Refuse a file that is too large, too deeply nested, or expands to too many values."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        most = f"a configuration at most {MAX_BYTES:,}: {ADVICE}"
+        most = f"a configuration may have {MAX_BYTES:,}: {ADVICE}"
         raise ConfigError(f"{display_path(path)} has {size:,} bytes, {most}")
     line = _first_excess(path.read_text(encoding="utf-8"))
     if line is not None:

@@ -1,4 +1,4 @@
-"""Running what a configuration says: a directory, a lock, checkpoints, signals, a summary."""
+"""Running a configuration: a directory, a lock, checkpoints, signals, and a summary."""
 
 from penstock.training.run.plan import forecast as forecast
 from penstock.training.run.plan import plan_text as plan_text

@@ -83,14 +83,14 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         self.paths, self.monitor, self.mode, self.every = paths, monitor, mode, every
         self.best: Score | None = None
         self._random: dict[str, Any] = {}  # at the last optimizer step, or after validation
-        self._steps = 0  # when that was
+        self._steps = 0  # the optimizer step of `_random`
         self._accumulating = False  # batches were delivered since that are not in the weights
         self._saved = -1  # the step of the last checkpoint
         self._validated = -1  # the step of the last validation
-        self._scores: list[str] = []  # what that logged
+        self._scores: list[str] = []  # the names of the metrics it logged
         self._restored = False
-        self._warned = False  # that nothing is monitored
-        self.began = False  # training did
+        self._warned = False  # whether the warning that nothing is monitored was logged
+        self.began = False  # whether training began
 
     # -- what is in a checkpoint
 
@@ -142,12 +142,12 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
             self.save(trainer)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Note where the generators are, if the optimizer stepped: batches since come again."""
+        """Note the states of the generators if the optimizer stepped: later batches come again."""
         self._accumulating = trainer.global_step == self._steps
         self._note(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that these weights have a score."""
+        """Record that these weights were validated."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._validated = trainer.global_step
             self._scores = list(compat.epoch_metrics(trainer))
@@ -176,7 +176,7 @@ class CheckpointWriter(callbacks.Checkpoint):  # type: ignore[misc, name-defined
         step = trainer.global_step
         is_best = self._validated == step and self._scored_best(trainer)
         path = self.paths.checkpoint(step)
-        trainer.save_checkpoint(path, weights_only=False)  # "only" as in: not the loops
+        trainer.save_checkpoint(path, weights_only=False)  # with loops and optimizers
         self._saved, self._validated = step, -1
         if trainer.is_global_zero:
             if is_best:
@@ -284,7 +284,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
 
     Args:
         run_dir: The run's directory.
-        chunked: Knows the loader and what was seen.
+        chunked: The callback that has the loader and the coverage.
     """
 
     def __init__(self, run_dir: Path, chunked: ChunkedTraining) -> None:
@@ -365,7 +365,7 @@ class RunEvents(callbacks.Callback):  # type: ignore[misc, name-defined]
 
 
 def finite(value: Any) -> float | None:
-    """Return a number; None for one that JSON has no name for."""
+    """Return a finite number; None for NaN and infinities, which JSON cannot hold."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

@@ -122,7 +122,7 @@ def read_lines(path: Path, below: int | None = None) -> list[dict[str, str]]:
         lines = list(csv.DictReader(io.StringIO(whole, newline="")))
         for line in lines:
             if None in line or None in line.values():
-                raise ValueError("a line has another number of columns than the first")
+                raise ValueError("the lines have different numbers of columns")
         return [line for line in lines if below is None or int(line[STEP]) < below]
     except (OSError, ValueError, KeyError, csv.Error) as error:
         why = f"no column {error}" if isinstance(error, KeyError) else error

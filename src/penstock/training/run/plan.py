@@ -171,7 +171,7 @@ def skip_text(settings: Settings, steps: str) -> str:
                 ranges += [(epoch, *run) for run in loader.plan.skips.runs(epoch, start, stop)]
         lines = [f"steps {int(first):,} to {int(last) - 1:,} are now:"]
         for epoch, start, stop in ranges:
-            late = " (delivered already, in part)" if Cursor(epoch, start) < here else ""
+            late = " (already delivered in part)" if Cursor(epoch, start) < here else ""
             lines.append(f"  epoch {epoch}, positions {start:,} to {stop - 1:,}{late}")
         merged = [list(each) for each in position.skips.union(ranges).ranges]
         text = str(merged).replace(" ", "")
@@ -207,7 +207,7 @@ def epoch_of_step(loader: Loader, step: int) -> tuple[int, int]:
 
 
 def accumulation_lines(settings: Settings, steps: Steps, step: int) -> Iterator[str]:
-    """Yield the optimizer step of a batch, where batches are accumulated."""
+    """Yield a line with the optimizer step of a batch, if batches are accumulated."""
     together = accumulated(settings)
     if together == 1:
         return
@@ -267,7 +267,7 @@ def length_text(loader: Loader, chunks: float) -> str:
         return "training has no end: set trainer.max_epochs, or train.max_passes"
     if steps.limit is not None:
         epochs = f"{counted(chunks, 'epoch')} of {counted(steps.count, 'batch')}"
-        return f"training: {epochs}, the first ones of another shuffle each time"
+        return f"training: {epochs}, the first ones of a new shuffle each time"
     if loader.position.progress is not None:
         return f"training: {counted(chunks, 'chunk')} of different sizes"
     epoch, rest = divmod(chunks, steps.total_chunks)

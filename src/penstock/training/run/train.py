@@ -1,4 +1,4 @@
-"""One run, from settings to outcome; interrupted at any moment, it can be resumed exactly."""
+"""One run, from settings to outcome; interrupted at any moment, it resumes exactly."""
 
 from __future__ import annotations
 
