@@ -1,15 +1,15 @@
-"""Train on many ranks from one Zarr, stop, and continue with another number of ranks.
+"""Train on several ranks from one Zarr store, stop, and continue on a different number of ranks.
 
 Every rank reads its own share of a shuffle of the whole dataset. Rank 0 writes one checkpoint, with
-one state of the loader, which fits any number of ranks: as the batch of all ranks together stays
-the same, so do the batches, and the weights up to rounding.
+one state of the loader, which fits any number of ranks. The global batch stays the same, so the
+samples of each step stay the same, and the weights too, up to rounding.
 
     torchrun --nproc-per-node=2 examples/ddp.py --dir run
     torchrun --nproc-per-node=2 examples/ddp.py --dir run2 --stop-at 50   # stops after step 50
     torchrun --nproc-per-node=3 examples/ddp.py --dir run2                # continues on three
 
-With ``torchrun --nnodes=1:4 --max-restarts=3 ...`` that happens by itself when a machine is lost
-(and with ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: docs/distributed.md says why).
+With ``torchrun --nnodes=1:4 --max-restarts=3 ...``, torchrun does this when a machine is lost; set
+``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` (docs/distributed.md explains why).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def train(folder: Path, device: torch.device, stop_at: int | None) -> nn.Module 
     net = nn.Sequential(nn.Linear(INPUTS, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    # lanes are how many readers share the data: fixed, so that any number of ranks has one order
+    # lanes: the number of readers that share the data; fixed, so that all numbers of ranks agree
     loader = agreed(
         lambda: StreamLoader(
             folder / "train.zarr", GLOBAL_BATCH // world, lanes=4, window_blocks=4, device=device
@@ -95,7 +95,7 @@ def save(checkpoint: Path, state: dict) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, folder: Path, device: torch.device) -> tuple[int, float]:
-    """Samples and mean loss over all ranks: each sample once, however many ranks there are."""
+    """Return the number of samples and the mean loss over all ranks; each sample counts once."""
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     batch_size = GLOBAL_BATCH // dist.get_world_size()
     with StreamLoader(folder / "val.zarr", batch_size, evaluation=True, device=device) as val:
@@ -126,9 +126,9 @@ def main() -> None:
             samples, loss = evaluate(model, options.dir, device)
             if rank == 0:
                 print(f"val loss {loss:.6f} of {samples} samples, each once")
-    # gloo's threads release the tensor of an operation that has ended, for which they need the
-    # interpreter; a group that is destroyed at that moment waits for them forever. Others have done
-    # so before all ranks are here, and the tensor of the last operation lives as long as `last`
+    # a thread of gloo needs the interpreter to release the tensor of a finished operation, and a
+    # group that is destroyed at that moment waits for the thread forever. Earlier tensors are
+    # released when all ranks have reached this barrier; `last` keeps the tensor of the barrier
     last = dist.barrier(async_op=True)
     last.wait()
     dist.destroy_process_group()

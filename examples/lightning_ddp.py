@@ -1,11 +1,11 @@
-"""Train in chunks with Lightning on two ranks or more, and go on exactly from a checkpoint.
+"""Train in chunks with Lightning on two or more ranks, and resume exactly from a checkpoint.
 
-One callback makes every chunk an epoch of Lightning, with a validation after each. The loaders know
-their ranks by themselves; Lightning adds no sampler of its own, and no sample comes twice.
+One callback makes every chunk an epoch of Lightning, with a validation after each. The loaders find
+their ranks themselves; Lightning adds no sampler, and no sample is delivered twice.
 
     python examples/lightning_ddp.py --dir run --devices 2          # Lightning starts the ranks
     torchrun --nproc-per-node=2 examples/lightning_ddp.py --dir run # torchrun does
-    ... --chunks 4, and again with --chunks 8: continues where it ended, also on other ranks
+    ... --chunks 4, and again with --chunks 8: continues where it ended, on any number of ranks
 """
 
 from __future__ import annotations

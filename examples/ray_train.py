@@ -1,9 +1,9 @@
-"""Train with Ray Train: workers may fail, the driver may be killed, their number may change.
+"""Train with Ray Train: workers may fail or change in number, and the driver may be killed.
 
     python examples/ray_train.py --dir run --workers 2
-    python examples/ray_train.py --dir run --workers 1   # continues on another number of workers
+    python examples/ray_train.py --dir run --workers 1   # continues with fewer workers
 
-The batch of all workers together stays the same, so the samples of every step do, too. With
+The global batch stays the same, so every step has the same samples. With
 ``--fail-at 30`` a worker is killed after that step; Ray starts the workers again, and the loop
 continues at the last checkpoint.
 """
@@ -42,7 +42,7 @@ def train_loop(config: dict) -> None:
     net = nn.Sequential(nn.Linear(INPUTS, 32), nn.Tanh(), nn.Linear(32, 1))
     model, step = prepare_model(net), 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    # lanes are how many readers share the data: fixed, so that any number of workers has one order
+    # lanes: the number of readers that share the data; fixed, so that all numbers of workers agree
     with StreamLoader(Path(config["dir"]) / "rows.npy", GLOBAL_BATCH // world, lanes=4) as loader:
         training = RayTraining(loader)
         with training.resume() as folder:

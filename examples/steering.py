@@ -36,7 +36,7 @@ EPOCHS, BATCH_SIZE, DIM = 8, 64, 32
 
 
 class Predictor(nn.Module):
-    """From a question and a steering vector to the embedding of the source that answers it."""
+    """Predicts the embedding of the answering source from a question and a steering vector."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
         step, first = saved["step"], saved["loader"]["epoch"]
         log(f"resumed at step {step}, epoch {first}")
     trained = DistributedDataParallel(model) if ranks() > 1 else model
-    batches = checked(loader, loader.dataset_obj.schema())  # some of them, in 1 % of the time
+    batches = checked(loader, loader.dataset_obj.schema())  # checks some, in 1 % of the time
     for epoch in range(first, EPOCHS):
         set_epoch(loader, epoch)  # no effect inside a resumed epoch
         losses = []
@@ -117,12 +117,12 @@ def train(directory: Path, checkpoint: Path, stop_at: int | None) -> nn.Module |
 
 @torch.no_grad()
 def accuracy(model: nn.Module, loader: SteeringLoader, steering: str) -> float:
-    """Share of held-out pairs whose target beats all its negatives, each pair once."""
+    """Return the share of held-out pairs whose target scores higher than all its negatives."""
     loader.dataset_obj.force_steering(steering)
     right = torch.cat([scores(model, batch).argmax(1) == 0 for batch in loader])
     counts = torch.tensor([int(right.sum()), len(right)])
     if ranks() > 1:
-        dist.all_reduce(counts)  # sums first: the mean of the ranks' means would be another number
+        dist.all_reduce(counts)  # sum first: the mean of the ranks' means would differ
     return (counts[0] / counts[1]).item()
 
 

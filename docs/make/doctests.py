@@ -1,4 +1,4 @@
-"""An extension of griffe: examples in docstrings are shown as code, not as quotations."""
+"""An extension of griffe that shows examples in docstrings as code, not as quotations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Draws the pictures of the pages on orders from the orders: ``python -m docs.make.pictures``.
+"""Draws the pictures of the pages about orders: ``python -m docs.make.pictures``.
 
-Every dot, cell and bar is what the library answers; only its place on the page is decided here.
+Every dot, cell and bar shows what the library returns; only its place in the picture is set here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Drawing:
 
 
 def shuffles() -> Drawing:
-    """Which sample is at which position, in three orders."""
+    """Draw the sample at each position, for three orders."""
     size, block, height = 160, 20, 150
     drawing = Drawing("Samples by position in an epoch, for three orders")
     orders: list[tuple[str, Order]] = [
@@ -82,13 +82,13 @@ def shuffles() -> Drawing:
             x, y = left + 216 * position / size, 34 + height * (1 - (sample + 1) / size)
             drawing.rect(x, y, 2.6, 2.6, COLOURS[sample // block])
     drawing.text(
-        16, 34 + height + 20, "position in the epoch →; upwards: the sample; a colour: a block"
+        16, 34 + height + 20, "position in the epoch →; vertical: the sample; a colour: a block"
     )
     return drawing
 
 
 def mixtures() -> Drawing:
-    """The member of every row of the first steps, before and after a stage."""
+    """Draw the member of every row of the first steps, before and after a stage."""
     members = {"web": torch.zeros(400), "code": torch.zeros(150), "books": torch.zeros(60)}
     mixture = Mixture(members, weights={"web": 0.6, "code": 0.3, "books": 0.1})
     mixture.then(at=240, weights={"web": 0.2, "code": 0.4, "books": 0.4})
@@ -108,7 +108,7 @@ def mixtures() -> Drawing:
 
 
 def weights() -> Drawing:
-    """How often each sample comes in an epoch, against what its weight asks for."""
+    """Draw how often each sample comes in an epoch, and how often its weight asks for."""
     size, asked = 48, np.linspace(0.2, 4, 48)
     loader = ChunkedDataLoader(torch.arange(size), 12, weights=asked, epoch_samples=96)
     order = np.concatenate([loader.samples_at(step) for step in range(len(loader))])
@@ -128,7 +128,7 @@ def weights() -> Drawing:
 
 
 def subsets() -> Drawing:
-    """The selected samples in storage, and the order in which a stream gives them."""
+    """Draw the selected samples in storage, and the order in which a stream delivers them."""
     size, block = 96, 12
     chosen = np.flatnonzero(np.random.default_rng(4).random(size) < 0.4)
     source = open_source(np.arange(size)).select(chosen)
@@ -148,7 +148,7 @@ def subsets() -> Drawing:
 
 
 def skips() -> Drawing:
-    """Steps of an epoch, and the same epoch with positions left out."""
+    """Draw the steps of an epoch, and of the same epoch with positions left out."""
     plain, skipping = (ChunkedDataLoader(torch.arange(160), 16, shuffle=True) for _ in range(2))
     skipping.skip(0, 48, 96)
     drawing = Drawing("Steps of 16 samples, before and after positions 48 to 96 are skipped")
@@ -164,12 +164,12 @@ def skips() -> Drawing:
             drawing.text(left, top + 28, f"step {step}", size=11)
             for n, colour in enumerate(colours):
                 drawing.rect(left + n % 4 * 15, top + 34 + n // 4 * 13, 14, 12, colour)
-    drawing.text(16, 234, "a colour: a step of the first plan; three of them never come")
+    drawing.text(16, 234, "a colour: a step of the first plan; three of them are skipped")
     return drawing
 
 
 def lengths() -> Drawing:
-    """Batches of a plain shuffle and of similar length; padding is pale."""
+    """Draw batches of a plain shuffle, and of similar length; padding is pale."""
     sizes = np.random.default_rng(2).integers(4, 60, 96)
     plain = ChunkedDataLoader(torch.arange(96), 8, shuffle=True)
     sorted_ = ChunkedDataLoader(torch.arange(96), lengths=sizes, max_tokens=320, group=2)
@@ -192,7 +192,7 @@ def lengths() -> Drawing:
 
 
 def packing() -> Drawing:
-    """Documents in sequences, cut and whole."""
+    """Draw documents in sequences, cut and whole."""
     rng = np.random.default_rng(5)
     documents = [
         torch.ones(int(n), dtype=torch.int64) * k for k, n in enumerate(rng.integers(5, 60, 22))
@@ -217,7 +217,7 @@ def packing() -> Drawing:
 
 
 def chunks() -> Drawing:
-    """Batches of each chunk while sizes grow."""
+    """Draw the number of batches of each chunk while sizes grow."""
     growing = {"start": 5, "end": 40, "over_chunks": 8}
     loader = ChunkedDataLoader(torch.arange(3000), 10, chunk_size=growing, shuffle=True)
     drawing = Drawing("Batches of each chunk, from 5 to 40")
@@ -233,13 +233,13 @@ def chunks() -> Drawing:
     drawing.text(
         16,
         170,
-        "chunks →, their batches; a colour: an epoch of 300 batches, with which a chunk ends",
+        "chunks →, with their batches; a colour: an epoch of 300 batches, which ends a chunk",
     )
     return drawing
 
 
 def resume() -> Drawing:
-    """Samples of a run that nobody disturbed, and of one that was killed and resumed."""
+    """Draw the samples of an uninterrupted run, and of one that was killed and resumed."""
     data, steps, stop = torch.arange(144), 9, 4
 
     def make(rank: int, ranks: int) -> ChunkedDataLoader[torch.Tensor]:
@@ -253,7 +253,7 @@ def resume() -> Drawing:
     state = whole.state_dict()
     colour = {int(s): COLOURS[k % 8] for k in range(steps) for s in whole.samples_at(k)}
     drawing = Drawing(
-        "A run that is killed and resumed on two ranks has the batches of one that is not"
+        "A run that is killed and resumed on two ranks has the batches of an uninterrupted run"
     )
 
     def draw(loader: ChunkedDataLoader[torch.Tensor], begin: int, end: int, top: int) -> None:

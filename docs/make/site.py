@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages that nobody listed get a place, and links out of docs/ become text."""
+"""A hook of mkdocs: lists pages that the navigation lacks; links out of docs/ become text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Adds a version to a published site: ``python -m docs.make.versions 0.2 FOLDER``.
 
-FOLDER is what a web server serves: a folder for each version; ``versions.json``, from which the
+A web server serves FOLDER. It has a folder for each version; ``versions.json``, from which the
 pages of all versions make their menu; and a page that leads to the newest version.
 """
 
@@ -22,7 +22,7 @@ FIRST_PAGE = (
 
 
 def publish(version: str, folder: Path) -> None:
-    """Build the site of the current tree as a version, in place of one of the same number."""
+    """Build the site of the current tree as a version; one with the same number is replaced."""
     if not VERSION.fullmatch(version):
         raise SystemExit(f"a version is numbers with dots, such as 0.2, got {version!r}")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder / version)]

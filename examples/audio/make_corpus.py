@@ -1,4 +1,4 @@
-"""A small corpus to train on: plucked strings, each file another melody, 16 bits and mono.
+"""Makes a small corpus to train on: plucked strings, one melody per file, 16 bits and mono.
 
 python examples/audio/make_corpus.py data/musdb18mono
 """
@@ -12,11 +12,11 @@ import numpy as np
 import soundfile
 
 RATE, SECONDS, FILES = 16_000, 1.1, 50
-SCALE = 220.0 * 2 ** (np.array([0, 2, 4, 7, 9, 12]) / 12)  # a pentatonic one: any two notes go
+SCALE = 220.0 * 2 ** (np.array([0, 2, 4, 7, 9, 12]) / 12)  # pentatonic: any two notes harmonize
 
 
 def melody(rng: np.random.Generator) -> np.ndarray:
-    """Notes of a quarter of a second, each with overtones that fade."""
+    """Return notes of a quarter of a second, each with overtones that fade."""
     time = np.arange(RATE // 4) / RATE
     notes = []
     for pitch in rng.choice(SCALE, size=int(SECONDS * 4) + 1):

@@ -1,8 +1,8 @@
-"""The four configurations of chunk sizes: none, training's, validation's, both.
+"""Trains with each combination of chunk sizes: none, for training, for validation, both.
 
     python examples/audio/matrix.py data/musdb18mono
 
-Each is trained for two of Lightning's epochs, with limits that a chunk size beats.
+Each run has two epochs of Lightning, and limits that a chunk size overrides.
 """
 
 from __future__ import annotations

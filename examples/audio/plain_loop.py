@@ -1,9 +1,9 @@
-"""The same data, in the same chunks, in a plain PyTorch loop: no Lightning, no configuration.
+"""The same chunks of the same data in a plain PyTorch loop, without Lightning or a configuration.
 
     python examples/audio/plain_loop.py data/musdb18mono
 
-Stopped at any batch, the loop would go on with ``loader.load_state_dict(state)``; here it does so
-after every chunk, with a new loader, and ends as if it had not.
+``loader.load_state_dict(state)`` continues a loop that was stopped at any batch. Here this is done
+after every chunk, with a new loader; the result is that of a loop that was never stopped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the configurations name: a model, its encoder and its loss, small enough for a CPU.
+"""The objects that the configurations name: a model, its encoder and its loss, for a CPU.
 
-With 16 bits a softmax would have 65,536 outputs a step. A mixture of logistics has three for each
-of its parts, and knows that neighbouring levels are alike.
+With 16 bits a softmax would have 65,536 outputs per step. A mixture of logistics has three for each
+of its components, and neighbouring levels have similar probabilities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEVELS = 65_536
 
 @registries.encoders.register("levels")
 class LevelEncoder(nn.Linear):
-    """Levels, scaled to [-1, 1], to the width of the model."""
+    """Maps levels, scaled to [-1, 1], to the width of the model."""
 
     def __init__(self, d_model: int, n_tokens: int) -> None:
         super().__init__(1, d_model)
@@ -49,7 +49,7 @@ class SmallSashimi(nn.Module):
 
 @registries.losses.register("dml")
 def mixture_of_logistics(outputs: Tensor, y: Tensor) -> Tensor:
-    """Nats a step: minus the log of the mass that the mixture puts on each level."""
+    """Return the loss in nats per step: minus the log of the probability of each level."""
     weights, means, log_scales = outputs.chunk(3, dim=-1)
     x, half = scaled(y, LEVELS).reshape(*outputs.shape[:2], 1), 1 / (LEVELS - 1)
     sharpness = torch.exp(-log_scales.clamp(-9, 3))
@@ -60,5 +60,5 @@ def mixture_of_logistics(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def scaled(levels: Tensor, n_tokens: int) -> Tensor:
-    """Levels 0 .. n_tokens - 1 as numbers from -1 to 1."""
+    """Return levels 0 .. n_tokens - 1 as numbers from -1 to 1."""
     return 2 * levels.float() / (n_tokens - 1) - 1
