@@ -88,7 +88,8 @@ def whole_number(
         found = type(value).__name__
         raise error(f"{name} must be an integer, got {shown(value)} ({found})") from None
     if minimum is not None and number < minimum:
-        counted = f" {unit}{'' if minimum == 1 else 's'}" if unit else ""
+        ending = "" if minimum == 1 else "es" if unit.endswith("tch") else "s"
+        counted = f" {unit}{ending}" if unit else ""
         raise error(f"{name} must be at least {minimum}{counted}, got {shown(number)}")
     if number > maximum:
         raise error(f"{name} must be at most {maximum:,}, got {shown(number)}")

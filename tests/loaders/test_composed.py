@@ -248,6 +248,11 @@ def test_members_are_sources_datasets_and_paths(tmp_path):
     assert next(iter(ChunkedDataLoader(named, 4)))["x"].shape == (4,)
 
 
+def test_no_samples_cannot_be_balanced():
+    with pytest.raises(PlanError, match="cannot balance the classes of 0 samples"):
+        balanced(np.arange(0), [])
+
+
 def test_balanced_classes_have_equal_shares():
     labels = np.array([0] * 50 + [1] * 5 + [2] * 5)
     with ChunkedDataLoader(balanced(rows(), labels, until="all"), 6) as loader:

@@ -454,3 +454,10 @@ def test_a_loader_that_was_used_can_be_copied(copied):
 def test_it_is_subscripted_as_torchs_is():
     for kind in (DataLoader, ChunkedDataLoader, StreamLoader):
         assert len(list(kind[torch.Tensor](torch.arange(6), 2))) == 3
+
+
+def test_a_misspelt_argument_is_named_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match="ChunkedDataLoader has no argument 'chunksize': did you"):
+        ChunkedDataLoader(torch.arange(4), 2, chunksize=3)
+    with pytest.raises(TypeError, match="has no argument 'num_worker': did you mean 'num_workers'"):
+        ChunkedDataLoader(torch.arange(4), 2, num_worker=1)

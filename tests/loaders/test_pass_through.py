@@ -151,7 +151,7 @@ def test_set_epoch_reaches_a_sampler_that_has_one():
 )
 def test_a_state_of_torchs_own_order_is_refused_with_the_reason(ask):
     loader = ChunkedDataLoader(DATA, 4, sampler=[1, 2])
-    with pytest.raises(StateError, match="this loader has no state: sampler is torch's own"):
+    with pytest.raises(StateError, match="this loader has no state: with sampler, torch decides the order"):
         ask(loader)
     assert "because of sampler" in loader.describe()
 
@@ -177,6 +177,9 @@ def test_describe_is_one_readable_page():
         "one gather a batch": ChunkedDataLoader(torch.arange(9), 2),
         "sample by sample": ChunkedDataLoader(Counting(), 2, 3),
         "2 worker processes": ChunkedDataLoader(Counting(), 2, 3, num_workers=2),
+        "up to 4 batches": ChunkedDataLoader(Counting(), 2, 3, num_workers=2),
+        "up to 6 batches": ChunkedDataLoader(Counting(), 2, executor="threads", threads=3),
+        "one batch at a time": ChunkedDataLoader(Counting(), 2),
         "dropped": ChunkedDataLoader(Counting(), 2, drop_last=True),
         "2 chunks of 3 batches": ChunkedDataLoader(Counting(), 2, 3),
         "none: every iter() is an epoch": ChunkedDataLoader(Counting(), 2),

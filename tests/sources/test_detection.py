@@ -94,8 +94,9 @@ def test_refusals_say_what_was_found(place):
         open_source(place / "empty")
     with pytest.raises(SourceError, match="colums"):
         open_source(place / "a.npy", colums=["x"])
+    (place / "a.bin").write_bytes(bytes(8))
     with pytest.raises(SourceError, match="first axis"):
-        open_source(place / "a.npy", axis=1)
+        open_source(place / "a.bin", dtype="uint16", axis=1)
     for wrong in (DATA.ndim, -DATA.ndim - 1, "time"):
         with pytest.raises(SourceError, match="no axis along="):
             open_source(DATA, along=wrong)

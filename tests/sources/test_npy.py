@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -285,3 +286,23 @@ def test_a_file_of_the_same_size_that_was_written_again_is_refused(tmp_path, nam
         accesses[access]()
     again = open_source(path, **({} if name == "x.npy" else {"dtype": "f4"}))
     assert again.fingerprint() != before
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("along", [1, 2, -1])
+def test_samples_may_be_along_any_axis(tmp_path, along, order):
+    array = np.asarray(np.arange(60.0).reshape(3, 4, 5), order=order)
+    np.save(tmp_path / "x.npy", array)
+    source = open_source(tmp_path / "x.npy", along=along)
+    expected = np.moveaxis(array, along, 0)
+    out = {"": np.zeros((2, *expected.shape[1:]))}
+    source.read(1, 3, out)
+    assert len(source) == len(expected)
+    assert np.array_equal(out[""], expected[1:3])
+    source.take(np.array([3, 0]), out)
+    assert np.array_equal(out[""], expected[[3, 0]])
+    with StreamLoader(source, 2, shuffle=False, drop_last=False) as loader:
+        assert np.array_equal(torch.cat(list(loader)), expected)
+    assert source.fingerprint() != open_source(tmp_path / "x.npy").fingerprint()
+    with pytest.raises(SourceError, match="no axis along=3: choose the axis of samples by number"):
+        open_source(tmp_path / "x.npy", along=3)

@@ -140,15 +140,15 @@ def test_an_array_without_names_and_other_sources_say_so(tmp_path):
     with pytest.raises(SourceError, match="has no dimension names, so along='time'"):
         open_source(tmp_path / "a", axis="time")
     np.save(tmp_path / "x.npy", np.zeros((4, 6)))
-    for kind in (np.zeros((4, 6)), {"x": np.zeros((4, 6))}):
+    for kind in (np.zeros((4, 6)), {"x": np.zeros((4, 6))}, tmp_path / "x.npy"):
         assert [len(open_source(kind, along=along)) for along in (0, 1)] == [4, 6]
         with pytest.raises(SourceError, match="has no axis along='time'"):
             open_source(kind, along="time")
-    for kind in (tmp_path / "x.npy",):
-        assert len(open_source(kind, along=0)) == 4
-        for along in (1, "time"):
-            with pytest.raises(SourceError, match="along its first axis"):
-                open_source(kind, along=along)
+    np.zeros(4, "uint16").tofile(tmp_path / "x.bin")
+    assert len(open_source(tmp_path / "x.bin", dtype="uint16", along=0)) == 4
+    for along in (1, "time"):
+        with pytest.raises(SourceError, match="along its first axis"):
+            open_source(tmp_path / "x.bin", dtype="uint16", along=along)
 
 
 # -- groups

@@ -369,6 +369,8 @@ def balanced(data: SourceLike, labels: npt.ArrayLike, *, until: str | int = "fir
         raise PlanError(
             f"labels must be one class per sample, shape ({len(dataset)},), got {classes.shape}"
         )
+    if not len(classes):
+        raise PlanError("cannot balance the classes of 0 samples: the dataset is empty")
     names, which = np.unique(classes, return_inverse=True)
     parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
     by_name = {str(name): part for name, part in zip(names, parts, strict=True)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from penstock.arguments import flag
 from penstock.datasets.gather import by_index, fingerprint_of, gather_of, parts_of
@@ -30,6 +30,7 @@ from penstock.loaders.options import (
     check_threads,
     check_torch_options,
     check_tune,
+    refuse_unknown,
     size_of,
 )
 from penstock.loaders.pass_through import (
@@ -139,6 +140,8 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         **dataloader_kwargs: Any,
     ) -> None:
         check_dataset(dataset)
+        inits = ChunkedDataLoader.__init__, DataLoader.__init__
+        refuse_unknown("ChunkedDataLoader", dataloader_kwargs, *inits)
         data = by_index(dataset)
         chosen = OrderOptions(weights, epoch_samples, lengths, max_tokens, window, group)
         composes = chosen.composes(data)
@@ -441,7 +444,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         self._workers = self._iterator = None
 
     def describe(self) -> str:
-        """Return one readable page: order, executor, and the reasons."""
+        """Return one readable page: order, executor, memory, and the reasons."""
         if self.pass_through is not None:
             return self.pass_through.describe()
         plan, position = self.plan, self.position
@@ -453,6 +456,9 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
         if position.progress is not None:
             chunks = f"{position.progress.schedule}, now {self.chunk_size:,} batches"
         executor = f"{self.num_workers} worker processes" if self.num_workers else self.executor
+        threads = self._reader_limits(None)[0] if self.executor == "threads" else 0
+        ahead = (self.prefetch_factor or 0) * self.num_workers or 2 * threads
+        memory = f"the dataset's own, and up to {ahead:,} batches that are read ahead"
         lines = [
             f"ChunkedDataLoader over {steps.size:,} samples of {type(self.dataset).__name__}",
             f"  order     {plan.order.kind}, seed {plan.order.seed}",
@@ -460,6 +466,7 @@ class ChunkedDataLoader(ComposedOrders[Batch], TorchLoader):
             f"  chunks    {chunks if self.use_chunked else 'none: every iter() is an epoch'}",
             f"  remainder {'dropped' if steps.drop_last else 'delivered, in short last batches'}",
             f"  executor  {executor}, {gather}",
+            f"  memory    {memory if ahead else 'of the dataset, and one batch at a time'}",
             *self.position.skipped_lines(),
             f"  cursor    epoch {cursor.epoch}, position {cursor.position:,}, "
             f"chunk {self.current_chunk}, {self.remaining:,} batches to come",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from inspect import signature
 from multiprocessing import get_all_start_methods
 from multiprocessing.context import BaseContext
 from os import PathLike
@@ -17,6 +18,7 @@ from penstock.errors import PlanError
 from penstock.order import Cursor, Order
 from penstock.order.orders import samples_of
 from penstock.order.state import check_format, check_identity, cursor_of, to_state
+from penstock.registry import did_you_mean
 
 MOST_WORKERS: Final = 1024  # more would fill the process table before the first batch
 MOST_READERS: Final = 16  # threads that tune="online" tries
@@ -56,6 +58,22 @@ def check_torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
             "use about as many as there are cores"
         )
     return checked
+
+
+def refuse_unknown(owner: str, given: Iterable[str], *inits: Callable[..., None]) -> None:
+    """Raise ``TypeError`` for arguments that none of these ``__init__`` has.
+
+    >>> refuse_unknown("ChunkedDataLoader", ["bach_size"], DataLoader.__init__)
+    Traceback (most recent call last):
+    ...
+    TypeError: ChunkedDataLoader has no argument 'bach_size': did you mean 'batch_size'?
+    """
+    found = [each for init in inits for each in [*signature(init).parameters.values()][1:]]
+    known = [each.name for each in found if each.kind is not each.VAR_KEYWORD]
+    for name in given:
+        if name not in known:
+            meant = did_you_mean(name, known, otherwise="it takes")
+            raise TypeError(f"{owner} has no argument {name!r}{meant}")
 
 
 def check_dataset(dataset: Any) -> None:

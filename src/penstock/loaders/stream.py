@@ -121,6 +121,8 @@ class StreamLoader(ComposedOrders[Batch], TorchLoader):  # type: ignore[misc]
     True
     """
 
+    partition_samples: int | None = None  # of what ``source`` is a fixed part of, for reports
+
     def __init__(
         self,
         source: SourceLike,

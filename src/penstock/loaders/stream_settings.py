@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,12 +16,12 @@ from penstock.arguments import a_path, choice, format_bytes, function, real_numb
 from penstock.datasets.mixture import Mixture
 from penstock.errors import PlanError, SourceError
 from penstock.loaders.composed import InRounds, OrderOptions, round_rows
+from penstock.loaders.options import refuse_unknown
 from penstock.loaders.plan_settings import OrderRequest
 from penstock.order import BlockOrder, Order
 from penstock.order.block_rounds import BlockRounds
 from penstock.order.blocks import StoredOrder
 from penstock.order.subset import Kept, Ranges, SelectedBlocks, SelectedInOrder
-from penstock.registry import did_you_mean
 from penstock.sources import open_source
 from penstock.sources.base import ComposedSource, composed
 from penstock.sources.contract import Field, Source, seams_of, varies
@@ -88,9 +87,7 @@ def refuse_arguments(given: Mapping[str, Any], init: Callable[..., None]) -> Non
     for name in given:
         if name in NOT_OURS:
             raise PlanError(f"StreamLoader has no {name}: {NOT_OURS[name].format(name=name)}")
-        known = [*signature(init).parameters][1:-1]  # without self and these
-        meant = did_you_mean(name, known, otherwise="it takes")
-        raise TypeError(f"StreamLoader has no argument {name!r}{meant}")
+    refuse_unknown("StreamLoader", given, init)
 
 
 def optional_number(name: str, value: Any, **bounds: Any) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import array_of, whole_number
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SourceError
 from penstock.fingerprints import row_bytes, sampled_blocks
 from penstock.order.subset import Bitmap, Kept, Ranges, kept_ranges, takes_bitmap
 from penstock.registry import did_you_mean
@@ -185,6 +185,20 @@ def view_of(source: Source, start: int, stop: int) -> Arrays | None:
 
 
 # -- checks of what a caller asks for
+
+
+def checked_axis(what: str, dimensions: int, along: int | str) -> int:
+    """Return the number of the axis of samples of an array without dimension names.
+
+    >>> checked_axis("x.npy", 3, -1)
+    2
+    """
+    if isinstance(along, str) or not -dimensions <= along < dimensions:
+        raise SourceError(
+            f"{what} has no axis along={along!r}: choose the axis of samples by number, "
+            f"from 0 to {dimensions - 1}"
+        )
+    return along % dimensions
 
 
 def check_range(length: int, start: int, stop: int) -> None:

@@ -228,7 +228,7 @@ SLICEABLE = Opener(arrays("sliceable:arrays_of_object"), ARRAYS)
 
 # each kind of data is one line in one of these
 FILES: dict[str, Opener] = {
-    ".npy": Opener(imported("npy:NpySource")),
+    ".npy": Opener(imported("npy:NpySource"), ("along",)),
     ".bin": Opener(imported("npy:BinarySource"), ("dtype",)),
     ".h5ad": ANNDATA,
     **dict.fromkeys((".jsonl", ".ndjson"), Opener(imported("jsonl:JsonLinesSource"), COLUMNS)),

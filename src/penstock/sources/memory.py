@@ -10,7 +10,7 @@ import numpy as np
 from penstock.arguments import mapping
 from penstock.errors import SourceError
 from penstock.sources.base import BaseSource
-from penstock.sources.contract import Arrays, Field, Indexed, Indices, Rows
+from penstock.sources.contract import Arrays, Field, Indexed, Indices, Rows, checked_axis
 
 
 class MemorySource(BaseSource):
@@ -95,12 +95,8 @@ def _readable(name: str, value: Any) -> Any:
 
 def _moved(name: str, value: Any, along: int | str) -> Any:
     """Return a view with the axis of samples first."""
-    if isinstance(along, str) or not -value.ndim <= along < value.ndim:
-        raise SourceError(
-            f"array {name!r} has no axis along={along!r}: choose the axis of samples by number, "
-            f"from 0 to {value.ndim - 1}"
-        )
-    return value.movedim(along, 0) if is_tensor(value) else np.moveaxis(value, along, 0)
+    axis = checked_axis(f"array {name!r}", value.ndim, along)
+    return value.movedim(axis, 0) if is_tensor(value) else np.moveaxis(value, axis, 0)
 
 
 def _from_tensor(name: str, tensor: Any) -> Rows:

@@ -16,7 +16,14 @@ from penstock.arguments import whole_number
 from penstock.errors import SourceError
 from penstock.fingerprints import digest
 from penstock.sources.base import BaseSource
-from penstock.sources.contract import Arrays, Field, Indices, Rows, sampled_rows
+from penstock.sources.contract import (
+    Arrays,
+    Field,
+    Indices,
+    Rows,
+    checked_axis,
+    sampled_rows,
+)
 from penstock.sources.storage import StoredFile, read_exactly, reading, stored_file
 
 MOST_DIMENSIONS = 32  # of an array of numpy 1.26
@@ -36,6 +43,7 @@ class NpySource(BaseSource):
 
     Args:
         path: The file. One on object storage is read by ranges of bytes.
+        along: The number of the axis of samples; on object storage, the first one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -44,11 +52,18 @@ class NpySource(BaseSource):
     [[2.0, 3.0]]
     """
 
-    def __init__(self, path: str | os.PathLike[str] | StoredFile) -> None:
+    def __init__(self, path: str | os.PathLike[str] | StoredFile, *, along: int | str = 0) -> None:
         self._file = stored_file(path)
         self._header = self._read_header()
-        shape, dtype = self._header.shape, self._header.dtype.newbyteorder("=")
-        super().__init__(shape[0], {"": Field(shape[1:], dtype)}, self._file.name)
+        shape, dtype = [*self._header.shape], self._header.dtype.newbyteorder("=")
+        self._axis = checked_axis(self._file.name, len(shape), along)
+        if self._axis and self._file.path is None:
+            raise SourceError(
+                f"{self._file.name} is read by ranges of bytes, got along={along!r}: save it with "
+                "the axis of samples first, or as Zarr"
+            )
+        shape.insert(0, shape.pop(self._axis))
+        super().__init__(shape[0], {"": Field(tuple(shape[1:]), dtype)}, self._file.name)
         self.in_flight = self._file.in_flight
 
     def _read_header(self) -> NpyHeader:
@@ -77,10 +92,11 @@ class NpySource(BaseSource):
         """Return an identity of the data: shape, dtype, order and the bytes of a few blocks."""
         head = self._header
         rows = sampled_rows(len(self), self.block_samples, self._rows)
-        return digest([list(head.shape), head.dtype.str, head.fortran], rows)
+        facts = [list(head.shape), head.dtype.str, head.fortran]
+        return digest([*facts, self._axis] if self._axis else facts, rows)
 
     def _read(self, start: int, stop: int, out: Arrays) -> None:
-        path = self._file.path if self._header.is_native else None
+        path = self._file.path if self._header.is_native and not self._axis else None
         for rows in out.values():
             if path is not None and rows.flags.c_contiguous and rows.size:
                 offset = self._header.offset + start * self._fields[""].nbytes
@@ -113,7 +129,7 @@ class NpySource(BaseSource):
         if pages is not None:
             shape = head.shape[::-1] if head.fortran else head.shape
             array = np.ndarray(shape, head.dtype, pages, head.offset)
-            return (array.T if head.fortran else array)[start:stop]
+            return np.moveaxis(array.T if head.fortran else array, self._axis, 0)[start:stop]
         nbytes = each * (stop - start)
         raw = (
             self._file.read_at(head.offset + start * each, nbytes) if nbytes else np.empty(0, "u1")

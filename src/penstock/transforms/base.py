@@ -67,7 +67,8 @@ def integers(
 def draw_keys(count: int, rng: torch.Generator | None) -> Keys:
     """Return keys drawn from a generator; None for torch's default one."""
     if not isinstance(rng, torch.Generator | None):
-        raise PlanError(f"rng must be a torch.Generator or None, got {type(rng).__name__}")
+        name = f"{type(rng).__module__}.{type(rng).__name__}"
+        raise PlanError(f"rng must be a torch.Generator or None, got a {name}")
     device = "cpu" if rng is None else rng.device
     drawn = torch.randint(2**63 - 1, (count,), generator=rng, device=device)
     return drawn.cpu().numpy().astype(np.uint64)

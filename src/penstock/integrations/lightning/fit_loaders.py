@@ -238,8 +238,8 @@ def whole_batches(loader: Any) -> int | None:
         return length
     steps = loader.plan.steps
     sized: Any = loader.dataset if isinstance(loader, ChunkedDataLoader) else None
-    samples = steps.size if sized is None else len(sized)
-    return partition_batches(samples, steps.batch, steps.world)
+    samples = getattr(loader, "partition_samples", None) if sized is None else len(sized)
+    return partition_batches(samples or steps.size, steps.batch, steps.world)
 
 
 def largest(numbers: Iterable[int | None]) -> int | None:

@@ -360,7 +360,9 @@ class PartLoaders:
         parts = {"chosen": samples, "rest": len(windows) - samples}
         chosen = windows.split(parts, seed=key)["chosen"]
         seed = seed.fixed("validation samples were chosen")
-        return self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
+        stream = self._stream(chosen, chunk_size=size, evaluation=True, seed=seed, steps=1)
+        stream.partition_samples = len(windows)
+        return stream
 
     def _stream(self, source: Source | Mixture, **options: Any) -> StreamLoader:
         kept = {n: v for n, v in self.options.items() if n in STREAM_LOADER or n == "drop_last"}
