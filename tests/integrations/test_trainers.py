@@ -173,7 +173,9 @@ def test_a_loop_that_saves_the_loader_resumes_exactly(kinds, tmp_path, loop, nam
 
 @pytest.mark.parametrize("loop", [plain, distributed_checkpoint])
 def test_a_loop_that_saves_a_loader_without_state_is_refused(kinds, tmp_path, loop):
-    with pytest.raises(Exception, match="this loader has no state: with sampler, torch decides the order"):
+    with pytest.raises(
+        Exception, match="this loader has no state: with sampler, torch decides the order"
+    ):
         loop(kinds["sampler="], tmp_path)
 
 

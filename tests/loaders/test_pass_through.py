@@ -151,7 +151,9 @@ def test_set_epoch_reaches_a_sampler_that_has_one():
 )
 def test_a_state_of_torchs_own_order_is_refused_with_the_reason(ask):
     loader = ChunkedDataLoader(DATA, 4, sampler=[1, 2])
-    with pytest.raises(StateError, match="this loader has no state: with sampler, torch decides the order"):
+    with pytest.raises(
+        StateError, match="this loader has no state: with sampler, torch decides the order"
+    ):
         ask(loader)
     assert "because of sampler" in loader.describe()
 
