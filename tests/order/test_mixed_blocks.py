@@ -35,7 +35,7 @@ def mixed(draw, stages_at_most=3):
     return MixedBlocks(sizes, stages, draw(seeds), block, window, lanes, until)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(mixed())
 def test_shares_and_passes_are_those_of_the_mixture(order):
     positions, came = np.arange(order.size), set()
@@ -67,7 +67,7 @@ def test_a_stage_changes_nothing_before_it(order):
         assert np.array_equal(order.at(epoch, here), before.at(epoch, here))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(mixed(), st.integers(0, 3))
 def test_a_window_is_what_it_reads_and_lanes_read_blocks_once(order, epoch):
     assert_rounds_are_read(order, epoch)

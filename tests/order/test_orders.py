@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import PlanError
@@ -152,6 +152,7 @@ def test_sizes_below_one_are_refused(wrong):
         tiles(total, chunk, 3, align)
 
 
+@settings(max_examples=25)
 @given(small, seeds, geometry, st.lists(st.integers(0, 5), min_size=1, max_size=20), st.data())
 def test_each_position_may_have_an_epoch_of_its_own(n, seed, blocks, epochs, data):
     epochs = np.array(epochs)
@@ -162,6 +163,7 @@ def test_each_position_may_have_an_epoch_of_its_own(n, seed, blocks, epochs, dat
         assert samples.tolist() == one_by_one
 
 
+@settings(max_examples=25)
 @given(small, seeds, geometry, st.integers(0, 9))
 def test_an_order_without_more_members_has_each_sample_once(n, seed, blocks, epoch):
     chosen = ChosenOrder(n, SequentialOrder(n + 7, seed))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -128,6 +128,7 @@ def test_the_number_of_sequences_is_known_without_packing_them(lengths, split, s
     assert found[0] == found[1] == found[2]
 
 
+@settings(max_examples=20)
 @given(packings, packings, st.integers(1, 5), st.integers(1, 5), seeds, st.data())
 def test_packed_members_go_on_exactly_and_are_passed_through_once(a, b, few, many, seed, data):
     def mixture():

@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.order import (
@@ -34,6 +34,7 @@ def orders(draw):
     return (SequentialOrder if kind == "sequential" else ShuffledOrder)(n, seed)
 
 
+@settings(max_examples=25)
 @given(
     orders(),
     st.integers(1, 20),
@@ -70,6 +71,7 @@ def test_a_walk_in_strides_is_the_batches_one_by_one(order, batch, world, drop, 
         assert planned.after == cursor and steps.steps_from(cursor.position)
 
 
+@settings(max_examples=25)
 @given(orders(), st.booleans(), st.data())
 def test_resuming_on_any_sequence_of_topologies_reads_exactly_the_rest(order, drop, data):
     n, cursor, seen = order.size, Cursor(), []

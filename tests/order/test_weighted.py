@@ -122,6 +122,7 @@ def test_new_weights_change_nothing_before_them(first, second, places, seed, epo
         later.at(0, np.arange(1))
 
 
+@settings(max_examples=12)
 @given(integer_weights, st.integers(1, 300), seeds, *(st.integers(1, n) for n in (9, 4, 4)))
 def test_weights_read_in_blocks_are_the_same_copies(weights, places, seed, block, window, lanes):
     plain = WeightedOrder(weights, places, seed)
