@@ -1,8 +1,9 @@
 """Every verb and every chain of two: what is delivered is what numpy enumerates.
 
-Each chain is streamed over two epochs, stopped and resumed in the middle, and read on other numbers
-of ranks with other numbers of threads; some also in worker processes. `REFUSED` lists the chains
-that have no meaning.
+Each chain is streamed, stopped and resumed in the middle, and read on other numbers of ranks with
+other numbers of threads; some also in worker processes. `REFUSED` lists the chains that have no
+meaning. `make test` reads every chain on one other number of ranks from the beginning and on one
+from the middle, every verb on all of them; `make proof` reads every chain on all of them.
 """
 
 from collections import Counter
@@ -24,14 +25,15 @@ from tests.loaders.test_stream_verbs import Chunked
 
 ROWS = np.arange(40 * 6 * 7, dtype="i4").reshape(40, 6, 7)
 SEAM = 17
+FEW_ROWS, FEW_SEAM = ROWS[:22], 9  # for patches, which are several of each row
 SIZE, STRIDE = (4, 5), (2, 1)
 SEED = 5
 
 # A model is a list of runs, a run a list of samples, a sample the arrays of its fields.
 
 
-def row_runs():
-    return [[{"": row} for row in ROWS[:SEAM]], [{"": row} for row in ROWS[SEAM:]]]
+def row_runs(rows, seam):
+    return [[{"": row} for row in rows[:seam]], [{"": row} for row in rows[seam:]]]
 
 
 def flat(runs):
@@ -144,7 +146,8 @@ def bag(samples):
 
 def rows_of(batch, count):
     batch = batch if isinstance(batch, dict) else {"": batch}
-    return [{name: rows[i].numpy() for name, rows in batch.items()} for i in range(count)]
+    arrays = {name: rows.numpy() for name, rows in batch.items()}
+    return [{name: rows[i] for name, rows in arrays.items()} for i in range(count)]
 
 
 def streamed(source, world=1, *, state=None, steps=None, threads=2):
@@ -157,61 +160,91 @@ def streamed(source, world=1, *, state=None, steps=None, threads=2):
         ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            first = len(loader) - loader.remaining
+            first, plan = len(loader) - loader.remaining, loader.plan
+            positions = [loader.positions_at(step, 0) for step in range(first, len(loader))]
+            numbers = plan.order.at(0, np.concatenate(positions))  # of all steps at once
+            numbers = np.split(numbers, np.cumsum([len(each) for each in positions])[:-1])
             for step, batch in enumerate(loader):
-                numbers = loader.samples_at(first + step, 0).tolist()
-                found += zip(numbers, rows_of(batch, len(numbers)), strict=True)
+                here = numbers[step].tolist()
+                found += zip(here, rows_of(batch, len(here)), strict=True)
                 if steps is not None and step + 1 == steps:
                     break
             states.append(loader.state_dict())
     return found, states[0]
 
 
-def check(source, expected):
+TOPOLOGIES = [(1, 1), (2, 2), (3, 1)]  # ranks, and threads of each
+
+
+def check(source, expected, fresh=TOPOLOGIES, resumed=TOPOLOGIES):
+    """Compare what is delivered, from the beginning and from the middle, with an enumeration."""
     whole, _ = streamed(source)
     assert sorted(number for number, _ in whole) == list(range(len(source)))
     assert bag(sample for _, sample in whole) == bag(expected)
     by_number = dict(whole)
     begun, state = streamed(source, steps=1 if len(source) <= 9 else 2)
-    for world, threads in ((1, 1), (2, 2), (3, 1)):
+    for world, threads in resumed:
         rest, _ = streamed(source, world, state=state, threads=threads)
         delivered = [n for n, _ in [*begun, *rest]]
         assert len(set(delivered)) == len(delivered)
         assert len(source) - len(delivered) < world  # every rank has as many steps: a log line
-        for number, sample in [*rest, *streamed(source, world, threads=threads)[0]]:
-            assert bag([sample]) == bag([by_number[number]])
+        same(rest, by_number)
+    for world, threads in fresh:
+        same(streamed(source, world, threads=threads)[0], by_number)
 
 
-def base():
-    return composed(Chunked(ROWS, 5, [SEAM])), row_runs()
+def same(delivered, by_number):
+    for number, sample in delivered:
+        assert bag([sample]) == bag([by_number[number]])
+
+
+def base(*verbs):
+    rows, seam = (FEW_ROWS, FEW_SEAM) if set(verbs) & set(TILES) else (ROWS, SEAM)
+    return composed(Chunked(rows, 5, [seam])), row_runs(rows, seam)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_delivers_its_enumeration(verb):
-    source, runs = VERBS[verb](*base())
+    source, runs = VERBS[verb](*base(verb))
     check(source, flat(runs))
 
 
-@pytest.mark.parametrize(("first", "second"), [*product(VERBS, VERBS)])
+ORDERED = [*product(VERBS, VERBS)]
+
+
+@pytest.mark.parametrize(("first", "second"), ORDERED)
 def test_each_chain_of_two_delivers_its_enumeration(first, second):
     if (first, second) in REFUSED:
         with pytest.raises((PlanError, SourceError), match=REFUSED[first, second]):
             VERBS[second](*VERBS[first](*base()))
         return
+    turn = [*VERBS].index(first) + [*VERBS].index(second)  # a diagonal: each verb has all of them
+    fresh, resumed = (TOPOLOGIES[(turn + more) % 3] for more in (0, 1))
+    check(*chain(first, second), [fresh], [resumed])
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("first", "second"), [each for each in ORDERED if each not in REFUSED])
+def test_each_chain_of_two_delivers_its_enumeration_on_any_ranks(first, second):
+    check(*chain(first, second))
+
+
+def chain(first, second):
+    """The source of a chain, and the samples that it must have."""
     steps = second in ("windows", "offsets")
     if first in TILES and steps:  # the same tile over time
-        source, _ = VERBS[second](*VERBS[first](*base()))
-        source, runs = again(first, source, *VERBS[second](*base()))
+        source, _ = VERBS[second](*VERBS[first](*base(first)))
+        source, runs = again(first, source, *VERBS[second](*base(first)))
     elif first == "random patches" and second == "concatenate":  # each part has its own draws
-        source, _ = join(*random_patches(*base()))
-        source, runs = again(first, source, None, [*row_runs(), *row_runs()])
+        source, _ = join(*random_patches(*base(first)))
+        source, runs = again(first, source, None, 2 * base(first)[1])
     else:
-        source, runs = VERBS[first](*base())
+        source, runs = VERBS[first](*base(first, second))
         if first == "patches":  # in the order of their numbers, which follows storage chunks
             assert bag(everything(source)) == bag(flat(runs))
             runs = [[sample] for sample in everything(source)]
         source, runs = VERBS[second](source, runs)
-    check(source, flat(runs))
+    return source, flat(runs)
 
 
 CHAINS = [  # each verb once, of those with most to compute
@@ -224,7 +257,7 @@ CHAINS = [  # each verb once, of those with most to compute
 
 @pytest.mark.parametrize(("first", "second"), CHAINS)
 def test_worker_processes_deliver_the_same_also_from_the_middle(first, second):
-    source, _ = VERBS[second](*VERBS[first](*base()))
+    source, _ = chain(first, second)
     right = [everything(source, epoch) for epoch in range(2)]
 
     def deliver(loader, epoch, steps=None):
