@@ -126,10 +126,11 @@ def deliver(name, world, *, steps=None, state=None, skip=(), epoch=0):
                     values = batch if isinstance(batch, torch.Tensor) else None
                     if values is not None and "balanced" not in name and "priority" not in name:
                         assert values.tolist() == samples.tolist()
-                    for row in {0, len(samples) - 1}:  # `when` is the inverse
-                        found = loader.when(int(samples[row]), [epoch])
-                        at = {(o.position, o.step, o.rank, o.row) for o in found}
-                        assert (int(positions[row]), number, rank, row) in at
+                    # `when` is the inverse: of the first row, or of the last one
+                    row = (number + rank) % 2 * (len(samples) - 1)
+                    found = loader.when(int(samples[row]), [epoch])
+                    at = {(o.position, o.step, o.rank, o.row) for o in found}
+                    assert (int(positions[row]), number, rank, row) in at
                     got.setdefault(number, []).append(positions)
                     number, done = number + 1, done + 1
                     if done == steps:
@@ -145,7 +146,16 @@ def size_of(name):
         return loader.position.plan.order.size
 
 
-@pytest.mark.parametrize("name", ALL)
+# mixtures from storage are the slowest here: `make test` has each of them in one of the two tests
+NOT_SKIPPED = {"stream priority", "stream nested", "stream packed mixture", "stream nested in order"}
+NOT_CHAINED = {"stream balanced", "stream stages", "stream mixture", "stream mixture in order"}
+
+
+def but_in_proofs(names):
+    return [pytest.param(n, marks=[pytest.mark.proof] if n in names else []) for n in ALL]
+
+
+@pytest.mark.parametrize("name", but_in_proofs(NOT_SKIPPED))
 def test_skips_resumes_and_ranks_deliver_the_rest_exactly(name):
     whole, _ = deliver(name, 1)
     every = np.concatenate(whole)
@@ -166,7 +176,7 @@ def test_skips_resumes_and_ranks_deliver_the_rest_exactly(name):
     assert (end["epoch"], end["position"]) == (last["epoch"], last["position"]) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", but_in_proofs(NOT_CHAINED))
 def test_a_chain_of_loads_and_saves_ends_where_an_uninterrupted_run_does(name):
     whole, last = deliver(name, 2)
     got, state = [], None
