@@ -1,7 +1,9 @@
 """What goes wrong: storage that fails or hangs, and consumers that leave."""
 
 import gc
+import json
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -288,13 +290,25 @@ def test_an_iterator_that_is_left_ends_nothing_it_should_not():
 # -- the process
 
 
-PROGRAM = """
-import os, signal, sys, threading
+# each line of its input is a program, run in a fork up to the end of the interpreter: importing
+# torch takes longer than all of them
+PROGRAMS = """
+import json, os, signal, sys, threading
 import numpy as np
 from penstock.loaders.stream import StreamLoader
 from penstock.domains.recording.chunk_loader import RandomChunkLoader
 from penstock.testing import WatchedSource
-{body}
+
+while line := sys.stdin.readline():
+    body, *files = json.loads(line)
+    if not (pid := os.fork()):
+        for number, path in enumerate(files, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+exec(body)
 """
 
 INTERRUPTED = """
@@ -326,23 +340,41 @@ except KeyboardInterrupt:
 """
 
 
-def run(body):
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "ignore", "-c", PROGRAM.format(body=body)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+@pytest.fixture(scope="module")
+def programs():
+    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", PROGRAMS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, **pipes) as programs:
+        yield programs
+        programs.stdin.close()
 
 
-def test_ctrl_c_ends_it_cleanly():
+@pytest.fixture
+def run(programs, tmp_path):
+    def run(body):
+        files = tmp_path / "stdout", tmp_path / "stderr"
+        print(json.dumps([body, *map(str, files)]), file=programs.stdin)
+        if not select.select([programs.stdout], [], [], 110)[0]:
+            children = psutil.Process(programs.pid).children()
+            for process in [*children, programs]:
+                process.kill()
+            pytest.fail(f"does not end: {[file.read_text() for file in files]}")
+        code = int(programs.stdout.readline())
+        return subprocess.CompletedProcess(body, code, *(file.read_text() for file in files))
+
+    return run
+
+
+@pytest.mark.timing
+def test_ctrl_c_ends_it_cleanly(run):
     done = run(INTERRUPTED)
     assert done.stdout == "interrupted [] 0\n", done.stderr
     assert done.stderr == ""
     assert done.returncode == 0
 
 
-def test_an_uncaught_ctrl_c_ends_the_process_as_python_does():
+@pytest.mark.timing
+def test_an_uncaught_ctrl_c_ends_the_process_as_python_does(run):
     body = INTERRUPTED.replace("except KeyboardInterrupt:", "except ZeroDivisionError:")
     done = run(body)
     assert done.returncode == -signal.SIGINT
@@ -351,7 +383,8 @@ def test_an_uncaught_ctrl_c_ends_the_process_as_python_does():
     assert "Fatal" not in done.stderr
 
 
-def test_the_interpreter_exits_with_live_loaders():
+@pytest.mark.timing
+def test_the_interpreter_exits_with_live_loaders(run):
     body = """
 loaders = [StreamLoader(np.arange(5000), 20, block_samples=10, window_blocks=5) for _ in range(3)]
 kept = [next(iter(loader)) for loader in loaders]
