@@ -138,9 +138,26 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 50])
-@pytest.mark.parametrize("options", ASKED, ids=str)
+CHUNKS = [None, 1, 50]
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [(asked, CHUNKS[i % 3]) for i, asked in enumerate(ASKED)],
+    ids=str,
+)
 def test_every_value_that_a_refusal_names_works(options, chunk):
+    follow_every_advice(options, chunk)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("options", ASKED, ids=str)
+def test_every_value_that_a_refusal_names_works_with_any_chunk(options, chunk):
+    follow_every_advice(options, chunk)
+
+
+def follow_every_advice(options, chunk):
     followed = 0
     for shape, dtype in SHAPES:
         data = Declared(shape, dtype, chunk)
@@ -272,7 +289,7 @@ def test_ranks_read_only_their_own_blocks_where_lanes_divide_the_step(world, lan
     assert together == Counter(range(samples // block))  # each block once, by one rank
 
 
-@settings(max_examples=7)
+@settings(max_examples=5)
 @given(
     st.integers(50, 900),
     st.integers(1, 4),
@@ -292,7 +309,7 @@ def test_only_the_ragged_end_is_read_by_two_ranks(samples, world, more, each, bl
     assert together.total() <= -(-samples // block) + spread + (world > 1) * world * ragged
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.integers(300, 900), st.integers(2, 4), st.integers(1, 7), st.integers(5, 40))
 def test_otherwise_a_rank_reads_at_most_about_twice_its_share(samples, world, lanes, batch):
     block, window = 6, 4
