@@ -196,7 +196,10 @@ def test_the_length_is_the_same(options):
         lambda: {"timeout": 30, "num_workers": 1},
         lambda: {"prefetch_factor": 3, "num_workers": 1},
         lambda: {"persistent_workers": True, "num_workers": 1},
-        lambda: {"multiprocessing_context": "spawn", "num_workers": 1, "epochs": 1},
+        pytest.param(
+            lambda: {"multiprocessing_context": "spawn", "num_workers": 1, "epochs": 1},
+            marks=pytest.mark.proof,  # two imports of torch; test_executors.py spawns a worker
+        ),
         lambda: {"multiprocessing_context": "forkserver", "num_workers": 1, "epochs": 1},
         lambda: {"multiprocessing_context": multiprocessing.get_context("fork"), "num_workers": 1},
     ],

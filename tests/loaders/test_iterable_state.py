@@ -99,8 +99,17 @@ def test_a_state_of_a_version_that_is_not_exact_is_not_used(name, monkeypatch, c
     assert "reading 2 batches again" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["torch", "hugging face", "mapped"])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("torch", 3),
+        ("hugging face", 2),
+        ("mapped", 3),
+        pytest.param("torch", 2, marks=pytest.mark.proof),
+        pytest.param("hugging face", 3, marks=pytest.mark.proof),
+        pytest.param("mapped", 2, marks=pytest.mark.proof),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3:UserWarning")
 def test_workers_continue_in_their_turn(name, workers):
     whole = values(loader_of(STREAMS[name](), num_workers=workers))
