@@ -28,6 +28,7 @@ def order_of(kind, n, seed):
     return (SequentialOrder if kind == "sequential" else ShuffledOrder)(n, seed)
 
 
+@settings(max_examples=20)
 @given(small, batch_sizes, st.integers(1, 6), chunks, st.booleans(), kinds, seeds)
 def test_each_sample_exactly_once_an_epoch_over_all_ranks(n, batch, world, chunk, drop, kind, seed):
     assume(possible(n, batch, world, drop))
@@ -43,7 +44,7 @@ def test_each_sample_exactly_once_an_epoch_over_all_ranks(n, batch, world, chunk
     assert_covers(make, n, world_size=world, dropped=dropped)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.integers(1, 30), st.integers(1, 9), chunks, st.booleans(), kinds, seeds)
 def test_resuming_after_any_batch_gives_exactly_the_rest(n, batch, chunk, drop, kind, seed):
     assume(possible(n, batch, 1, drop))

@@ -108,9 +108,9 @@ def deliver(name, state, world, steps, chunk=None, drop_last=True):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_chain_of_resumes_on_changing_ranks_is_the_uninterrupted_run(name):
-    whole, last = deliver(name, None, 1, 40, chunk=2)
+    whole, last = deliver(name, None, 1, 24, chunk=2)
     got, state = [], None
-    for link in range(20):
+    for link in range(12):
         part, state = deliver(name, state, 1 + link % 4, 2, chunk=2)
         got += part
     assert got == whole and state == last
@@ -119,9 +119,9 @@ def test_a_chain_of_resumes_on_changing_ranks_is_the_uninterrupted_run(name):
 @pytest.mark.parametrize("name", BY_LENGTH)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_a_chain_of_resumes_of_length_batches_is_the_uninterrupted_run(name, world):
-    whole, last = deliver(name, None, world, 40, chunk=3, drop_last=False)
+    whole, last = deliver(name, None, world, 24, chunk=3, drop_last=False)
     got, state = [], None
-    for _ in range(20):
+    for _ in range(12):
         part, state = deliver(name, state, world, 2, chunk=3, drop_last=False)
         got += part
     assert got == whole and state == last
@@ -330,9 +330,9 @@ def streamed(state, world, steps, data=None):
 
 
 def test_a_stream_of_a_mixture_resumes_on_any_number_of_ranks():
-    whole, last = streamed(None, 1, 40)
+    whole, last = streamed(None, 1, 28)  # an epoch has 25
     got, state = [], None
-    for link in range(20):
+    for link in range(14):
         part, state = streamed(state, 1 + link % 4, 2)
         got += part
     assert got == whole and state == last

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import BlockOrder, ChunkedDataLoader, PlanError, StreamLoader
@@ -66,6 +66,7 @@ def ranks_of(samples, world, batch, drop_last, position, chunk, lanes):
         yield loader
 
 
+@settings(max_examples=15)
 @given(resumes())
 def test_from_any_state_on_it_equals_what_is_delivered(case):
     """On any number of ranks, with any batch size: to the end of the epoch and through the next."""

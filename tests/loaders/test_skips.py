@@ -66,7 +66,7 @@ holes_ = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from(KINDS),
     st.integers(30, 60),
@@ -95,7 +95,7 @@ def test_the_batches_of_all_ranks_are_the_kept_samples(kind, n, batch, world, ch
         assert set(seen[epoch]) <= set(kept) and len(set(seen[epoch])) == len(seen[epoch])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from(KINDS),
     st.integers(40, 60),
@@ -126,7 +126,7 @@ def test_a_chain_of_resumes_ends_where_an_uninterrupted_run_does(
         assert got == expected and state == whole.state_dict()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from(KINDS),
     st.integers(40, 60),

@@ -65,7 +65,7 @@ def taken(source, samples, seed, epoch):
     return out
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     chains(),
     st.integers(2, 9),
