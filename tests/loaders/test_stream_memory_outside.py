@@ -119,6 +119,10 @@ CASES = {
     "scalars, batches of one": (NARROW, {"batch_size": 1, "memory_budget": "100MB"}),
     "scalars, small blocks": (
         NARROW,
+        {"batch_size": 1024, "block_samples": 64, "memory_budget": "40MB"},
+    ),
+    "scalars, very many small blocks": (
+        NARROW,
         {"batch_size": 1024, "block_samples": 64, "memory_budget": "100MB"},
     ),
     "scalars, tiny blocks": (
@@ -161,7 +165,7 @@ PATCHES = {
     "at random": {"sizes": [128, 128], "random": True},
 }
 
-LONG = {"scalars, tiny blocks"}
+LONG = {"scalars, tiny blocks", "scalars, very many small blocks"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_a_process_grows_by_no_more_than_the_budget(tmp_path, program, case):
 @pytest.mark.parametrize("case", PATCHES)
 def test_patches_stay_within_the_budget(images, program, case):
     options = {"patches": PATCHES[case], "batch_size": 32, "memory_budget": "60MB"}
-    counted, grown = growth(program, images, options, batches=150)
+    counted, grown = growth(program, images, options, batches=110)
     assert counted <= 60e6
     assert grown <= counted + TOLERANCE, (counted, grown)
 
