@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock import ChunkedDataLoader, PlanError, ReplayLoader, StateError
 from penstock.loaders import pass_through
 from penstock.loaders.pass_through import restores_itself
+from tests.cases import each_once
 
 SAMPLES = 22
 
@@ -100,15 +101,7 @@ def test_a_state_of_a_version_that_is_not_exact_is_not_used(name, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"),
-    [
-        ("torch", 3),
-        ("hugging face", 2),
-        ("mapped", 3),
-        pytest.param("torch", 2, marks=pytest.mark.proof),
-        pytest.param("hugging face", 3, marks=pytest.mark.proof),
-        pytest.param("mapped", 2, marks=pytest.mark.proof),
-    ],
+    ("name", "workers"), each_once(["torch", "hugging face", "mapped"], [3, 2])
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3:UserWarning")
 def test_workers_continue_in_their_turn(name, workers):

@@ -16,6 +16,7 @@ from penstock.order import Cursor
 from penstock.sources.contract import Field
 from penstock.streaming.planner import Segment, plan_parts
 from penstock.testing import WatchedSource
+from tests.cases import each_once
 
 ARRAY = np.arange(1200)
 
@@ -138,26 +139,8 @@ ASKED = [
 ]
 
 
-CHUNKS = [None, 1, 50]
-
-
-@pytest.mark.parametrize(
-    ("options", "chunk"),
-    [(asked, CHUNKS[i % 3]) for i, asked in enumerate(ASKED)],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "chunk"), each_once(ASKED, [None, 1, 50]), ids=str)
 def test_every_value_that_a_refusal_names_works(options, chunk):
-    follow_every_advice(options, chunk)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("options", ASKED, ids=str)
-def test_every_value_that_a_refusal_names_works_with_any_chunk(options, chunk):
-    follow_every_advice(options, chunk)
-
-
-def follow_every_advice(options, chunk):
     followed = 0
     for shape, dtype in SHAPES:
         data = Declared(shape, dtype, chunk)

@@ -121,7 +121,7 @@ def test_resuming_anywhere_gives_exactly_the_rest(options):
     assert_resumes_everywhere(make)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(geometries(worlds=(1,), longest=60), st.data())
 def test_a_state_goes_on_on_another_world_size_and_batch_size(options, data):
     samples, _, options = split(options)
@@ -196,7 +196,7 @@ def test_threads_and_inline_deliver_the_same_batches(options):
             assert one["position"] == other["position"] and one["epoch"] == other["epoch"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(geometries(longest=70))
 def test_an_evaluation_loader_gives_everything_in_order_each_time(options):
     samples, world, options = split(options)

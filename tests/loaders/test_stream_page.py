@@ -9,6 +9,7 @@ from penstock.errors import PlanError
 from penstock.loaders.stream import StreamLoader
 from penstock.sources.zarr.codecs import CodecChain, _Zstd
 from penstock.testing import WatchedSource
+from tests.cases import each_once
 
 ARRAY = np.zeros((4000, 8), "f4")
 
@@ -115,8 +116,7 @@ def check_decoding(source, decoded, **options):
     assert promised < counted * 1.02 or said.startswith("at most "), (counted, said)
 
 
-@pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize(("chunks", "read"), each_once(list(CHUNKS), list(READ)))
 def test_as_much_is_decoded_as_the_page_says(chunks, read, decoded, tmp_path):
     zarr.create_array(tmp_path / "x", data=ROWS, chunks=CHUNKS[chunks])
     check_decoding(READ[read](open_source(tmp_path / "x")), decoded)
