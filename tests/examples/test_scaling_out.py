@@ -44,7 +44,7 @@ def run(command, folder, members=1):
         )
         for _ in range(members)
     ]  # fmt: skip
-    said = [shell.communicate(timeout=200)[0] for shell in shells]
+    said = [shell.communicate(timeout=600)[0] for shell in shells]
     assert [shell.returncode for shell in shells] == [0] * members, "\n".join(said)[-4000:]
     return "\n".join(said)
 

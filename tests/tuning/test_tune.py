@@ -139,6 +139,7 @@ def test_a_dataset_slower_than_the_budget_is_measured_once_and_no_more(capsys):
     assert "round 1/3: 2 threads" not in capsys.readouterr().err
 
 
+@attempts(3)
 def test_storage_that_answers_late_gets_more_readers_than_cores():
     assert measure_cost(Waiting()).waits
     assert not measure_cost(Computed()).waits
