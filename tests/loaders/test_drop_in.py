@@ -329,7 +329,7 @@ class Waiting(Made):
 
     def __getitem__(self, index):
         if index == 2:
-            threading.Event().wait(2)
+            threading.Event().wait(6)
         return index
 
 
