@@ -178,6 +178,8 @@ def test_a_sample_is_found_in_the_run_and_after_it(commands, project, uninterrup
     assert [(int(e), seen[12 * int(e) + int(s)][int(r)]) for e, s, r in found] == [(0, 7), (1, 7)]
     assert "; next in epoch 2, step " in after.out
     assert commands(project, "plan", "tiny.yaml", "--sample", 46).code == 2
+    other = commands(project, "plan", "tiny.yaml", "train.chunk_seed=1", "--sample", 7)
+    assert other.code == 2 and "run_dir=run holds a run of other data or settings" in other.err
 
 
 def test_steps_are_converted_to_positions_that_a_run_leaves_out(commands, project, uninterrupted):

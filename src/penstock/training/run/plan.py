@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 from penstock.arguments import format_bytes, whole_number
 from penstock.datamodules.inputs import flat_loaders
 from penstock.datasets.mixture import Mixture
-from penstock.errors import ConfigError, PlanError
+from penstock.errors import ConfigError, PlanError, StateError
 from penstock.extras import optional
 from penstock.integrations.lightning.callback import ChunkedTraining
 from penstock.integrations.lightning.loaders import (
@@ -192,7 +192,13 @@ def resume_in(loader: Loader, settings: Settings) -> Cursor:
     state = {} if saved is None else saved.content.get(KEY, {}).get("progress", {}).get("loader")
     if not state:
         return Cursor()
-    loader.load_state_dict(state)
+    try:
+        loader.load_state_dict(state)
+    except StateError as error:
+        raise ConfigError(
+            f"run_dir={settings.run_dir} holds a run of other data or settings: set run_dir= to "
+            f"plan another one ({error})"
+        ) from error
     return Cursor(state["epoch"], state["position"])
 
 
