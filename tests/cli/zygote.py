@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,8 @@ def serve():
     sys.path.insert(0, str(Path(__file__).parents[2]))  # programs import parts of the tests
     for module in IMPORTS:
         import_module(module)
+    with suppress(ImportError):  # Typer imports it, and pydantic, as it reads its first option
+        import_module("typer._adapters")
     with tempfile.TemporaryDirectory() as folder:  # Hydra imports its plugins at the first use
         path = Path(folder, "config.yaml")
         path.write_text("run_dir: x\n")

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -91,18 +89,20 @@ def test_a_trainer_of_ones_own_that_loses_its_place_or_a_step_is_found(commands,
     assert re.search(r"6 results: 2 exact, 0 refused, 4 wrong\. Run on 20\d\d-\d\d-\d\d", written)
 
 
-def test_the_trainer_of_the_guide_runs_as_the_guide_says(tmp_path):
+def test_the_trainer_of_the_guide_runs_as_the_guide_says(commands, tmp_path):
     guide = (
         (Path(__file__).parents[2] / "docs" / "testing.md").read_text().partition("own trainer")[2]
     )
     (code,) = re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)
-    (shell,) = re.findall(r"^```sh\npython (-m penstock.*?)\n^```", guide, re.M | re.S)
+    (shell,) = re.findall(r"^```sh\npython -m (penstock.*?)\n^```", guide, re.M | re.S)
+    module, *arguments = shell.split()
     (tmp_path / "mine.py").write_text(code)
+    program = tmp_path / "program.py"  # what `python -m` does, in a fork
+    program.write_text(f"import runpy; runpy.run_module({module!r}, run_name='__main__')")
     few = ["--loaders", "chunked", "--events", "mid-chunk", "other ranks", "other batch"]
-    run = [sys.executable, *shell.split(), *few]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "| mine | chunked | 1, 2 | exact | exact | exact |" in done.stdout
+    done = commands.program(tmp_path, program, *arguments, *few)
+    assert done.code == 0, done.err[-3000:]
+    assert "| mine | chunked | 1, 2 | exact | exact | exact |" in done.out
 
 
 def test_a_page_without_a_place_for_the_table_is_refused_before_the_run(tmp_path):
