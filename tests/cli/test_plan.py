@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,7 @@ def test_samples_are_found_and_steps_are_skipped_in_every_order(monkeypatch, tmp
         f"dataset: {KINDS[kind]}\nmodel: {{_target_: orders.BoringModel}}\n"
     )
 
+    @cache  # composing a configuration takes longer than anything else here
     def settings(*overrides):
         return read_settings(tmp_path / "orders.yaml", list(overrides))
 
