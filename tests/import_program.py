@@ -20,6 +20,7 @@ from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 # a fork imports the package again: without this it would compile it again too
@@ -38,6 +39,18 @@ def forget_penstock() -> None:
             del sys.modules[name]
 
 
+def import_all(package: ModuleType) -> list[str]:
+    """Import all modules of a package, and return what cannot be imported."""
+    failed = []
+    for each in [*pkgutil.walk_packages(package.__path__, "penstock.")]:
+        if not each.name.endswith("__main__") and "lib" not in each.name.rpartition(".")[2][:3]:
+            try:
+                importlib.import_module(each.name)
+            except ImportError as error:
+                failed.append(f"{each.name}: {error}")
+    return failed
+
+
 def without_domains(removed: list[str]) -> list[str]:
     """Return what cannot be imported from a copy of the package without some of the domains."""
     import penstock
@@ -46,19 +59,12 @@ def without_domains(removed: list[str]) -> list[str]:
     homes = dict(penstock._HOME)
     forget_penstock()
     with TemporaryDirectory() as folder:
-        ignore = shutil.ignore_patterns("__pycache__", *removed)
+        ignore = shutil.ignore_patterns(*removed)  # what is compiled already is copied too
         shutil.copytree(source, Path(folder, "penstock"), ignore=ignore)
         sys.path.insert(0, folder)
         package = importlib.import_module("penstock")
         assert Path(package.__file__ or "").is_relative_to(folder)
-        names = [each.name for each in pkgutil.walk_packages(package.__path__, "penstock.")]
-        failed = []
-        for name in names:
-            if not name.endswith("__main__") and "lib" not in name.rpartition(".")[2][:3]:
-                try:
-                    importlib.import_module(name)
-                except ImportError as error:
-                    failed.append(f"{name}: {error}")
+        failed = import_all(package)
         gone = tuple(f"penstock.domains.{each}" for each in removed)
         failed += [n for n, at in homes.items() if at not in gone and not hasattr(package, n)]
     return failed
@@ -125,6 +131,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     for extra, missing in asked["extras"].items():
         found[extra] = in_a_fork(without, missing.split())
+    import_all(penstock)  # the libraries of all modules, once and not in every fork
     for domain, removed in asked["domains"].items():
         found[domain] = in_a_fork(without_domains, removed.split())
     print(json.dumps(found))
