@@ -12,7 +12,7 @@ from tests.campaigns import page
 from tests.campaigns.results import Outcome, table
 
 ROOT = Path(__file__).parents[1]
-SAMPLE_SECONDS = 10  # no trial begins after these
+SAMPLE_SECONDS = 5  # no trial begins after these
 
 
 @pytest.mark.timing
@@ -121,7 +121,7 @@ def campaign(tmp_path_factory):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20 * SAMPLE_SECONDS,
+        timeout=200,
         check=False,
     )
     faults, _, sample = done.stdout.partition("SAMPLE\n")
