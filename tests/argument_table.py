@@ -609,7 +609,7 @@ def sources(folder: Path) -> Iterator[Call]:
         "NpySource",
         penstock.NpySource,
         lambda: {"path": folder / "rows.npy"},
-        {"path": PATH},
+        {"path": PATH, "along": (1.5, 99, True, [], HUGE, "no such")},
     )
     yield Call(
         "ZarrSource",

@@ -261,7 +261,7 @@ def test_a_tokenizer_that_leaves_rows_ragged_is_refused_with_their_lengths(paddi
         ([{"x": 1}], r"no tokens or text .*\['x'\]"),
         ([{"text": "words"}], "is not callable and has no encode"),
         ([(1, 2, 3)], "tuple of 3"),
-        ([{"input_ids": [1]}, None], "sample 1 is a NoneType"),
+        ([{"input_ids": [1]}, None], "sample 1 is None"),
     ],
 )
 def test_samples_that_cannot_form_a_batch_are_refused_by_number(samples, message):

@@ -241,9 +241,9 @@ SEEN = {
     "several iterators of one loader at a time": one_iterator,
     "`StopIteration` raised by a dataset ends the epoch": stop_iteration,
     "an `IterableDataset` is read in full by each worker and rank": iterable_in_full,
-    "a string, a path or bytes are a dataset of characters": characters,
+    "a string, a path or bytes is read as a dataset of characters": characters,
     "a dataset without a length, or with a negative one, fails when iterated": length,
-    "`True` is a number, `1` is a flag": numbers_and_flags,
+    "`True` is accepted as a number, and `1` as a flag": numbers_and_flags,
     "tensors from workers are in shared memory": shared_memory,
     "`pin_memory=True` without an accelerator warns": pinning,
 }

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from penstock import ChunkedDataLoader, MemorySource, ReplayLoader, StreamLoader
 from penstock.metrics import Histogram, Snapshot, merge, verdict_of
 from penstock.metrics.recorder import COLUMNS, STEP, WAIT
+from tests.attempts import attempts
 
 STREAM = {"memory_budget": 256_000_000, "threads": 2, "block_samples": 300, "chunk_rows": 100}
 WORKERS = {"executor": "workers", "num_workers": 2}
@@ -181,6 +182,7 @@ def test_every_executor_measures_reading_and_collating(options):
     assert (found.bound, found.cause) == ("data", "collate")
 
 
+@attempts(3)
 def test_a_stream_measures_reading_and_transforming():
     rows = np.zeros((4000, 4), np.float32)
     slow = StreamLoader(SlowSource(rows), 100, block_samples=100, window_blocks=2, threads=1)

@@ -1,4 +1,4 @@
-"""The quality of a shuffle: the figures are those that a count of the order finds."""
+"""The quality of a full shuffle: the figures are those that a count of the order finds."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_a_stream_chooses_blocks_and_windows_for_a_quality_within_its_budget():
         with StreamLoader(data, 32, mixing=mixing, **options) as loader:
             quality = shuffle_quality(loader.plan.order, 32)
             assert quality.mixing >= mixing and loader.buffer_bytes <= 10**6
-            assert f"mixing    {quality.mixing:.2f} of a shuffle" in loader.describe()
+            assert f"mixing    {quality.mixing:.2f} of a full shuffle" in loader.describe()
             found[mixing] = loader.buffer_bytes
             state = loader.state_dict()
         with StreamLoader(data, 32, **options) as other:  # the geometry is in the state
@@ -139,7 +139,7 @@ def test_a_stream_of_selected_samples_says_how_well_it_mixes():
     for window in (2, 20, 200):
         with StreamLoader(part, 32, window_blocks=window, **given) as loader:
             quality = shuffle_quality(loader.plan.order, 32)
-            assert f"mixing    {quality.mixing:.2f} of a shuffle" in loader.describe()
+            assert f"mixing    {quality.mixing:.2f} of a full shuffle" in loader.describe()
             found.append(quality.mixing)
     assert found == sorted(found) and found[0] < 0.3 and found[-1] > 0.95
     with StreamLoader(part, 32, shuffle=False, **given) as loader:

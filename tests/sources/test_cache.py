@@ -85,5 +85,5 @@ def test_impossible_caches_are_refused(tmp_path):
     with pytest.raises(SourceError, match="at least 1 byte"):
         BlockCache(tmp_path, 0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SourceError, match="cannot make"):
+    with pytest.raises(SourceError, match="cannot create"):
         BlockCache(tmp_path / "file" / "cache", 10)

@@ -63,10 +63,11 @@ def check_torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unknown(owner: str, given: Iterable[str], *inits: Callable[..., None]) -> None:
     """Raise ``TypeError`` for arguments that none of these ``__init__`` has.
 
-    >>> refuse_unknown("ChunkedDataLoader", ["bach_size"], DataLoader.__init__)
+    >>> from fractions import Fraction
+    >>> refuse_unknown("Fraction", ["numerater"], Fraction.__new__)
     Traceback (most recent call last):
     ...
-    TypeError: ChunkedDataLoader has no argument 'bach_size': did you mean 'batch_size'?
+    TypeError: Fraction has no argument 'numerater': did you mean 'numerator'?
     """
     found = [each for init in inits for each in [*signature(init).parameters.values()][1:]]
     known = [each.name for each in found if each.kind is not each.VAR_KEYWORD]

@@ -271,8 +271,10 @@ def _checked_own(own: Any, workers: int) -> dict[str, Any]:
         rank, last = (whole_number(name, own[name], minimum=0) for name in ("rank", "last"))
     except (TypeError, ValueError, KeyError) as error:
         raise StateError(f"the state of the dataset cannot be read: {error!r}") from error
-    if len(marks) != workers or last >= workers:
-        raise StateError(f"the dataset's state is for {len(marks)} workers, not for {workers}")
+    if len(marks) != workers:
+        raise StateError(f"the state of the dataset is for {len(marks)} workers, not {workers}")
+    if last >= workers:
+        raise StateError(f"the state of the dataset names worker {last} of {workers}")
     return {"rank": rank, "last": last, "workers": marks}
 
 

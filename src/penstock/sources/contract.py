@@ -193,12 +193,13 @@ def checked_axis(what: str, dimensions: int, along: int | str) -> int:
     >>> checked_axis("x.npy", 3, -1)
     2
     """
-    if isinstance(along, str) or not -dimensions <= along < dimensions:
+    number = -dimensions - 1 if isinstance(along, str) else whole_number("along", along)
+    if not -dimensions <= number < dimensions:
         raise SourceError(
             f"{what} has no axis along={along!r}: choose the axis of samples by number, "
             f"from 0 to {dimensions - 1}"
         )
-    return along % dimensions
+    return number % dimensions
 
 
 def check_range(length: int, start: int, stop: int) -> None:

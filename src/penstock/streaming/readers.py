@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.streaming.held_rows import ComposedReader
     from penstock.streaming.placement import SlotReader
 
+LOOK_SECONDS = 2.0  # an idle reader looks this often whether its queue was closed
 AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has already timed out
 
 # where reads write to, and what batches are made of: rows of batches, or blocks that are held.
@@ -206,7 +207,9 @@ class ReadQueue:
                     if self._planner.error is not None:
                         self.news.put(None)
                         break
-                    self._work.wait()
+                    # not without a limit: the collector may run in here, drop the pool and close
+                    # the queue before this thread counts as a waiting one
+                    self._work.wait(LOOK_SECONDS)
             return None
 
     def _open_part(self) -> bool:

@@ -87,7 +87,7 @@ def test_packed_documents_alone_and_in_a_mixture(here):
         (
             PLAIN,
             ["train.batch_by_length={lengths: [1], max_tokens: 9}"],
-            "batch_by_length .*40 of them",
+            "batch_by_length .*must be 40 numbers",
         ),
         (PLAIN, ["train.batch_by_length={lengths: lengths.npy, max_token: 9}"], "max_tokens"),
         (PLAIN, ["train.batch_by_length={lengths: lengths.npy, max_tokens: 3}"], "batch_by_length"),
