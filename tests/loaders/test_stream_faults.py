@@ -244,6 +244,26 @@ def test_threads_end_when_a_loader_is_dropped_without_close():
     assert batch.tolist() == StreamLoader(ARRAY, 20, **GEOMETRY).samples_at(0).tolist()
 
 
+def test_a_reader_ends_if_its_loader_is_collected_as_it_begins_to_wait(monkeypatch):
+    """Then it is not among the waiting ones yet that are notified of the end."""
+    wait, armed, kept = threading.Condition.wait, threading.Event(), []
+
+    def collect_and_wait(condition, timeout=None):
+        if armed.is_set() and threading.current_thread().name.startswith("penstock-read"):
+            kept.clear()
+        return wait(condition, timeout)
+
+    kept.append(StreamLoader(ARRAY, 20, threads=1, **GEOMETRY))
+    next(iter(kept[0]))
+    threads = our_threads()
+    monkeypatch.setattr(threading.Condition, "wait", collect_and_wait)
+    armed.set()  # from now on only `kept` refers to the loader
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert not kept
+
+
 def test_a_loader_in_a_cycle_may_be_collected_in_its_own_reader_thread():
     """The collector runs where it likes, also under the readers' lock: nothing may wait there."""
     dropped, collected = threading.Event(), threading.Event()

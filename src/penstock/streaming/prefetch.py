@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from penstock.errors import WorkerError
 from penstock.metrics import Recorder, Work, current_recorder
 from penstock.streaming.threads import (
+    LOOK_SECONDS,
     BackgroundThread,
     check_process,
     request_stop_all,
@@ -111,7 +112,7 @@ class _ResultQueue(Generic[Result]):
         """Wait until the next item may be started; return False if the queue was closed."""
         with self.lock:
             while not self.closed and not self._has_room():
-                self.room.wait()
+                self.room.wait(LOOK_SECONDS)
             return not self.closed
 
     def _has_room(self) -> bool:

@@ -20,6 +20,7 @@ from penstock.keyed import Reading, announce
 from penstock.metrics import Probe, Recorder, Work, current_recorder
 from penstock.streaming.planner import BlockRead, Part, Planner
 from penstock.streaming.threads import (
+    LOOK_SECONDS,
     BackgroundThread,
     BatchTimeoutError,
     check_process,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.streaming.held_rows import ComposedReader
     from penstock.streaming.placement import SlotReader
 
-LOOK_SECONDS = 2.0  # an idle reader looks this often whether its queue was closed
 AFTER_TIMEOUT_SECONDS = 0.5  # close() waits no longer for a read that has already timed out
 
 # where reads write to, and what batches are made of: rows of batches, or blocks that are held.
@@ -207,8 +207,6 @@ class ReadQueue:
                     if self._planner.error is not None:
                         self.news.put(None)
                         break
-                    # not without a limit: the collector may run in here, drop the pool and close
-                    # the queue before this thread counts as a waiting one
                     self._work.wait(LOOK_SECONDS)
             return None
 

@@ -24,6 +24,9 @@ log = logging.getLogger("penstock")
 
 NICENESS = 5  # lower priority: about a quarter of a core that the training loop also wants
 STOP_SECONDS = 5.0  # close() and interpreter exit wait this long for reads to return
+# An idle thread looks this often whether it should end. The garbage collector may run inside of
+# `threading.Condition.wait`, and close a queue before this thread counts as waiting for it.
+LOOK_SECONDS = 2.0
 WARN_SECONDS = 30.0  # waiting for a batch this long logs a warning that names the read
 
 Result = TypeVar("Result")
