@@ -233,13 +233,15 @@ def _measure(
     """
     ahead = read_ahead(dataloader)
     taken: list[Delivery] = []
-    cpu = tree_cpu_seconds()
+    cpu, after = tree_cpu_seconds(), 0.0
     with _unchanged(dataloader), closing(_deliveries(dataloader, taken, step)) as arriving:
-        for _ in arriving:
+        for delivery in arriving:
             if len(taken) == 1:
                 started = tree_cpu_seconds()  # workers have started
+            else:
+                after += delivery.seconds
             enough = len(taken) >= num_batches + (ahead or 1) - 1
-            if enough and _is_past_read_ahead(taken, ahead):
+            if enough and _is_past_read_ahead(taken, ahead, after):
                 break
         tail = _seconds_since(perf_counter())
         memory = tree_bytes()  # before the workers end
@@ -282,17 +284,20 @@ def _deliveries(
             return
 
 
-def _is_past_read_ahead(taken: Sequence[Delivery], ahead: int | None) -> bool:
+def _is_past_read_ahead(
+    taken: Sequence[Delivery], ahead: int | None, after: float | None = None
+) -> bool:
     """Return whether more batches arrived than were ready or in flight when the first one did.
 
-    If that number is unknown, the readers must have had at least as long again as the first batch
-    took, and long enough for many bursts.
+    If that number is unknown, the readers must have had at least as long again (``after``, the
+    seconds of all batches but the first) as the first one took, and long enough for many bursts.
     """
     if ahead == 1:
         return bool(taken)
     if ahead is not None:
         return len(taken) > 2 * ahead
-    after = sum(each.seconds for each in taken[1:])
+    if after is None:
+        after = sum(each.seconds for each in taken[1:])
     return bool(taken) and after >= max(taken[0].seconds, SETTLED_SECONDS)
 
 
