@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
+
+# lines of a log that depend on the machine: the verdict of a run, and its stalls
+VERDICT = re.compile(r"(data|compute)-bound\b|start-up:|^  stall")
 
 
 def attempts(times: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

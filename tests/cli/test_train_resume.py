@@ -10,6 +10,7 @@ import torch
 
 from penstock.report import Run
 from penstock.training.run.directory import RunPaths, locked
+from tests.attempts import VERDICT
 from tests.cli.projects import final_state, new_project
 
 SAMPLES, PASSES = 46, 2
@@ -256,7 +257,7 @@ def test_a_run_that_is_done_stays_done(commands, uninterrupted, project):
     printed = (whole / ".out").read_text().splitlines()
     # without the verdict: a run that is done measures no batch
     assert done.code == 0
-    assert done.out.splitlines() == [line for line in printed if "-bound:" not in line]
+    assert done.out.splitlines() == [line for line in printed if not VERDICT.search(line)]
     assert_same(final_state(project / "run"), state)
     assert metrics(project / "run") == metrics(whole / "run")
     longer = commands(project, "train", "tiny.yaml", "--resume", "train.max_passes=3")
