@@ -124,6 +124,8 @@ def weather(folder: Path, peers: Peers, rounds: int, tiny: bool) -> None:
     emit(case="weather", mb=array.nbytes / 1e6, chunk_mb=array.nbytes / 1e6 * chunk / times)
     batch = 16
     options = {"batch": batch, "epochs": 1 if tiny else 10, "memory_budget": "256MB"}
+    # by default a block is one chunk, and 6 of 24 rows are decoded for two blocks; here 6 of 72
+    options["block_samples"] = 3 * chunk
     files = [path / "t" / "c" / str(i) / "0" / "0" / "0" for i in range(times // chunk)]
     cases: dict[str, Case] = {
         "weather, penstock": partial(read, pairs, **options),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import select
 import signal
@@ -112,6 +113,9 @@ def _become(
         os.dup2(2, 1)
         os.environ["TMPDIR"] = tempfile.tempdir = str(_temporary(room))
         faulthandler.dump_traceback_later(seconds - 5)  # where it hangs
+        # Python 3.14 would start a server for workers, which takes seconds, and whose temporary
+        # directory is removed by the process that is killed here
+        multiprocessing.set_start_method("fork", force=True)
         try:
             target(*args)
             code = 0
