@@ -217,11 +217,12 @@ class RaggedBlocks:
         check_columns(self.fields, out, start, stop)
         self._items[place] = {name: out[name] for name in self.ragged}
         here = slice(first, first + count)
+        these = slice(start, stop) if count == stop - start else samples
         for name in self.ragged:
             offsets, begins = offsets_of(self.source, name), self.begins[name][here]
             lengths = self.lengths[self.group[name]][here]
-            np.subtract(offsets[samples + 1], offsets[samples], out=lengths)
-            np.subtract(offsets[samples], offsets[start], out=begins)
+            np.subtract(offsets[1:][these], offsets[these], out=lengths)
+            np.subtract(offsets[these], offsets[start], out=begins)
             begins *= self.fields[name].nbytes
             begins += out[name].ctypes.data
         if count < stop - start:

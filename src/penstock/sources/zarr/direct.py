@@ -121,8 +121,9 @@ class DirectArray(ArrayReader):
         offsets, sizes = index.T.astype(np.int64)
         begin, gaps = int(offsets[0]), offsets[1:] - offsets[:-1] - sizes[:-1]
         nbytes = int(offsets[-1] + sizes[-1]) - begin
-        near = 0 <= gaps.min() and gaps.max() <= self._store.gap_bytes and begin >= 0
-        right = 0 <= sizes.min() and sizes.max() <= codecs.most_stored_bytes(size)
+        # as unsigned numbers, negative ones are very large: one pass finds both
+        near = int(gaps.view("u8").max()) <= self._store.gap_bytes and begin >= 0
+        right = int(sizes.view("u8").max()) <= codecs.most_stored_bytes(size)
         if not (near and right and nbytes <= self._store.together_bytes):
             return False
         stored = self._store.fetch(key, partial(thread_buffer, "stored"), begin, nbytes)
