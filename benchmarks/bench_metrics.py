@@ -6,10 +6,11 @@ with ``metrics.on = False``, and twice one that calls no recorder at all; how fa
 apart is the noise. Figures are processor time of the process and its workers, because that is all
 that a probe takes, and because it depends least on what else the machine does. A share is the
 median of the ratio within a round, over many rounds in which each has 20 ms, and its interval
-contains the true median with a confidence of 99 %. Probes that are on must add less than 1 %; the
-interval of those that are off must contain zero, and its upper end, the bound on what they cost,
-must be below 1 %. Measure on a quiet machine: a batch is noted every 25 ms of the clock, which on a
-busy one is a few batches.
+contains the true median with a confidence of 99 %. Probes that are on must add less than 1 %.
+Those that are off are still asked whether they are on, a fraction of a microsecond each: the lower
+end of their interval, what they are shown to cost, must be below 0.2 %, and its upper end, the
+bound on what they cost, below 1 %. Measure on a quiet machine: a batch is noted every 25 ms of the
+clock, which on a busy one is a few batches.
 
 The calls alone are measured too, the fastest of many, which a busy machine changes little.
 
@@ -44,6 +45,8 @@ from penstock.metrics import Probe, Recorder
 BATCH, WIDTH = 256, 1024  # a batch of 1 MB: a light one
 MODES = ("none", "none again", "off", "on")
 MOST = 0.01  # of an epoch
+SHOWN = 0.002  # of an epoch, for probes that are off
+NOISY = {"threads": 4, "workers": 4}  # times the seconds of others
 TURN_SECONDS = 0.02
 
 
@@ -223,7 +226,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name, make in makers(Path(folder), batches * BATCH).items():
-            found = in_turns(make, seconds)
+            found = in_turns(make, seconds * NOISY.get(name, 1))
             each = statistics.median(found["none"]) / batches * 1e6
             noise = share(found, "none again")[0]
             emit(case=name, rounds=len(found["none"]), batch_microseconds=each, noise=noise)
@@ -234,7 +237,7 @@ def main() -> None:
                 if mode == "on":
                     claim(f"{name}, on: share of an epoch", added, at_most=MOST)
                 else:
-                    claim(f"{name}, off: lower end of the interval", low, at_most=0.0)
+                    claim(f"{name}, off: lower end of the interval", low, at_most=SHOWN)
                     claim(f"{name}, off: upper end of the interval", high, at_most=MOST)
     emit(load_average=os.getloadavg()[0])
 

@@ -178,10 +178,13 @@ class Loader(Measured, Generic[Batch]):
         except BaseException:
             metrics.arrived(asked, 0, cursor)
             raise
-        if (now := perf_counter()) - asked > STALL_SECONDS:
+        waited = (now := perf_counter()) - asked
+        if waited > STALL_SECONDS or metrics.samples != samples or not metrics.active:
             metrics.arrived(asked, samples, cursor)
         else:
-            metrics.extend((asked, now))
+            base, batches, total, stepped, before, _ = metrics.quick
+            step = asked - before if before else 0.0
+            metrics.quick = base, batches + 1, total + waited, stepped + step, now, step
             metrics.place = cursor
         return fetched
 

@@ -23,14 +23,16 @@ from penstock.metrics.snapshot import (
     STALLS,
     STEP,
     WAIT,
+    Base,
     Histogram,
     Noted,
     Place,
+    Quick,
     Snapshot,
     Sums,
-    Times,
     halved,
     share_of,
+    summed,
 )
 
 T = TypeVar("T")
@@ -163,10 +165,10 @@ def current_recorder() -> Recorder | None:
 class Recorder:
     """The measurements of one loader on one rank, in constant memory; ``loader.metrics``.
 
-    For most batches, only two times are appended to a list. One batch per `PROBED_SECONDS` is
-    recorded with its stages, and the list is added up. Recorded batches are entered into histograms
-    and slots together, every `SETTLED_SECONDS`, because code that runs rarely is slow. Threads and
-    processes only append to ``arrivals``, which needs no lock.
+    Most batches are only added to sums. One batch per `PROBED_SECONDS` is recorded with its stages.
+    Recorded batches are entered into histograms and slots together, every `SETTLED_SECONDS`,
+    because code that runs rarely is slow. Threads and processes only append to ``arrivals``, which
+    needs no lock.
 
     Args:
         on: Whether anything is measured. May be changed at any time.
@@ -182,7 +184,9 @@ class Recorder:
         self._inside: dict[str, float] = {}  # seconds of stages in the caller's thread
         self._workers: dict[str, list[float]] = {}
         self.place: Place | None = None  # of the last batch
-        self._use(Times(Sums(), 0.0, 0), on=on)
+        # for batches that a loader adds itself; it sets ``place``, too
+        self.quick: Quick = Base(Sums(), 0, True), 0, 0.0, 0.0, 0.0, 0.0
+        self.samples = 0  # of each of them
         self._noted: list[Noted] = []
         self._settled = Sums()  # what was entered
         self._first: float | None = None
@@ -206,13 +210,6 @@ class Recorder:
         self.active = flag("on", on)  # what a loader reads for every batch
         self._asked = 0.0
         self.pause()
-        self._use(self._times, on=on)
-
-    def _use(self, times: Times, *, on: bool = True) -> None:
-        self._times = times  # replaced in one piece: other threads read it
-        # for batches that a loader notes itself: it adds two moments, and sets ``place``
-        moments: list[float] = times.moments if on else []
-        self.extend, self.samples = moments.extend, times.samples
 
     @property
     def cursor(self) -> tuple[int, int] | None:
@@ -226,12 +223,12 @@ class Recorder:
 
         They never decrease, and any thread may read them.
         """
-        return self._times.total()[0]
+        return summed(self.quick)
 
     @property
     def last_step(self) -> float | None:
         """Seconds of the step before the last request; None if there was none."""
-        return self._times.total()[2]
+        return self.quick[-1] or None
 
     @property
     def waiting(self) -> float:
@@ -272,8 +269,8 @@ class Recorder:
     def arrived(self, asked: float, samples: int, cursor: Place | None) -> float:
         """Note a batch that has arrived, or has failed, as `receive` does, in one call.
 
-        A loader does this itself, without a call, for batches that are neither noted nor slow nor
-        of another number of ``samples``.
+        A loader adds batches to ``quick`` itself, without a call, if they are neither noted nor
+        slow nor of another number of ``samples``.
 
         Args:
             asked: When it was requested, by `perf_counter`. At ``next_probe`` or later, its stages
@@ -281,13 +278,14 @@ class Recorder:
             samples: As for `receive`.
             cursor: As for `receive`.
         """
-        now, times = perf_counter(), self._times
+        now = perf_counter()
         if not self.active:  # switched off in the meantime
             return 0.0
-        if samples != times.samples:
-            times = self._add_up(samples)
-        times.moments += (asked, now)
-        waited = now - asked
+        if samples != self.samples:
+            self._begin(samples, self.quick[-2])
+        base, batches, total, stepped, before, _ = self.quick
+        waited, step = now - asked, asked - before if before else 0.0
+        self.quick = base, batches + 1, total + waited, stepped + step, now, step
         if samples:
             self.place = cursor
         else:
@@ -296,18 +294,18 @@ class Recorder:
             self._note(asked, now, samples)
         return waited
 
-    def _add_up(self, samples: int) -> Times:
-        """Begin a new list of moments, of batches with this number of samples."""
-        sums, before, _ = self._times.total()
-        self._use(times := Times(sums, before, samples))
-        return times
+    def _begin(self, samples: int, before: float) -> None:
+        """Begin a new base, for batches with this number of samples."""
+        self.samples = samples
+        base = Base(summed(self.quick), samples, not before)
+        self.quick = base, 0, 0.0, 0.0, before, self.quick[-1]
 
     def _note(self, asked: float, now: float, samples: int) -> None:
         """Note the batch that was added last on its own."""
-        sums, before, step = self._times.total()
-        self._use(Times(sums, before, samples, step))
         probed = asked >= self.next_probe
-        self._noted.append(Noted(asked, now - asked, step, samples, self.cursor, probed, sums))
+        self._noted.append(
+            Noted(asked, now - asked, self.last_step, samples, self.cursor, probed, self.sums)
+        )
         if probed:
             self.next_probe = asked + PROBED_SECONDS
         if self._first is None:
@@ -381,7 +379,7 @@ class Recorder:
 
     def pause(self) -> None:
         """Note that what follows is not a training step: a validation, or the end of a loop."""
-        self._times.pause()
+        self._begin(self.samples, 0.0)
 
     def note_memory(self, nbytes: int) -> None:
         """Note the memory in use now."""

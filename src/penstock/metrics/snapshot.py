@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from operator import sub
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 STAGES: Final = (
@@ -153,54 +152,40 @@ class Sums(NamedTuple):
         )
 
 
-class Times:
-    """When batches were requested and arrived, since the sums were last computed.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the sums of `Quick` are added to.
 
     Args:
         sums: The sums up to here.
-        before: When the batch before arrived; 0 if what follows is not a step.
-        samples: Samples of each batch.
-        step: Seconds of the last step; None if there was none.
+        samples: Samples of each batch from here on.
+        paused: Whether there is no step before the first of these batches.
     """
 
-    __slots__ = ("before", "moments", "pauses", "samples", "step", "sums")
+    sums: Sums
+    samples: int
+    paused: bool
 
-    def __init__(self, sums: Sums, before: float, samples: int, step: float | None = None) -> None:
-        self.sums, self.before, self.samples, self.step = sums, before, samples, step
-        self.moments: list[float] = []  # asked, arrived, asked, ...
-        self.pauses: list[int] = []  # numbers of batches before which there was no step
 
-    def pause(self) -> None:
-        """Note that what follows the last batch is not a step."""
-        batches = len(self.moments) // 2
-        if not batches:
-            self.before = 0.0
-        elif batches not in self.pauses[-1:]:
-            self.pauses.append(batches)
+# The base, and since then: batches, seconds of waiting, and those of steps; when the last batch
+# arrived (0 if what follows is not a step), and seconds of the last step (0 if there was none).
+# One tuple, which is replaced for every batch: another thread always reads figures that agree.
+Quick: TypeAlias = tuple[Base, int, float, float, float, float]
 
-    def total(self) -> tuple[Sums, float, float | None]:
-        """Return the sums with these batches, when the last one arrived, and the step before it."""
-        pauses, moments = list(self.pauses), list(self.moments)
-        asked, arrived = moments[::2], moments[1::2]
-        del asked[len(arrived) :]  # read by another thread, between the two
-        batches = len(asked)
-        if not batches:
-            return self.sums, self.before, self.step
-        inside = [at for at in pauses if at < batches]
-        waited = sum(map(sub, arrived, asked))
-        # without a loop over the steps: what is neither waited for nor a pause
-        whole = arrived[-1] - (self.before or asked[0])
-        stepped = whole - waited - sum(asked[at] - arrived[at - 1] for at in inside)
-        sums = Sums(
-            self.sums.batches + batches,
-            self.sums.samples + batches * self.samples,
-            self.sums.steps + batches - len(inside) - (not self.before),
-            self.sums.waited + waited,
-            self.sums.stepped + max(0.0, stepped),
-        )
-        before = [self.before, *arrived][-2] if batches - 1 not in inside else 0.0
-        step = asked[-1] - before if before else None
-        return sums, 0.0 if batches in pauses else arrived[-1], step
+
+def summed(quick: Quick) -> Sums:
+    """Return the sums with these batches."""
+    base, batches, waited, stepped, _, _ = quick
+    sums = base.sums
+    if not batches:
+        return sums
+    return Sums(
+        sums.batches + batches,
+        sums.samples + batches * base.samples,
+        sums.steps + batches - base.paused,
+        sums.waited + waited,
+        sums.stepped + stepped,
+    )
 
 
 class Cursor(Protocol):
