@@ -44,8 +44,8 @@ column *count* is the number of events; the columns from *lost* to *errors* must
 *lost* and *repeated* count samples; *hangs* are processes that run longer than 30 s;
 *leftovers* are processes, shared memory or temporary files found afterwards; *errors* is anything
 else. *slowest* is the longest time a process needed to end after an event. Workers are started by
-`fork`: the server of `forkserver`, the default since Python 3.14, has a directory for temporary files
-that stays when its process is killed, with any loader.
+`fork`: the server of `forkserver`, the default since Python 3.14, has a directory for temporary
+files that stays when its process is killed, with any loader.
 
 Repeat it with `make proof`; CI runs a random sample of these trials.
 """
