@@ -54,11 +54,12 @@ def everyone(folder, schedule):
     return Counter(range(samples))
 
 
-def everyone_of_steering(directory, pairs):
-    while True:  # until its train split has a size as `draw_schedule` wants it
+def everyone_of_steering(directory, samples):
+    pairs = samples * 5 // 4
+    while True:  # until its train split has a size as `draw_schedule` wants it, or more
         build_steering_directory(directory, pairs=pairs, embedding_dim=4)
         data = JASPERSteeringDataset(directory, "train")
-        if len(data) % 5 in (0, 3, 4):
+        if len(data) >= samples and len(data) % 5 in (0, 3, 4):
             return Counter(data.pair_relevance[data._rows].tolist())
         pairs += 1
 
