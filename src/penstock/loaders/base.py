@@ -30,13 +30,10 @@ log = logging.getLogger("penstock")
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
-# attributes that exist only in this process and are made again when needed: not copied
-_NOT_COPIED: Final = (
+_NOT_COPIED: Final = (  # they exist only in this process, and are made again when needed
     *("_stream", "_slots", "_held", "_workers", "_iterator", "_seen", "_metrics", "_tuner"),
 )
-
-# settings that a verdict refers to
-_SETTINGS: Final = (
+_SETTINGS: Final = (  # those that a verdict refers to
     *("executor", "num_workers", "prefetch_factor", "threads", "batch_size", "pin_memory"),
     *("memory_budget", "block_samples", "window_blocks", "chunk_rows", "device"),
 )
