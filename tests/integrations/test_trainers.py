@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +31,7 @@ from penstock import (
 from penstock.datamodules import UniversalDataModule
 from penstock.integrations.huggingface import TrainerLoader
 from penstock.integrations.lightning import ChunkedTraining
+from tests.left_running import our_threads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of the trainers
@@ -38,6 +40,14 @@ pytestmark = [
 ]
 SAMPLES, BATCH, EPOCH = 44, 4, 11  # batches an epoch
 SAVED, MORE = 15, 9  # batches: in the second epoch, and over its end
+
+
+@pytest.fixture(autouse=True)
+def trainers_are_collected():
+    """A trainer refers to itself: its loader, which the tests do not close, ends with it."""
+    yield
+    if our_threads():
+        gc.collect()
 
 
 class Numbers(IterableDataset):
