@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,12 +25,14 @@ def nothing_is_left_running() -> Iterator[None]:
     left = [thread for thread in our_threads() - threads if outlives(thread)]
     earlier = {child.pid for child in children}
     for worker in multiprocessing.active_children():
-        if worker.pid not in earlier:  # psutil would reap it, and then it counts as alive for ever
+        if worker.pid not in earlier:
             worker.join(PATIENCE_SECONDS)
-    late = list(our_children() - children)
-    _, alive = psutil.wait_procs(late, timeout=PATIENCE_SECONDS) if late else ([], [])
+    # not by `psutil.wait_procs`: a worker that it reaps counts as alive for ever
+    alive, end = our_children() - children, time.monotonic() + PATIENCE_SECONDS
+    while (alive := {child for child in alive if is_ours(child)}) and time.monotonic() < end:
+        time.sleep(0.01)
     names = [f"thread {thread.name}" for thread in left]
-    names += [f"process {child.pid}: {command(child)[:120]}" for child in alive if command(child)]
+    names += [f"process {child.pid}: {command(child)[:120]}" for child in alive]
     for child in alive:
         child.kill()
     if names:
@@ -51,7 +54,13 @@ def our_children() -> set[psutil.Process]:
     for pid in descendants(os.getpid()):
         with suppress(psutil.NoSuchProcess):
             found.add(psutil.Process(pid))
-    return {child for child in found if not any(name in command(child) for name in HELPERS)}
+    return {child for child in found if is_ours(child)}
+
+
+def is_ours(child: psutil.Process) -> bool:
+    """Whether it runs, and is no helper, which may have been a fork of this process just before."""
+    line = command(child)
+    return bool(line) and not any(name in line for name in HELPERS)
 
 
 def descendants(pid: int) -> list[int]:
