@@ -59,8 +59,12 @@ def our_children() -> set[psutil.Process]:
 
 def is_ours(child: psutil.Process) -> bool:
     """Whether it runs, and is no helper, which may have been a fork of this process just before."""
-    line = command(child)
-    return bool(line) and not any(name in line for name in HELPERS)
+    try:  # a process that has just been started may have no command line yet
+        return child.status() != psutil.STATUS_ZOMBIE and not any(
+            name in " ".join(child.cmdline()) for name in HELPERS
+        )
+    except psutil.NoSuchProcess:
+        return False
 
 
 def descendants(pid: int) -> list[int]:
